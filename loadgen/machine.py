@@ -168,9 +168,8 @@ def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
         return {}
 
 
-def _calibration_file() -> Path:
-    """Return the path of the calibration file in the user's cache folder. Raises OSError if the user has no home
-    directory.
+def cache_folder() -> Path:
+    """Return the folder in which loadgen keeps what it has learned. Raises OSError if the user has no home directory.
 
     The folder follows the XDG Base Directory Specification: a relative path in XDG_CACHE_HOME is ignored.
     """
@@ -179,7 +178,12 @@ def _calibration_file() -> Path:
         folder = cache if cache.is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:  # the user has no home
         raise OSError(f"there is no cache folder: {error}") from error
-    return folder / "llm-loadgen" / "calibration.json"
+    return folder / "llm-loadgen"
+
+
+def _calibration_file() -> Path:
+    """Return the path of the calibration file. Raises OSError if the user has no home directory."""
+    return cache_folder() / "calibration.json"
 
 
 def _key(machine: Mapping[str, object]) -> str:

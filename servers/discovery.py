@@ -8,7 +8,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from loadgen.servers.errors import (
     WrongServerError,
 )
 from loadgen.servers.marks import Mark
+from loadgen.servers.side_by_side import CONNECTIONS, map_side_by_side
 from loadgen.workloads.request import Request
 
 CONNECT_TIMEOUT_S = 0.2
@@ -279,7 +281,9 @@ def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tu
 
 
 class ServerTokenizer(msgspec.Struct, frozen=True):
-    """Counts tokens with HTTP requests to the server under test, over one persistent connection.
+    """Counts tokens with HTTP requests to the server under test, over persistent connections.
+
+    Many texts are counted side by side over several connections.
 
     Raises UncountableError if a response contains no count, and UnreachableError or UnauthorizedError if a request
     fails."""
@@ -292,11 +296,18 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
     """Counts the tokens of a text, without a chat template and without generating a response. None: the server cannot
     do this."""
     words: tuple[str, ...] = ()
+    more_clients: Callable[[int], Sequence[Callable[[str, object], tuple[int, Any]]]] = lambda _: ()
+    """Returns up to this number of further connections."""
 
     @property
     def mark(self) -> Mark | None:
         """The mark that says SIMULATED in the server's responses, or None for a real server."""
         return getattr(self.ask, "mark", None)
+
+    @property
+    def counting_path(self) -> str:
+        """Path of the route that counts a prompt without running it, or of the route that runs it."""
+        return self.plain.route.path if self.plain else self.route.path
 
     @property
     def generates(self) -> bool:
@@ -307,7 +318,9 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of prompt tokens of each text, including special tokens and the chat template."""
-        return [self._post(self.route, text) for text in texts]
+        clients = [self.ask, *self.more_clients(min(CONNECTIONS, len(texts)) - 1)]
+        tokenizers = [replace(self, ask=client) for client in clients]
+        return map_side_by_side([partial(tokenizer._post, self.route) for tokenizer in tokenizers], texts)
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens, or an empty list if the server does not return ids."""
@@ -339,8 +352,19 @@ def open_tokenizer(
         return route if route and route.path in facts.count_routes else None
 
     route = if_available(dialect.count) or dialect.count_by_running
-    with closing(JsonClient(facts.url, access, timeout_s if route.generates else None)) as client:
-        tokenizer = ServerTokenizer(client, route, facts.model, if_available(BACKENDS[facts.name].ids))
+
+    def open_client() -> JsonClient:
+        return stack.enter_context(closing(JsonClient(facts.url, access, timeout_s if route.generates else None)))
+
+    further: list[JsonClient] = []
+
+    def more_clients(count: int) -> list[JsonClient]:
+        further.extend(open_client() for _ in range(count - len(further)))
+        return further[: max(0, count)]
+
+    with ExitStack() as stack:
+        id_route = if_available(BACKENDS[facts.name].ids)
+        tokenizer = ServerTokenizer(open_client(), route, facts.model, id_route, more_clients=more_clients)
         text_route = if_available(dialect.count_text)
         if text_route:
             tokenizer = replace(tokenizer, plain=replace(tokenizer, route=text_route))

@@ -50,6 +50,14 @@ def monkeypatch() -> Iterator[pytest.MonkeyPatch]:
     patch.undo()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs learn about servers is kept in a folder of the tests, not in the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The folder of the repository."""

@@ -66,6 +66,11 @@ class Sample(msgspec.Struct, frozen=True):
     body: Mapping[str, Any] = {}  # Fields that are added to the request body
     images: tuple[str, ...] = ()  # URLs
 
+    @property
+    def uncountable(self) -> bool:
+        """True if the length of the prompt is not the number of tokens of its text."""
+        return bool(self.images or TEMPLATE_FIELDS.intersection(self.body))
+
 
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
     """Yield the dialogues of a ShareGPT-format file. A dialogue has one sample per question of the user.
@@ -272,8 +277,7 @@ class Dataset(msgspec.Struct, frozen=True):
         """Yield one `Request` per sample, with ids 0, 1, 2, ... Raises WorkloadError if the file is malformed."""
         output_tokens = answer_tokens(prompts)
         for number, sample in enumerate(self.samples()):
-            uncountable = sample.images or TEMPLATE_FIELDS.intersection(sample.body)
-            input_tokens = 0 if uncountable else prompts.count_if_known(sample.prompt)
+            input_tokens = 0 if sample.uncountable else prompts.count_if_known(sample.prompt)
             yield Request(
                 number, sample.prompt, input_tokens, output_tokens(sample), body=sample.body, images=sample.images
             )

@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from random import Random
+from typing import TypeVar
 
 UNITS_PER_NS = 1 << 20
 """Resolution of the sum of random gaps. Rounding each gap to whole ns would bias the mean at high rates."""
 
+Item = TypeVar("Item")
 Draw = Callable[[], float]
 """A function that returns the next number of a random stream, uniform on [0, 1)."""
 
@@ -25,7 +27,7 @@ def random_stream(seed: int, purpose: str) -> Draw:
     return Random(f"{seed}/{purpose}").random  # noqa: S311 - load, not secrets
 
 
-def item_picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
+def item_picker(items: Sequence[Item]) -> Callable[[Random, int], list[Item]]:
     """Return a function `pick(random, count)` that draws `count` of the items with replacement.
 
     The result equals `count` evaluations of `items[int(random.random() * len(items))]`. NumPy computes them in one
@@ -37,10 +39,10 @@ def item_picker(items: Sequence[int]) -> Callable[[Random, int], list[int]]:
     upper_mask = np.uint64(0x7FFFFFF << 26)
     shift_up, shift_down = np.array([21, 38], np.uint64)
 
-    def pick(random: Random, count: int) -> list[int]:
+    def pick(random: Random, count: int) -> list[Item]:
         words = np.frombuffer(random.randbytes(8 * count), "<u8")
         draws = ((words << shift_up) & upper_mask) | (words >> shift_down)
-        picked: list[int] = items_array[(draws * scale).astype(np.int64)].tolist()
+        picked: list[Item] = items_array[(draws * scale).astype(np.int64)].tolist()
         return picked
 
     return pick

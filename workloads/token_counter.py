@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.workloads.prompts import COMMON_WORDS, CountTokens, PromptError, ServerTokenCounter, Tokenizer
 
@@ -53,6 +54,8 @@ class TokenCounter(msgspec.Struct, frozen=True):
     any_text: bool = True
     """True if the counter can count any text, including text from files. False: the length of text from files is
     unknown."""
+    offline: bool = True
+    """True if counting needs no request to the server."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
         """Return the texts as they are sent: with the word `frame` at the start and end of each text."""
@@ -93,9 +96,10 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None) -
     if local:
         return _corrected(local, server, words, "text, counted with the tokenizer file")
     if server and not server.generates:
-        return TokenCounter(server.count, "text, counted by the server", words)
+        return TokenCounter(server.count, "text, counted by the server", words, offline=False)
     if server and server.plain:
-        return _corrected(server.plain, server, words, "text, counted by the server, plus what the endpoint adds")
+        counter = _corrected(server.plain, server, words, "text, counted by the server, plus what the endpoint adds")
+        return replace(counter, offline=False)
     return None
 
 

@@ -6,9 +6,8 @@ exact with the token counter that `loadgen.workloads.token_counter` chooses.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from itertools import count, islice
 from typing import Any, TypeAlias
 
@@ -23,24 +22,21 @@ from loadgen.workloads.lengths import Fixed, Lengths
 from loadgen.workloads.prompts import (
     BLOCK_TOKENS,
     COMMON_WORDS,
+    NUMBERS_LIMIT,
     Prompt,
     PromptError,
     ServerTokenCounter,
-    SharedSpan,
-    TextSpec,
     Tokenizer,
     id_prompts,
-    text_prompts,
 )
 from loadgen.workloads.request import Request, merged
 from loadgen.workloads.sessions import Conversation, MultiTurn
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
-from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, CountingMethod, choose_counter
+from loadgen.workloads.text_prompts import Progress, VocabularyStore, ignore_progress, no_text, text_prompt
+from loadgen.workloads.texts import BATCH
+from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, CountingMethod, TokenCounter, choose_counter
 
 GROUPS_LIMIT = 1_000_000
-NUMBERS_LIMIT = 1_000_000
-"""Number of different prompts of token ids if the number of requests is unknown. Later prompts may begin like earlier
-ones."""
 BLOCKS_LIMIT = 1 << 63  # Hash ids of blocks in a trace may be any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
 """Output length of warm-up requests if the run uses the answer lengths of a dataset. The number of decode steps is
@@ -122,6 +118,11 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Width and height in pixels of each synthetic image that a request contains."""
 
 
+def images_need_chat() -> WorkloadError:
+    """Return the error for images on an endpoint whose requests have no messages."""
+    return WorkloadError("only chat messages can contain images", "use --endpoint chat")
+
+
 class Prompts(msgspec.Struct, frozen=True):
     """The prepared requests of a run, with exact lengths if `exact` is True.
 
@@ -140,6 +141,13 @@ class Prompts(msgspec.Struct, frozen=True):
     def has_sessions(self) -> bool:
         """True if the workload consists of multi-turn sessions."""
         return isinstance(self.spec.workload, MultiTurn)
+
+    @property
+    def warmup_start(self) -> int:
+        """Number of the first warm-up prompt. The prompts of the run have lower numbers."""
+        first = NUMBERS_LIMIT if self.spec.n is None else self.spec.n
+        turns = self.spec.workload.turns if isinstance(self.spec.workload, MultiTurn) else None
+        return first * (turns or 1)
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests in order of id.
@@ -167,9 +175,7 @@ class Prompts(msgspec.Struct, frozen=True):
         They are independent of the workload. They share no prefix with the requests of the run, so they cause no hits
         in the server's prefix cache."""
         spec = self.spec
-        first = NUMBERS_LIMIT if spec.n is None else spec.n
-        if isinstance(spec.workload, MultiTurn):
-            first *= spec.workload.turns or 1
+        first = self.warmup_start
         lengths = spec.input.tokens(spec.seed, "warm-up input")
         outputs = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
         return [
@@ -191,7 +197,7 @@ class Prompts(msgspec.Struct, frozen=True):
             for index, (width, height) in enumerate(spec.image_sizes)
         )
         if images and not self.chat:
-            raise WorkloadError("only chat messages can contain images", "use --endpoint chat")
+            raise images_need_chat()
         changes = dict(spec.request_fields)
         changes["body"] = merged(spec.request_fields.get("body", {}), request.body)
         changes["images"] = images
@@ -223,6 +229,8 @@ def prepare_prompts(
     server: ServerTokenCounter | None,
     chat: bool = False,
     by: CountingMethod | None = None,
+    store: VocabularyStore | None = None,
+    progress: Progress = ignore_progress,
 ) -> Prompts:
     """Prepare the prompts of a run. Every request that this takes is sent to the server here.
 
@@ -230,48 +238,66 @@ def prepare_prompts(
     - `local`, `server`: the available tokenizers. None if there is none.
     - `chat`: True if the endpoint is a chat endpoint.
     - `by`: the method that counts tokens if lengths need not be exact.
+    - `store`: the storage of what earlier runs learned about the server's vocabulary.
+    - `progress`: called with the number of prompts that have been surveyed, counted or built so far.
 
-    Text prompts are built and counted before the run. Token ids are drawn later, when they are needed. Raises
-    PromptError if a length cannot be exact, or if tokenizer and server disagree. Raises WorkloadError for a malformed
-    file, and if text prompts are needed for an unlimited number of requests."""
+    Texts and token ids are drawn later, when they are needed. Texts whose words do not add up are an exception
+    (loadgen.workloads.text_prompts). Raises PromptError if a length cannot be exact, or if tokenizer and server
+    disagree. Raises WorkloadError for a malformed file."""
     from_file = getattr(spec.workload, "path", None) is not None
     counter = choose_counter(local, server, by, drawn=not from_file)
-    texts_by_number: dict[int, str] = {}
-    text_specs: list[TextSpec] = []
+    counts: dict[str, int] = {}
 
-    def lookup(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
-        if number not in texts_by_number:
-            raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
-        return texts_by_number[number]
+    def count(text: str) -> int:
+        if text not in counts:
+            counts[text] = counter.count([text])[0]
+        return counts[text]
 
-    def note(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        text_specs.append(TextSpec(number, input_tokens, tuple(shared)))
-        return ""
-
-    def count_framed(texts: Sequence[str]) -> list[int]:
-        return counter.count(counter.framed(texts))
-
-    count = cache(lambda text: counter.count([text])[0])
-    prompts = Prompts(spec, lookup, count, counter.counting_method, chat, counter.exact, counter.any_text)
+    prompts = Prompts(spec, no_text, count, counter.counting_method, chat, counter.exact, counter.any_text)
     source = {None: local or server, "server": server, "tokenizer": local, "approximate": None}[by]
     ids = _ids(spec, source) if token_ids else None
     if ids:
         return replace(prompts, prompt=ids, counting_method="token ids", exact=True)
-    if spec.n is None and spec.trace is None and not from_file:
-        raise WorkloadError("texts are built before the run, and this load has no end", "set a number with --n")
-    # One pass over the whole workload finds out which texts are needed. Counts of this pass are cached.
-    rehearsal = replace(prompts, prompt=note)
-    deque(rehearsal.conversations() if rehearsal.has_sessions else rehearsal.requests(), maxlen=0)
-    rehearsal.warmup()
-    if text_specs:
-        texts = counter.framed(text_prompts(count_framed, counter.words, text_specs, spec.seed))
-        texts_by_number |= zip((text_spec.number for text_spec in text_specs), texts, strict=True)
-        if counter.exact and local and server and not server.generates:
-            _check_count(server, texts_by_number[text_specs[0].number], text_specs[0].tokens)
-    if not counter.any_text and from_file and count.cache_info().currsize:
+    if from_file:
+        _count_file(prompts, counter, counts, progress)
+    prompt, samples = text_prompt(prompts, counter, store, progress)
+    if samples and counter.exact and local and server and not server.generates:
+        first = samples[0]
+        _check_count(server, str(prompt(first.number, first.tokens, first.shared)), first.tokens)
+    if not counter.any_text and counts:
         method = f"{counter.counting_method}; the lengths of its answers are approximate: {APPROXIMATE}"
-        return replace(prompts, counting_method=method)
-    return prompts
+        return replace(prompts, prompt=prompt, counting_method=method)
+    return replace(prompts, prompt=prompt)
+
+
+def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int], progress: Progress) -> None:
+    """Count the prompts and answers of a file into `counts`, many at a time. Counting one by one is slow on a server.
+
+    Raises WorkloadError for a malformed file, and for images on an endpoint other than chat."""
+    spec = prompts.spec
+    source = spec.workload
+    samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
+    waiting: dict[str, None] = {}
+    done = 0
+
+    def count_waiting() -> None:
+        texts = [text for text in waiting if text not in counts]
+        counts.update(zip(texts, counter.count(texts), strict=True))
+        waiting.clear()
+        progress(done)
+
+    for entry in islice(samples or (), spec.n):
+        for turn, sample in enumerate(entry if isinstance(entry, tuple) else (entry,)):
+            if sample.images and not prompts.chat:
+                raise images_need_chat()
+            if counter.any_text and not turn and not sample.uncountable:
+                waiting[sample.prompt] = None
+            if spec.output is None and sample.output_tokens is None and sample.answer:
+                waiting[sample.answer] = None
+        done += 1
+        if len(waiting) >= BATCH:
+            count_waiting()
+    count_waiting()
 
 
 def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:

@@ -73,6 +73,8 @@ Junit = Annotated[
 
 PLAIN_LINE_INTERVAL_S = 5.0
 """Time between two progress lines if stderr is not a terminal."""
+PREPARING = ("building prompts", "connecting")
+"""Phases of a run before its first request is sent."""
 MIN_BAR_CHARACTERS = 6
 MAX_BAR_CHARACTERS = 24
 """Minimum and maximum width of the progress bar. A terminal with less space shows no bar."""
@@ -369,18 +371,23 @@ class _ProgressLine:
         self._started_s = self.now_s = time.monotonic()
         self._running_s: float | None = None
         self._tokens = deque([(self.now_s, 0)])
+        self._prepared = 0, 0
+        """Number of prompts that had been built at the update before the last one, and at the last one."""
 
     def update(self, phase: str, counts: LiveCounters) -> None:
         """Store the current counters. Token counts of the last second or so are kept to compute the token rate."""
         self.now_s = time.monotonic()
-        if phase != "connecting":
+        if phase not in PREPARING:
             self._running_s = self._running_s or self.now_s
+        self._prepared = self._prepared[1], counts.prepared
         self._tokens.append((self.now_s, counts.tokens))
         while len(self._tokens) > 2 and self._tokens[1][0] <= self.now_s - 1:
             self._tokens.popleft()
 
     def plain(self, phase: str, counts: LiveCounters) -> str:
         """Return a progress line with all counters, for a stream that is not a terminal."""
+        if phase in PREPARING:
+            return f"{self.now_s - self._started_s:6.1f} s  {self._preparing(phase, counts)}"
         total = "" if self._requests is None else f"/{self._requests}"
         return (
             f"{self.now_s - self._started_s:6.1f} s  {phase}: {counts.sent}{total} sent, "
@@ -396,7 +403,7 @@ class _ProgressLine:
         completed and remaining work.
         """
         done, remaining = self._remaining(counts)
-        parts = [phase] if phase == "connecting" else [remaining, *self._figures(counts)]
+        parts = [self._preparing(phase, counts)] if phase in PREPARING else [remaining, *self._figures(counts)]
         incomplete = {state: getattr(counts, state) for state in ("failed", "truncated", "rejected", "dropped")}
         states = [state for state, count in incomplete.items() if count]
         if states:
@@ -408,6 +415,13 @@ class _ProgressLine:
             full = round(min(1.0, done) * bar_width)
             text = f"{bar[0] * full}{bar[1] * (bar_width - full)}  {text}"
         return f"{elapsed}{text}"[: width - 1]
+
+    def _preparing(self, phase: str, counts: LiveCounters) -> str:
+        """Return the progress before the start: the number of prompts that have been built, or the phase."""
+        if self._prepared[0] == self._prepared[1]:
+            return phase
+        total = "" if self._requests is None else f" of {self._requests:,}"
+        return f"building prompts: {counts.prepared:,}{total}"
 
     def _remaining(self, counts: LiveCounters) -> tuple[float | None, str]:
         """Return the completed fraction of the run, and its remaining work as text.

@@ -117,7 +117,7 @@ class Health:
 
 COUNTER_NAMES = (
     *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
-    *("tokens", "answered", "ttft_ns"),
+    *("tokens", "answered", "ttft_ns", "prepared"),
 )
 
 
@@ -131,6 +131,7 @@ class LiveCounters(Structure):
       piece is a packet if packets are timestamped, otherwise a read.
     - `answered`: number of requests with a first token.
     - `ttft_ns`: sum of the TTFTs of the `answered` requests.
+    - `prepared`: number of requests whose prompts have been built.
     """
 
     _fields_ = [(name, c_int64) for name in COUNTER_NAMES]
@@ -146,6 +147,7 @@ class LiveCounters(Structure):
     tokens: int
     answered: int
     ttft_ns: int
+    prepared: int
 
 
 def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:

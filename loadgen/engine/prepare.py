@@ -12,6 +12,7 @@ not load the engine.
 from __future__ import annotations
 
 import contextlib
+import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -35,13 +36,14 @@ from loadgen.engine.resolve_server import (
     server_for,
     simulated_name,
 )
+from loadgen.engine.vocabulary_cache import vocabulary_cache
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.input_files import check_input
-from loadgen.workloads.prompts import load_tokenizer
+from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.workload import Prompts, WorkloadSpec, prepare_prompts
@@ -62,6 +64,8 @@ UNKNOWN_TOKENS = 1 << 15
 """Context length of a simulated server if prompt lengths are not known beforehand: for sessions and for prompts from a
 file."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
+QUIET_S, PROGRESS_INTERVAL_S = 0.4, 0.1
+"""Time in seconds before the first progress of building prompts is shown, and between two updates."""
 NS_PER_S = 1_000_000_000
 
 OnProgress = Callable[[str, "LiveCounters"], str | None]
@@ -100,7 +104,7 @@ def run(
     from loadgen.engine import coordinator
     from loadgen.engine.telemetry_sampler import open_sampler
 
-    with folders.FolderClaim(folder), prepare(plan, folder, say) as prepared:
+    with folders.FolderClaim(folder), prepare(plan, folder, say, on_progress) as prepared:
         header = prepared.header
         sampler = partial(open_sampler, plan, header.server, prepared.schedule.due_ns)
         if plan.gpu or plan.dcgm_url or plan.server_pid:  # open it now, so that a missing library is an error
@@ -115,9 +119,12 @@ def run(
 
 
 @contextlib.contextmanager
-def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
+def prepare(
+    plan: Plan, folder: Path, say: Say, on_progress: OnProgress = lambda _phase, _counts: None
+) -> Iterator[Prepared]:
     """Find the server of a plan and build everything that the run needs. Raises the errors that `run` raises.
 
+    `on_progress` is called with the number of prompts that have been counted or built so far.
     If a simulated server is started for the run, it stops when the context ends.
     """
     from loadgen.engine.worker import WorkerTask
@@ -138,7 +145,8 @@ def prepare(plan: Plan, folder: Path, say: Say) -> Iterator[Prepared]:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
         with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
-            prompts = build_prompts(plan, schedule, dialect, tokenizer)
+            show = PromptProgress(on_progress)
+            prompts = build_prompts(plan, schedule, dialect, tokenizer, probed, show)
             facts = apply_mark(probed, tokenizer.mark)
         if facts is not probed:
             say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
@@ -267,10 +275,35 @@ def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
         )
 
 
-def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: ServerTokenizer) -> Prompts:
+class PromptProgress:
+    """Shows the number of prompts that have been counted or built, at most ten times a second and not at once."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
+        self._shown_s = time.monotonic() + QUIET_S
+
+    def __call__(self, done: int) -> None:
+        """Note that this number of prompts is ready."""
+        from loadgen.engine.client_health import LiveCounters
+
+        now_s = time.monotonic()
+        if now_s - self._shown_s >= PROGRESS_INTERVAL_S:
+            self._shown_s = now_s
+            self._on_progress("building prompts", LiveCounters(prepared=done))
+
+
+def build_prompts(
+    plan: Plan,
+    schedule: Schedule,
+    dialect: Dialect,
+    server: ServerTokenizer,
+    facts: ServerFacts,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Prompts:
     """Build the prompts of a plan. All work that needs the server's tokenizer is done here.
 
-    Raises PlanError, PromptError, WorkloadError or ServerError.
+    `progress` is called with the number of prompts that have been counted or built so far. Raises PlanError,
+    PromptError, WorkloadError or ServerError.
     """
     source = plan.prompt_source
     process = plan.arrival_process
@@ -304,7 +337,14 @@ def build_prompts(plan: Plan, schedule: Schedule, dialect: Dialect, server: Serv
         image_sizes=tuple(map(images.parse_size, plan.image)),
     )
     return prepare_prompts(
-        spec, token_ids=dialect.token_ids, local=local, server=server, chat=dialect.chat, by=plan.lengths
+        spec,
+        token_ids=dialect.token_ids,
+        local=local,
+        server=server,
+        chat=dialect.chat,
+        by=plan.lengths,
+        store=None if local else vocabulary_cache(facts, server.counting_path, server.words or COMMON_WORDS),
+        progress=progress,
     )
 
 

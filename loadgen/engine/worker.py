@@ -87,16 +87,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
                 (session.request(), *session.remaining_requests()) for session in self.conversations()
             )
 
-        def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-            """Return the prompt of a request of this worker, or an empty string for the request of another worker.
-
-            Building a prompt is slow, so the prompts of other workers are not built.
-            """
-            if number % self.workers != self.worker:
-                return ""
-            return self.prompts.prompt(number, input_tokens, shared)
-
-        return islice(replace(self.prompts, prompt=own_prompt).requests(), self.worker, None, self.workers)
+        return islice(own_prompts(self.prompts, self.worker, self.workers).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
         """Return the number of requests that this worker would have sent by the end of the run.
@@ -106,12 +97,15 @@ class WorkerTask(msgspec.Struct, frozen=True):
         if self.schedule.until_ns is not None:
             return due
         if self.schedule.due_ns is None or self.prompts.has_sessions:
-            return sum(1 for _ in self.requests())
+            without_prompts = replace(self.prompts, prompt=lambda _number, _tokens, _shared=(): "")
+            return sum(1 for _ in replace(self, prompts=without_prompts).requests())
         return len(self.schedule.due_ns)
 
     def conversations(self) -> Iterator[Conversation]:
         """Yield this worker's sessions. Only a workload with sessions has any."""
-        return islice(self.prompts.conversations(), self.worker, None, self.workers)
+        turns = getattr(self.prompts.spec.workload, "turns", None) or 1
+        own = own_prompts(self.prompts, self.worker, self.workers, turns)
+        return islice(own.conversations(), self.worker, None, self.workers)
 
     def warmup(self) -> Sequence[Request]:
         """Return this worker's warm-up requests. They are sent before the run, and their Records have the phase
@@ -141,14 +135,23 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """Encode the current turn of a session and return it with its due time."""
         return self.schedule_request(conversation.request(), due_ns, conversation)
 
-    def request_queue(self) -> RequestQueue:
-        """Return the queue of this worker's requests. Each request is encoded when it is drawn from the queue."""
+    def request_queue(self, counts: LiveCounters) -> RequestQueue:
+        """Return the queue of this worker's requests. Each request is encoded when it is drawn from the queue.
+
+        `counts.prepared` is the number of requests drawn so far.
+        """
+
+        def counted(slots: Iterator[ScheduledRequest]) -> Iterator[ScheduledRequest]:
+            for slot in slots:
+                counts.prepared += 1
+                yield slot
+
         schedule = self.schedule
         due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
         if self.prompts.has_sessions:
-            slots = map(self.schedule_turn, self.conversations(), due_ns)
+            slots = counted(map(self.schedule_turn, self.conversations(), due_ns))
         else:
-            slots = map(self.schedule_request, self.requests(), due_ns)
+            slots = counted(map(self.schedule_request, self.requests(), due_ns))
         queue: OpenLoop | ClosedLoop
         if schedule.due_ns is None:
             queue = ClosedLoop(slots, schedule.clients, schedule.think_ns, schedule.until_ns)
@@ -160,6 +163,20 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """Return a queue of these warm-up requests."""
         slots = (self.schedule_request(request, 0) for request in requests)
         return ClosedLoop(slots, self.schedule.clients) if self.schedule.due_ns is None else OpenLoop(slots)
+
+
+def own_prompts(prompts: Prompts, worker: int, workers: int, turns: int = 1) -> Prompts:
+    """Return the prompts of a run, with empty prompts for the other workers, because building prompts is slow.
+
+    `turns` is the number of prompts that follow each other in one session.
+    """
+
+    def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
+        if number // turns % workers != worker:
+            return ""
+        return prompts.prompt(number, input_tokens, shared)
+
+    return replace(prompts, prompt=own_prompt)
 
 
 def preload(tasks: Sequence[WorkerTask]) -> None:
@@ -257,7 +274,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
         )
 
     # Encode the first requests, then wait until the coordinator allows connections.
-    driver = build_driver(task.request_queue(), part, counts, task.schedule.spare)
+    driver = build_driver(task.request_queue(counts), part, counts, task.schedule.spare)
     drivers = [driver]
     allowed: asyncio.Future[None] = loop.create_future()
     started: asyncio.Future[int] = loop.create_future()

@@ -60,8 +60,6 @@ from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.request import Request
 from loadgen.workloads.workload import Prompts
 
-TEXT_PROMPTS = 2_000
-"""Number of prompts built in advance for a server that accepts only text. After the last, the first is used again."""
 SIMULATED_STREAMS = 4_000
 SIMULATED_TOKENS = 32_768
 SOCKET_CHECK_S = 1e-6
@@ -153,19 +151,16 @@ class LiveTarget(msgspec.Struct):
         """
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_for(self.plan)
-            if not (dialect.token_ids or self._is_from_file):
-                plan = plan.replaced(n=TEXT_PROMPTS)
             schedule = prepare.build_schedule(plan)
             prepare.check_prompt_file(plan, schedule)
             with open_tokenizer(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:
-                self._prompts[dialect.endpoint] = prepare.build_prompts(plan, schedule, dialect, server)
+                self._prompts[dialect.endpoint] = prepare.build_prompts(plan, schedule, dialect, server, self.facts)
         return self._prompts[dialect.endpoint]
 
     def describe_prompts(self, dialect: Dialect) -> str:
         """Return text for the run file: how prompt tokens were counted, and whether the prompts repeat."""
         method = self.prompts(dialect).counting_method
-        endless = dialect.token_ids and not self._is_from_file
-        return method if endless else f"{method}; repeated from the first after the last"
+        return f"{method}; repeated from the first after the last" if self._is_from_file else method
 
     @property
     def _is_from_file(self) -> bool:

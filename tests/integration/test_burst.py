@@ -56,10 +56,11 @@ import hashlib, sys
 from pathlib import Path
 from urllib.request import urlopen
 from loadgen.engine import prepare
+from loadgen.engine.client_health import LiveCounters
 from loadgen.plan import Plan
 plan = Plan(server="tgi", url=sys.argv[1], n=20, seed=int(sys.argv[2]))
 with prepare.prepare(plan, Path("."), lambda line: None) as prepared:
-    sent = b"".join(slot.payload for task in prepared.tasks for slot in task.request_queue().group())
+    sent = b"".join(slot.payload for task in prepared.tasks for slot in task.request_queue(LiveCounters()).group())
 print(hashlib.sha256(sent).hexdigest(), len(sent))
 """
 

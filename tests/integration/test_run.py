@@ -73,6 +73,28 @@ def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:
     assert max(under_way) <= 5
 
 
+@pytest.mark.parametrize(("server", "endpoint"), [("tgi", "generate"), ("lightllm", "generate"), ("vllm", "chat")])
+def test_text_prompts_need_no_number_of_requests(server: str, endpoint: str, tmp_path: Path) -> None:
+    """Two clients for a second: every prompt has its exact length, two workers send what one would send, and the
+    server's vocabulary is stored for the next run."""
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    options = ["--endpoint", endpoint, "--arrivals", "closed:2", "--duration", "0.5s", "--output-tokens", "2"]
+    sent = []
+    with running(SimulatedConfig(server=server, **FAST)) as simulated:
+        for workers in ("1", "2"):
+            folder = tmp_path / workers
+            folder.mkdir()
+            code, _, err = run(
+                folder, "--server", server, "--url", simulated.url, *options, "--workers", workers, **cache
+            )
+            assert code in (0, 5), err
+            records = runfile.read(folder / "run").records
+            assert {record.prompt_tokens for record in records} == {512}
+            sent.append({record.id for record in records})
+        assert len(list((tmp_path / "cache/llm-loadgen/vocabularies").iterdir())) == 1
+    assert min(map(len, sent)) > 4
+
+
 def test_warm_up_requests_come_first_and_count_nowhere(tmp_path: Path) -> None:
     """They are in the Run, marked, before instant 0; the summary is of the others."""
     with running(SimulatedConfig(server="vllm", **FAST)) as simulated:

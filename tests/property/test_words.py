@@ -9,8 +9,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.workloads.prompts import COST_LIMIT, PromptError, TextSpec, measure_words, text_prompts
-from tests.support.exact import alike_ids, alike_texts
+from loadgen.workloads.prompts import PromptError
+from loadgen.workloads.texts import COST_LIMIT, TextSpec, measure_words, words_of
+from tests.support.exact import alike_ids, alike_texts, counted_texts
 
 COSTS = st.lists(st.integers(1, COST_LIMIT + 2), min_size=1, max_size=6)
 
@@ -31,7 +32,7 @@ def counting(costs: dict[str, int]) -> Callable[[Sequence[str]], list[int]]:
 def test_fill(costs: list[int], tokens: int, seed: int) -> None:
     """`can_fill` tells exactly which amounts the words can pay, and `fill` then pays them."""
     prices = {f"w{number}": cost for number, cost in enumerate(costs)}
-    words = measure_words(counting(prices), list(prices))
+    words = words_of(measure_words(counting(prices), list(prices)))
     assert words.costs == {word: cost for word, cost in prices.items() if cost <= COST_LIMIT}
     assert words.can_fill(tokens) == payable(tokens, set(words.costs.values()))
     if words.can_fill(tokens):
@@ -84,7 +85,7 @@ def test_texts_with_shared_beginnings(
         for number, tokens in enumerate(lengths)
     ]
     try:
-        texts = text_prompts(count, list(prices), wanted, seed)
+        texts = counted_texts(count, list(prices), wanted, seed)
     except PromptError:
         cheap = {cost for cost in costs if cost <= COST_LIMIT}
         own = lengths[0] - sum(stretches)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.workloads.lengths import Fixed
-from loadgen.workloads.prompts import CountTokens, ServerTokenCounter, TextSpec, Tokenizer, id_prompts, text_prompts
+from loadgen.workloads.prompts import CountTokens, ServerTokenCounter, Tokenizer, id_prompts
+from loadgen.workloads.texts import TextSpec, TextSurvey, measure_openings, measure_words, text_writer, words_of
 from loadgen.workloads.workload import Synthetic, WorkloadSpec, prepare_prompts
 
 
@@ -34,5 +35,18 @@ def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[s
 
 
 def alike_texts(count: CountTokens, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
-    """Texts 0 to n - 1."""
-    return text_prompts(count, words, [TextSpec(number, tokens) for number in range(n)], seed)
+    """Texts 0 to n - 1, each counted as a whole."""
+    return counted_texts(count, words, [TextSpec(number, tokens) for number in range(n)], seed)
+
+
+def counted_texts(count: CountTokens, words: Sequence[str], specs: Sequence[TextSpec], seed: int) -> list[str]:
+    """The texts of these specs, each counted as a whole."""
+    vocabulary = measure_openings(count, measure_words(count, words))
+    survey = TextSurvey(1 + max(spec.number for spec in specs))
+    for spec in specs:
+        survey.note(spec.number, spec.tokens, spec.shared)
+    writer = text_writer(words_of(vocabulary, len(words)), survey, seed, count)
+    for spec in specs:
+        writer.openings.rank(spec.number, spec.tokens, spec.shared)
+    writer.write_first_spans(spec.shared[0] for spec in specs if spec.shared)
+    return writer.texts(specs)

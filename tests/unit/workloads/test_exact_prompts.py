@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import COMMON_WORDS, PromptError
 from loadgen.workloads.request import Request
 from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.texts import WordCosts
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
 from loadgen.workloads.workload import WorkloadSpec, prepare_prompts
 
@@ -189,20 +191,93 @@ def test_ids_are_drawn_without_end() -> None:
     assert len({next(endless).prompt for _ in range(500)}) == 500
 
 
-def test_texts_need_an_end() -> None:
-    """Texts are built beforehand, so how many must be said; a file is its own end."""
-    with pytest.raises(WorkloadError, match="this load has no end") as caught:
-        drawn(order(n=None), token_ids=False)
+@pytest.mark.parametrize("given", ["synthetic", "shared-prefix:groups=3,tokens=10"])
+@pytest.mark.parametrize("tokens", ["30", "uniform:20..60"])
+def test_texts_are_drawn_without_end(given: str, tokens: str) -> None:
+    """A closed loop that only its duration ends needs no number of requests for text prompts: each text is exact,
+    differs from all others, and is the same when it is drawn again."""
+    server = Counts()
+    made = prepare_prompts(order(given, tokens=tokens, n=None), token_ids=False, local=None, server=server)
+    server.closed = True
+    texts = list(islice(made.requests(), 3_000))
+    assert [size(request) for request in texts] == [request.input_tokens for request in texts]
+    own_start = 10 if "shared" in given else 0
+    assert len({tuple(units(request)[own_start : own_start + 4]) for request in texts}) == 3_000
+    assert [request.prompt for request in islice(made.requests(), 50)] == [request.prompt for request in texts[:50]]
+
+
+def test_many_texts_need_no_more_counts_than_few() -> None:
+    """Words whose pairs add up are counted once. Then a hundred thousand texts take as many counts as ten."""
+    few, many = Counts(), Counts()
+    prepare_prompts(order(n=10, tokens="512"), token_ids=False, local=None, server=few)
+    made = prepare_prompts(order(n=100_000, tokens="512"), token_ids=False, local=None, server=many)
+    assert len(many.asked) == len(few.asked) < 140
+    assert size(next(islice(made.requests(), 99_999, None))) == 512
+
+
+class Quarters(Counts):
+    """Counts four letters as one token, so that a text has fewer tokens than the sum of its words."""
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        self.asked += texts
+        return [-(-len(text) // 4) for text in texts]
+
+
+def test_texts_whose_words_do_not_add_up_are_counted_one_by_one() -> None:
+    """Every text is counted before the run if the server's count of a text is not the sum of its words, and the
+    progress is reported. Without a number of requests that is impossible."""
+    server = Quarters()
+    done: list[int] = []
+    made = prepare_prompts(order(n=600), token_ids=False, local=None, server=server, progress=done.append)
+    texts = [str(request.prompt) for request in made.requests()]
+    assert {-(-len(text) // 4) for text in texts} == {30}
+    assert set(texts) <= set(server.asked)
+    assert done[-1] == 600
+    assert made.prompt(599, 30)
+    with pytest.raises(WorkloadError, match="no text was prepared for prompt 600"):
+        made.prompt(600, 30)
+    with pytest.raises(PromptError, match="not the sum of its words, and this load has no end") as caught:
+        prepare_prompts(order(n=None), token_ids=False, local=None, server=server)
     assert "--n" in caught.value.hint
-    assert len(drawn(order(f"alpaca:{DATA / 'datasets/alpaca.json'}", n=None), token_ids=False)) == 2
 
 
-def test_no_more_texts_than_prepared() -> None:
-    """Asking for a prompt that nobody ordered is an error, not another prompt."""
-    made = prepare_prompts(order(), token_ids=False, local=None, server=Counts())
-    assert made.prompt(19, 30)
-    with pytest.raises(WorkloadError, match="no text was prepared for prompt 20"):
-        made.prompt(20, 30)
+def test_a_tokenizer_file_counts_texts_without_end() -> None:
+    """With a tokenizer file, texts whose words do not add up are counted when they are drawn."""
+    local = Quarters(words=COMMON_WORDS)
+    made = prepare_prompts(order(n=None), token_ids=False, local=local, server=None)
+    texts = [str(request.prompt) for request in islice(made.requests(), 300)]
+    assert {-(-len(text) // 4) for text in texts} == {30}
+    assert len(set(texts)) == 300
+
+
+@dataclass
+class Store:
+    """Keeps a vocabulary in memory."""
+
+    vocabulary: WordCosts | None = None
+
+    def load(self) -> WordCosts | None:
+        return self.vocabulary
+
+    def save(self, vocabulary: WordCosts) -> None:
+        self.vocabulary = vocabulary
+
+
+def test_a_known_vocabulary_is_confirmed_with_a_few_texts_of_the_run() -> None:
+    """A stored vocabulary gives the same texts with 8 counts instead of 128. It is learned again if the server's counts
+    have changed."""
+    store = Store()
+
+    def texts(server: Counts) -> list[str]:
+        made = prepare_prompts(order(n=40), token_ids=False, local=None, server=server, store=store)
+        return [str(request.prompt) for request in made.requests()]
+
+    first, again, changed = Counts(), Counts(), Counts(2)
+    assert texts(first) == texts(again)
+    assert (len(first.asked), len(again.asked)) == (128, 8)
+    assert {len(text.split()) for text in texts(changed)} == {28}
+    assert store.vocabulary is not None
+    assert store.vocabulary.alone["the"] == 3
 
 
 def test_n_counts_sessions() -> None:

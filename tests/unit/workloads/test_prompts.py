@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from loadgen.workloads import workload
 from loadgen.workloads.lengths import Fixed, Uniform
 from loadgen.workloads.prompts import COMMON_WORDS, LocalTokenizer, PromptError, id_prompts, load_tokenizer
 from loadgen.workloads.random_streams import item_picker
+from loadgen.workloads.texts import OPENINGS, measure_words, pair_texts
 from loadgen.workloads.workload import WorkloadSpec, prepare_prompts
 from tests.support.exact import alike_ids, alike_texts, exact_prompts
 from tests.support.tiny_tokenizers import KINDS, save
@@ -122,12 +124,17 @@ def test_exact_by_any_count(length: Callable[[str], int], tokens: int) -> None:
     assert len(set(texts)) == 60
 
 
-def test_each_text_is_counted_once_when_words_add_up() -> None:
-    """With a server that counts words, what is asked is: each word twice, then each prompt once."""
+def test_pairs_of_words_prove_that_texts_add_up() -> None:
+    """One text per word contains every word after every word, so a few counts show that every text is the sum of its
+    words; one pair that is a single token is noticed."""
+    texts = pair_texts("a", ["a", "b", "c"])
+    assert {pair for text in texts for pair in pairwise(text.split())} == set(product("abc", repeat=2))
+    assert {text.split()[-1] for text in texts} == {"a", "b", "c"}
     judge = Counts(words_in)
-    texts = alike_texts(judge.count, COMMON_WORDS, 100, 512, 0)
-    assert len(judge.asked) == 2 * len(COMMON_WORDS) + 100
-    assert judge.asked[-100:] == texts
+    assert measure_words(judge.count, COMMON_WORDS).adds_up
+    assert len(judge.asked) == OPENINGS + len(COMMON_WORDS)
+    merged = Counts(lambda text: words_in(text) - text.count(" small long "))
+    assert not measure_words(merged.count, ["small", "long", "of"]).adds_up
 
 
 @pytest.mark.parametrize(

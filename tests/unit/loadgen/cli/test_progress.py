@@ -65,6 +65,19 @@ def test_without_a_terminal_lines_are_plain() -> None:
     assert line.isprintable() or line.count("\n") == 1
 
 
+def test_prompts_that_are_built_before_the_run_are_counted() -> None:
+    """Both kinds of lines show how many prompts have been built while their number grows, and then the phase again."""
+    counts = [LiveCounters(prepared=number) for number in (11_000, 12_300)]
+    line = shown(100_000, None, *counts, phase="building prompts")
+    assert line.endswith("building prompts: 12,300 of 100,000")
+    assert shown(None, 60.0, *counts, phase="connecting").endswith("building prompts: 12,300")
+    assert shown(None, 60.0, *counts, counts[-1], phase="connecting").endswith("connecting")
+    stream = StringIO()
+    with show_progress(100_000, None, stream) as show:
+        show("connecting", counts[0])
+    assert stream.getvalue().endswith("s  building prompts: 11,000 of 100,000\n")
+
+
 def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is redrawn in place: a bar with the requests left, TTFT so far, and what went wrong; where the clock
     ends the run, a bar with the time left, and afterwards what is still in flight."""

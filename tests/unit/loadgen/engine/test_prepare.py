@@ -1,16 +1,17 @@
 """A plan's arrivals as numbers, and each worker's share."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
+from itertools import islice
 
 import pytest
 
-from loadgen.engine.prepare import build_schedule
+from loadgen.engine import prepare
+from loadgen.engine.prepare import PromptProgress, build_schedule
 from loadgen.engine.resolve_server import max_length
-from loadgen.engine.worker import WorkerTask
+from loadgen.engine.worker import own_prompts
 from loadgen.plan import Plan
 from loadgen.workloads.lengths import Fixed, parse
+from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.workload import Prompts, SharedPrefix, Synthetic, WorkloadSpec
 
 
@@ -69,6 +70,38 @@ def test_a_worker_draws_only_its_own_prompts(workload: Synthetic | SharedPrefix)
     prompts = Prompts(WorkloadSpec(workload, parse("uniform:2..9"), Fixed(4), 7, 10), prompt, len)
     alone, before = [*prompts.requests()], drawn.copy()
     drawn.clear()
-    shares: Any = [SimpleNamespace(prompts=prompts, worker=worker, workers=3) for worker in range(3)]
-    dealt = sorted((each for share in shares for each in WorkerTask.requests(share)), key=lambda each: each.id)
-    assert (dealt, sorted(drawn)) == (alone, before)
+    dealt = [
+        request
+        for worker in range(3)
+        for request in islice(own_prompts(prompts, worker, 3).requests(), worker, None, 3)
+    ]
+    assert (sorted(dealt, key=lambda request: request.id), sorted(drawn)) == (alone, before)
+
+
+def test_a_worker_builds_only_the_questions_of_its_sessions() -> None:
+    """Of six sessions with three turns each, the second of two workers builds the questions of every other one."""
+    drawn = list[int]()
+
+    def prompt(number: int, input_tokens: int, shared: Sequence[tuple[int, int]] = ()) -> str:
+        drawn.append(number)
+        return f"{number} of {input_tokens} with {[*shared]}"
+
+    prompts = Prompts(WorkloadSpec(MultiTurn(3, None), Fixed(9), Fixed(4), 7, 6), prompt, len)
+    sessions = [*islice(own_prompts(prompts, 1, 2, turns=3).conversations(), 1, None, 2)]
+    assert drawn == [3, 4, 5, 9, 10, 11, 15, 16, 17]
+    assert all(turn.question for session in sessions for turn in session.turns)
+
+
+def test_progress_of_prompts_is_shown_after_a_moment_and_not_for_each_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run whose prompts are ready at once shows no progress. Later the number is shown ten times a second."""
+    now_s = 100.0
+    monkeypatch.setattr(prepare.time, "monotonic", lambda: now_s)
+    shown = list[tuple[str, int]]()
+    progress = PromptProgress(lambda phase, counts: shown.append((phase, counts.prepared)))
+    progress(10)
+    for step in range(8):
+        now_s = 100.6 + 0.06 * step
+        progress(100 + step)
+    assert shown == [("building prompts", number) for number in (100, 102, 104, 106)]

@@ -1,0 +1,48 @@
+"""Sends control requests over several connections at the same time, such as hundreds of texts to count.
+
+One after the other, 120 requests to a server that is 100 ms away take 12 s. Over 32 connections they take 0.4 s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from loadgen.servers.errors import ServerError
+
+CONNECTIONS = 32
+"""Maximum number of requests that are sent at the same time."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Sequence[Item]) -> list[Result]:
+    """Apply the functions to the items and return the results in order. Each function runs in a separate thread.
+
+    Some servers and gateways refuse several requests at the same time. After the first error, the remaining items are
+    therefore processed one after the other, by the first function. Its errors are raised."""
+    results: dict[int, Result] = {}
+    numbers = iter(range(len(items)))
+    lock = threading.Lock()
+    refused = threading.Event()
+
+    def work(function: Callable[[Item], Result]) -> None:
+        while not refused.is_set():
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                results[number] = function(items[number])
+            except ServerError:
+                refused.set()
+
+    if min(len(functions), len(items)) > 1:
+        # The threads end before this function returns, because worker processes are forked later.
+        with ThreadPoolExecutor(len(functions)) as executor:
+            for done in [executor.submit(work, function) for function in functions[: len(items)]]:
+                done.result()
+    return [results[number] if number in results else functions[0](item) for number, item in enumerate(items)]

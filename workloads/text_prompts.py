@@ -1,0 +1,218 @@
+"""Prepares the text prompts of a run: which texts it needs, which words they consist of, and who counts them.
+
+    rehearsal ──> TextSurvey     the lengths of all texts, without building one
+    counter ────> WordCosts     the words and their costs, from an earlier run or counted now
+    sample ─────> TextWriter     a few texts of the run are counted as a whole
+
+If the sample confirms that words add up, the workers write each text shortly before it is sent, for any number of
+requests. Otherwise every text is counted before the run, or by the worker if it has a tokenizer file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from loadgen.workloads.lengths import Fixed
+from loadgen.workloads.prompts import CountTokens, Prompt, PromptError, SharedSpan
+from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.texts import (
+    OPENINGS,
+    TextSpec,
+    TextSurvey,
+    TextWriter,
+    WordCosts,
+    measure_openings,
+    measure_words,
+    text_writer,
+    words_of,
+)
+from loadgen.workloads.token_counter import TokenCounter
+
+if TYPE_CHECKING:
+    from loadgen.workloads.workload import Prompts
+
+SAMPLES = 8  # Texts of the run that are counted as a whole
+REHEARSED = 10_000  # Prompts that stand for an endless run
+PROGRESS_EVERY = 1_000
+
+Progress = Callable[[int], None]
+"""Callback that is called with the number of prompts that have been surveyed, counted or built so far."""
+
+
+class VocabularyStore(Protocol):
+    """Interface of the storage that keeps what earlier runs learned about a server's vocabulary."""
+
+    def load(self) -> WordCosts | None:
+        """Return the stored vocabulary of this server, or None if there is none."""
+
+    def save(self, vocabulary: WordCosts) -> None:
+        """Store the vocabulary for later runs."""
+
+
+def ignore_progress(_done: int) -> None:
+    """Show no progress."""
+
+
+def text_prompt(
+    prompts: Prompts,
+    counter: TokenCounter,
+    store: VocabularyStore | None = None,
+    progress: Progress = ignore_progress,
+) -> tuple[Prompt, list[TextSpec]]:
+    """Return a `Prompt` that returns texts of exact length for the requests of a run, and the specs of a few texts.
+
+    `prompts` are the requests of the run, whose prompts are not known yet. The specs are empty if the run needs no
+    text. Raises PromptError if a length cannot be exact, and WorkloadError for a malformed file."""
+    builder = _TextBuilder(prompts, counter, progress)
+    if counter.offline:
+        store = None  # counting takes no time
+    prompt = _build(builder, counter, store) if builder.samples else no_text
+    return prompt, builder.samples
+
+
+def _build(builder: _TextBuilder, counter: TokenCounter, store: VocabularyStore | None) -> Prompt:
+    known = store.load() if store else None
+    if known is not None and known.adds_up:
+        try:
+            writer = builder.writer(known)
+        except PromptError:
+            writer = None
+        if writer is not None and builder.confirms(writer):
+            return builder.written(writer)
+    vocabulary = measure_words(builder.count, counter.words)
+    if vocabulary.adds_up:
+        writer = builder.writer(vocabulary)
+        if builder.confirms(writer):
+            if store:
+                store.save(vocabulary)
+            return builder.written(writer)
+    return builder.counted(builder.writer(vocabulary, builder.count))
+
+
+def no_text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
+    """Raise WorkloadError. This is the `Prompt` of a run that needs no generated text."""
+    raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
+
+
+class _TextBuilder:
+    """Builds the texts of one run with the words of a vocabulary."""
+
+    def __init__(self, prompts: Prompts, counter: TokenCounter, progress: Progress) -> None:
+        self._prompts = prompts
+        self._counter = counter
+        self._progress = progress
+        self._survey, self.samples = _survey(prompts, progress)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text, with the frame that is added when it is sent."""
+        return self._counter.count(self._counter.framed(texts))
+
+    def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
+        """Return a writer of the run's texts.
+
+        Short texts may need more information than is usually collected: the lengths of all texts, and the lengths of
+        more words at the start of a text. Both are collected here when they are needed. Raises PromptError if a length
+        cannot be reached, or if there are not enough different texts of a length."""
+        try:
+            return self._writer(vocabulary, OPENINGS, count)
+        except PromptError:
+            pass
+        if not self._survey.complete and self._prompts.spec.n is not None:
+            self._survey, self.samples = _survey(self._prompts, self._progress, complete=True)
+        vocabulary = measure_openings(self.count, vocabulary)
+        return self._writer(vocabulary, len(vocabulary.costs), count)
+
+    def _writer(self, vocabulary: WordCosts, openings: int, count: CountTokens | None) -> TextWriter:
+        writer = text_writer(words_of(vocabulary, openings), self._survey, self._prompts.spec.seed, count)
+        if writer.openings.short:
+            _rehearse(replace(self._prompts, prompt=writer.openings.rank), None, self._progress)
+        return writer
+
+    def confirms(self, writer: TextWriter) -> bool:
+        """Count a few texts of the run as a whole. Return True if all have the requested lengths."""
+        return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
+
+    def written(self, writer: TextWriter) -> Prompt:
+        """Return a `Prompt` that writes each text when it is needed."""
+
+        def write(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
+            return self._counter.framed([writer.text(TextSpec(number, input_tokens, tuple(shared)))])[0]
+
+        return write
+
+    def counted(self, writer: TextWriter) -> Prompt:
+        """Return a `Prompt` that returns texts which were counted as a whole, because their words do not add up.
+
+        The texts are built now, or when they are needed if their number is unknown and counting needs no server. Raises
+        PromptError if a text cannot be exact."""
+        if not self._survey.complete and self._prompts.spec.n is None:
+            if self._counter.offline:
+                return self.written(writer)
+            raise PromptError(
+                "every text must be counted before the run, because the server's count of a text is not the sum of its "
+                "words, and this load has no end",
+                "set a number with --n",
+            )
+        specs: list[TextSpec] = []
+
+        def note(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
+            specs.append(TextSpec(number, input_tokens, tuple(shared)))
+            return ""
+
+        _rehearse(replace(self._prompts, prompt=note), 0 if _is_from_file(self._prompts) else None, ignore_progress)
+        writer.write_first_spans(spec.shared[0] for spec in specs if spec.shared)
+        texts = self._counter.framed(writer.texts(specs, self._progress))
+        by_number = dict(zip((spec.number for spec in specs), texts, strict=True))
+
+        def lookup(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
+            return by_number[number] if number in by_number else no_text(number, input_tokens, shared)
+
+        return lookup
+
+
+def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
+    """Return the survey of a run's texts, and the specs of a few of them.
+
+    Only the first prompts are surveyed if the number of requests is unknown, and if all prompts have the same length,
+    unless `complete` is True. Prompts from a file need no text, so only the warm-up requests are surveyed for them."""
+    spec = prompts.spec
+    from_file = _is_from_file(prompts)
+    endless = spec.n is None and spec.trace is None
+    limit = None
+    if from_file:
+        limit = 0
+    elif endless or (isinstance(spec.input, Fixed) and spec.trace is None and not complete):
+        limit = REHEARSED
+    survey = TextSurvey(
+        prompts.warmup_start + spec.warmup, getattr(spec.workload, "groups", 0), complete=from_file or limit is None
+    )
+    samples: list[TextSpec] = []
+
+    def note(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
+        if len(samples) < SAMPLES:
+            samples.append(TextSpec(number, input_tokens, tuple(shared)))
+        return survey.note(number, input_tokens, shared)
+
+    _rehearse(replace(prompts, prompt=note), limit, progress if limit is None else ignore_progress)
+    lowest = getattr(spec.input, "low", None)
+    if endless and not from_file and lowest is not None and not getattr(spec.workload, "groups", 0):
+        survey.lengths[lowest] += 1
+    return survey, samples
+
+
+def _is_from_file(prompts: Prompts) -> bool:
+    """Return True if the prompts come from a file, so that only warm-up requests need text."""
+    return getattr(prompts.spec.workload, "path", None) is not None
+
+
+def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
+    """Generate the first `limit` requests, or all, and the warm-up requests. `prompts.prompt` notes what they need."""
+    requests = prompts.conversations() if prompts.has_sessions else prompts.requests()
+    for done, _ in enumerate(islice(requests, limit), 1):
+        if done % PROGRESS_EVERY == 0:
+            progress(done)
+    prompts.warmup()

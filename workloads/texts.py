@@ -1,0 +1,461 @@
+"""Builds text prompts of exactly N tokens from words whose cost in tokens is known.
+
+    number  random words                a prompt without shared spans
+    span  span  number  random words    a prompt that shares its beginning with other prompts
+
+The first words encode the number of the text, and random words follow. `measure_words` counts the words once. It also
+proves for most tokenizers that the words of a text add up: every pair of words costs the sum of its words, and so does
+every text. Such texts need no further count, so they are written when they are needed.
+
+Other tokenizers have tokens that span words. Each text is then counted, and its last words are replaced until its count
+is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from math import gcd
+from random import Random
+
+import msgspec
+from msgspec.structs import replace
+
+from loadgen.workloads.prompts import (
+    SPANS_LIMIT,
+    CountTokens,
+    PromptError,
+    SharedSpan,
+    counter_digits,
+    prompt_random,
+    shuffled,
+)
+from loadgen.workloads.random_streams import item_picker
+
+COST_LIMIT = 8  # Words of more tokens are not used, because they rarely fit into the last few tokens
+WORDS_LIMIT = 256
+"""Maximum number of words. They have 65,536 pairs, all of which are counted, and number 256**3 different prompts from
+the second word on."""
+OPENINGS = 16
+"""Number of words that are counted at the start of a prompt. More are counted only if short prompts need them."""
+MIX_TOKENS = COST_LIMIT * COST_LIMIT
+"""If at least this many tokens remain to be filled, any word may come next. Word costs of at most c without a common
+divisor can form every sum from `(c - 1)**2` on (Frobenius and Schur). `c**2` tokens leave room for one more word."""
+BATCH = 256  # Texts that are counted together; a tokenizer's encodings are much larger than the texts
+ROUNDS_LIMIT = 64  # Maximum number of attempts to fix a text with a wrong count
+REPLACED_TOKENS = 8  # Tokens at the end of a text that one attempt replaces
+LEAD_LIMIT = 6  # Maximum number of words at the start of a text that number it
+
+Progress = Callable[[int], None]
+"""Callback that is called with the number of texts built so far."""
+
+
+class WordCosts(msgspec.Struct, frozen=True):
+    """The counts from which `Words` are made. They can be stored for later runs on the same server."""
+
+    alone: dict[str, int]
+    """Length in tokens of the prompt that consists of the word alone."""
+    costs: dict[str, int]
+    """Number of tokens that each word adds after another word and a space."""
+    adds_up: bool
+    """True if every pair of words was counted and costs the sum of its words."""
+
+
+class Words(msgspec.Struct, frozen=True):
+    """Words with their cost in tokens, as one tokenizer counts them."""
+
+    opening: dict[int, list[str]]
+    """Words by the length of the prompt that consists of the word alone, in tokens."""
+    costs: dict[str, int]
+    """Number of tokens that each word adds after another word and a space."""
+    fits: list[list[str]]
+    """Entry t lists the words that may come next if t tokens remain. Other words can fill the tokens that remain after
+    them."""
+    pick: Callable[[Random, int], list[str]] | None
+    """Picks this number of words faster than one at a time. None unless each word costs one token."""
+
+    def can_fill(self, tokens: int) -> bool:
+        """Return True if there are words that together cost exactly `tokens` tokens, otherwise False."""
+        if tokens < MIX_TOKENS:
+            return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
+        return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0
+
+    def fill(self, tokens: int, random: Random) -> list[str]:
+        """Return random words that together cost exactly `tokens` tokens. `can_fill(tokens)` must be True."""
+        if self.pick is not None:
+            return self.pick(random, tokens)
+        all_words = list(self.costs)
+        max_cost = max(self.costs.values(), default=1)
+        draw = random.random
+        size = len(all_words)
+        picked: list[str] = []
+        while tokens >= MIX_TOKENS:
+            batch = [all_words[int(draw() * size)] for _ in range((tokens - MIX_TOKENS) // max_cost + 1)]
+            tokens -= sum([self.costs[word] for word in batch])
+            picked += batch
+        while tokens:
+            choices = self.fits[tokens]
+            picked.append(choices[int(draw() * len(choices))])
+            tokens -= self.costs[picked[-1]]
+        return picked
+
+    def cost(self, words: Iterable[str]) -> int:
+        """Return the number of tokens that these words add to a text."""
+        return sum(self.costs[word] for word in words)
+
+    def cheapest(self) -> tuple[int, list[str]]:
+        """Return the lowest cost of a word in tokens, and all words with that cost."""
+        minimum = min(self.costs.values(), default=1)
+        return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
+
+    def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
+        """Return the error for `n` requested texts of `tokens` tokens, of which only `possible` exist."""
+        shortest = min(self.opening, default=0)
+        if shortest > tokens:
+            return PromptError(
+                f"the shortest text prompt has {shortest} tokens with the special tokens that the server adds, "
+                f"so a prompt cannot have {tokens}",
+                f"request at least {shortest} input tokens; use min={shortest} for a distribution",
+            )
+        return PromptError(
+            f"{len(self.costs)} known words make only {possible} different prompts of {tokens} tokens, not {n}",
+            "request longer prompts or fewer of them",
+        )
+
+
+def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
+    """Count the tokens of the candidate words, and return the costs of the usable words.
+
+    Most vocabularies have one token for each candidate. Texts that contain every pair of words show that with few
+    counts. Otherwise each word is counted after another word, and words of more than COST_LIMIT tokens are left out.
+
+    The first `openings` words are also counted alone, at the start of a prompt."""
+    first = candidates[0]
+    starts = list(candidates[:openings])
+    usable = list(candidates[:WORDS_LIMIT])
+    pieces = pair_texts(first, usable)
+    counts = count([*starts, *pieces])
+    alone = dict(zip(starts, counts, strict=False))
+    costs = dict.fromkeys(usable, 1)
+    if _add_up(pieces, counts[len(starts) :], alone[first], costs):
+        return WordCosts(alone, costs, adds_up=True)
+    after = count([f"{first} {word}" for word in candidates])
+    added = sorted(
+        (tokens - alone[first], position)
+        for position, tokens in enumerate(after)
+        if 1 <= tokens - alone[first] <= COST_LIMIT
+    )
+    costs = {candidates[position]: cost for cost, position in added[:WORDS_LIMIT]}
+    if not costs:
+        return WordCosts({}, {}, adds_up=False)
+    if first not in costs:  # the pieces begin with it
+        first, *_ = costs
+        alone[first] = count([first])[0]
+    missing = [word for word in list(costs)[:openings] if word not in alone]
+    alone |= zip(missing, count(missing), strict=True)
+    pieces = pair_texts(first, list(costs))
+    return WordCosts(alone, costs, adds_up=_add_up(pieces, count(pieces), alone[first], costs))
+
+
+def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
+    """Return the vocabulary with the length of every word alone, at the start of a prompt."""
+    missing = [word for word in vocabulary.costs if word not in vocabulary.alone]
+    alone = vocabulary.alone | dict(zip(missing, count(missing), strict=True))
+    return replace(vocabulary, alone=alone) if missing else vocabulary
+
+
+def pair_texts(first: str, words: Sequence[str]) -> list[str]:
+    """Return texts that together contain every word after every word, and each word at the end of a text.
+
+    Every text begins with the word `first`."""
+    texts = []
+    for position, word in enumerate(words):
+        pairs = [f"{other} {word}" for other in words[position + 1 :]]
+        texts.append(" ".join((first, word, word, *pairs)))
+    return texts
+
+
+def _add_up(texts: Sequence[str], counts: Sequence[int], first_tokens: int, costs: Mapping[str, int]) -> bool:
+    """Return True if each count is the sum of the text's words. The first word of each text has `first_tokens`."""
+    return all(
+        tokens == first_tokens + sum([costs[word] for word in text.split()[1:]])
+        for text, tokens in zip(texts, counts, strict=True)
+    )
+
+
+def words_of(vocabulary: WordCosts, openings: int = OPENINGS) -> Words:
+    """Return the words of a vocabulary, prepared for filling texts. Only the first `openings` words start a text."""
+    costs = vocabulary.costs
+    opening: dict[int, list[str]] = {}
+    for word in list(costs)[:openings]:
+        opening.setdefault(vocabulary.alone[word], []).append(word)
+    fits: list[list[str]] = [[]]
+    for tokens in range(1, MIX_TOKENS):
+        fits.append([word for word, cost in costs.items() if cost == tokens or (cost < tokens and fits[tokens - cost])])
+    one_token_each = set(costs.values()) == {1}
+    return Words(opening, costs, fits, item_picker(list(costs)) if one_token_each else None)
+
+
+class TextSpec(msgspec.Struct, frozen=True):
+    """A text to build: its number, its length in tokens, and the shared spans at its start."""
+
+    number: int
+    tokens: int
+    shared: tuple[SharedSpan, ...] = ()
+
+
+class PromptDraft(msgspec.Struct):
+    """A text under construction."""
+
+    words: list[str]
+    keep: int  # Number of words at the start that are not replaced later
+    tokens: int
+    random: Random
+
+
+class TextSurvey:
+    """The texts of a run that start a prompt: texts without shared spans, and first spans.
+
+    Each of them has a position, and the words at its start encode this position. All starts are therefore different.
+
+    A run that repeats `note` for every prompt has a complete survey. The survey of an endless run covers only its first
+    prompts. It assumes that all prompts may have the same length."""
+
+    def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
+        """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
+
+        `spans` is the number of shared spans if they have consecutive numbers from -1 down. If `complete` is False,
+        `note` is not called for every prompt."""
+        self.complete = complete
+        self.lengths = Counter[int]()
+        """Number of starts by their length in tokens."""
+        self._texts = texts
+        self._spans = spans
+        self._span_positions: dict[SharedSpan, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Number of different starts."""
+        return self._texts + (self._spans or len(self._span_positions))
+
+    def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
+        """Add one prompt to the survey. The parameters are those of a `Prompt`, and the result is an empty text."""
+        start = shared[0] if shared else (number, tokens)
+        if start[0] >= 0:
+            self.lengths[start[1]] += 1
+        elif start not in self._span_positions:
+            self._span_positions[start] = -1 - start[0] if self._spans else len(self._span_positions)
+            self.lengths[start[1]] += 1
+        return ""
+
+    def position(self, number: int, tokens: int) -> int:
+        """Return the position of a text or span among all starts."""
+        if number >= 0:
+            return self.total - self._texts + number
+        return self._span_positions.get((number, tokens), -1 - number)
+
+    def group_size(self, tokens: int) -> int:
+        """Return the number of starts of this length, or an upper limit if the survey is not complete."""
+        return self.lengths[tokens] if self.complete else self.total
+
+
+class Openings:
+    """Chooses the opening words of each text or span that starts a prompt.
+
+    The opening words encode the position of the text, which makes the texts different. A text may be too short for its
+    position. It is then numbered among the texts of its length, and differs from all other texts by its length."""
+
+    def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
+        """Prepare the openings of the surveyed texts.
+
+        Raises PromptError if a length cannot be reached, or if there are not enough different texts of a length."""
+        self._words = words
+        self._survey = survey
+        self._seed = seed
+        self._wheels: dict[int, tuple[list[list[str]], int, bool]] = {}
+        self._ranks: dict[SharedSpan, int] = {}
+        self._next_ranks = Counter[int]()
+        self.short = {tokens for tokens in survey.lengths if self._of_length(tokens)[2]}
+        """Lengths of texts that are too short for their position. `rank` must be called for each of these texts."""
+
+    def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
+        """Number one prompt among the texts of its length, if it is short. The result is an empty text."""
+        start = shared[0] if shared else (number, tokens)
+        if start[1] in self.short and start not in self._ranks:
+            self._ranks[start] = self._next_ranks[start[1]]
+            self._next_ranks[start[1]] += 1
+        return ""
+
+    def words(self, number: int, tokens: int) -> tuple[list[str], int]:
+        """Return the opening words of a text or span, and the number of tokens left to fill.
+
+        Raises PromptError if the length cannot be reached."""
+        wheels, remaining, is_short = self._of_length(tokens)
+        position = self._ranks[number, tokens] if is_short else self._survey.position(number, tokens)
+        return counter_digits(position, wheels), remaining
+
+    def _of_length(self, tokens: int) -> tuple[list[list[str]], int, bool]:
+        if tokens not in self._wheels:
+            survey = self._survey
+            self._wheels[tokens] = _wheels(self._words, survey.total, survey.group_size(tokens), tokens, self._seed)
+        return self._wheels[tokens]
+
+
+class TextWriter(msgspec.Struct, frozen=True):
+    """Writes texts of exact length. The same number gives the same text in every call, order and process."""
+
+    words: Words
+    seed: int
+    openings: Openings
+    counter: list[list[str]]
+    """Wheels of the counter (see `counter_digits`) whose words number a text after its shared spans."""
+    count: CountTokens | None
+    """Counts whole texts, which are then fixed. None if the words of every text add up."""
+    spans: dict[tuple[SharedSpan, bool], list[str]]
+    """Words of the spans written so far. The key contains True if the span starts a text: its tokens then include the
+    special tokens."""
+
+    def text(self, spec: TextSpec) -> str:
+        """Return one text of exact length. Raises PromptError if that is impossible."""
+        return self.texts([spec])[0]
+
+    def texts(self, specs: Iterable[TextSpec], progress: Progress = lambda _: None) -> list[str]:
+        """Return texts of exact length. Raises PromptError if that is impossible."""
+        if self.count is None:
+            return [" ".join(self._draft(spec).words) for spec in specs]
+        return _build_exact(self.count, self.words, map(self._draft, specs), progress)
+
+    def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
+        """Write these spans, which start texts, now. Spans that are counted are then counted together."""
+        wanted = list(dict.fromkeys(spans))
+        for span, text in zip(wanted, self.texts(TextSpec(*span) for span in wanted), strict=True):
+            self.spans[span, True] = text.split()
+
+    def _draft(self, spec: TextSpec) -> PromptDraft:
+        """Return a draft: the words of the shared spans, words that encode the number of the text, and random words.
+
+        Words of the number are left out if there are too few tokens for them."""
+        random = prompt_random(self.seed, spec.number)
+        shared: list[str] = []
+        if spec.shared:
+            shared, remaining = self._shared_words(spec)
+            lead = counter_digits(spec.number, self.counter)
+            while not self.words.can_fill(remaining - self.words.cost(lead)):
+                lead.pop()
+            remaining -= self.words.cost(lead)
+            # A text of nothing but spans has no words of its own, so only the end of the spans can be replaced.
+            keep = len(shared) + len(lead) if remaining else 1
+        else:
+            lead, remaining = self.openings.words(spec.number, spec.tokens)
+            keep = len(lead)
+        words = [*shared, *lead, *self.words.fill(remaining, random)]
+        return PromptDraft(words, keep, spec.tokens, random)
+
+    def _shared_words(self, spec: TextSpec) -> tuple[list[str], int]:
+        """Return the words of the shared spans, and the number of tokens left to fill.
+
+        Spans that are longer than the text are cut."""
+        shared: list[str] = []
+        remaining = spec.tokens
+        for span in spec.shared:
+            if remaining <= 0:
+                break
+            shared += self._span_words(span, starts=not shared)
+            remaining -= span[1]
+        while not self.words.can_fill(remaining):
+            if len(shared) == 1:
+                raise self.words.too_short(spec.tokens)
+            remaining += self.words.costs[shared.pop()]
+        return shared, remaining
+
+    def _span_words(self, span: SharedSpan, *, starts: bool) -> list[str]:
+        if (span, starts) in self.spans:
+            return self.spans[span, starts]
+        number, tokens = span
+        if starts:
+            words = self.text(TextSpec(number, tokens)).split()
+        elif self.words.can_fill(tokens):
+            words = self.words.fill(tokens, prompt_random(self.seed, number))
+        else:
+            raise self.words.too_short(tokens)
+        if len(self.spans) < SPANS_LIMIT:
+            self.spans[span, starts] = words
+        return words
+
+
+def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens | None = None) -> TextWriter:
+    """Return a writer for the surveyed texts. All texts differ in their first words, or after their shared spans.
+
+    `count` is needed if the words of a text do not add up. Raises PromptError if a length cannot be reached, or if
+    there are not enough different texts of a length."""
+    _, wheel = words.cheapest()
+    depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)
+    return TextWriter(words, seed, Openings(words, survey, seed), [shuffled(wheel, seed)] * depth, count, {})
+
+
+def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft], progress: Progress) -> list[str]:
+    """Return the texts of the drafts, after changing their last words until every text has the exact token count.
+
+    Raises PromptError if a text is not exact after ROUNDS_LIMIT attempts."""
+    texts: list[str] = []
+    waiting = iter(drafts)
+    while batch := list(islice(waiting, BATCH)):
+        pending = batch
+        for _ in range(ROUNDS_LIMIT):
+            counts = count([" ".join(draft.words) for draft in pending])
+            missing = [(draft, draft.tokens - n) for draft, n in zip(pending, counts, strict=True)]
+            pending = [draft for draft, tokens in missing if tokens]
+            for draft, tokens in missing:
+                if tokens:
+                    _replace_end(draft, tokens, words)
+            if not pending:
+                break
+        else:
+            raise PromptError(
+                f"{len(pending)} texts could not be built with their exact length in {ROUNDS_LIMIT} attempts, the "
+                f"first with {pending[0].tokens} tokens: this tokenizer's count of a text is not the sum of its words",
+                "use an endpoint that accepts token ids, or pass the model's own --tokenizer",
+            )
+        texts += [" ".join(draft.words) for draft in batch]
+        progress(len(texts))
+    return texts
+
+
+def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
+    """Replace the last words of a draft by words that together cost `missing` tokens more (fewer if negative)."""
+    freed = 0
+    while len(draft.words) > draft.keep:
+        freed += words.costs[draft.words.pop()]
+        if freed >= REPLACED_TOKENS and words.can_fill(freed + missing):
+            break
+    if words.can_fill(freed + missing):
+        draft.words += words.fill(freed + missing, draft.random)
+
+
+def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
+    """Return the wheels of the counter that provides the first words of texts of `tokens` tokens.
+
+    A wheel lists the words of one digit (see `counter_digits`). The first wheel has words that can start a prompt, and
+    the other wheels have words of minimum cost. All words of a wheel have the same cost, so these texts have the same
+    number of tokens left to fill. The result has three values:
+
+    - the wheels.
+    - the number of tokens left to fill.
+    - False if the wheels number all `n` texts, True if they have room only for the `group_size` texts of this length.
+
+    Raises PromptError if there are not enough different texts of this length.
+    """
+    cost, wheel = words.cheapest()
+    possible = 0
+    for needed in (n, group_size):
+        for depth in range(LEAD_LIMIT):
+            for opening, first in sorted(words.opening.items(), key=lambda item: (-len(item[1]), item[0])):
+                remaining = tokens - opening - depth * cost
+                if not words.can_fill(remaining):
+                    continue
+                texts = len(first) * len(wheel) ** depth
+                possible = max(possible, texts)
+                if texts >= needed:
+                    return [shuffled(column, seed) for column in (first, *[wheel] * depth)], remaining, needed < n
+    raise words.too_short(tokens, group_size, possible)

@@ -25,8 +25,8 @@ def unplannable(objectives: Sequence[Objective]) -> list[str]:
 def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
     """Return a function that computes the figure of each objective from a run, in seconds.
 
-    The figure of an objective is None if no request has its latency. If any request did not complete, all figures are
-    None.
+    The figure of an objective is None if no request has the latency that the objective limits. If any request did not
+    complete, all figures are None.
     """
 
     def figures(run: Run) -> list[float | None]:

@@ -5,8 +5,8 @@ objects and 0.5 kB as columns. Two flat arrays contain the chunks of all request
 entries `offsets[i]:offsets[i + 1]` belong to request i.
 
 Times are float64 nanoseconds from the run's start, which are exact up to 2**53 ns (104 days). NaN means that the event
-never happened. Arrival times of chunks are stored as steps of four bytes (loadgen.analysis.chunk_columns). Code that
-needs all chunks processes them in `blocks`.
+never happened. The arrival time of a chunk is stored as the time since the previous chunk, usually in four bytes
+(loadgen.analysis.chunk_columns). Code that needs all chunks processes them in `blocks`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,10 @@ class Frame(msgspec.Struct, frozen=True):
         return np.array([outcome.state == state for outcome in self.outcomes], np.bool_)[self.outcome_index]
 
     def mark(self, name: str) -> Floats:
-        """Return a column of `Record.marks`: an instant in ns or a count, NaN for a row without it."""
+        """Return the entry `name` of `Record.marks` for each row, or NaN for a row without this entry.
+
+        Depending on the name, the values are instants in ns or counts.
+        """
         return self.marks.get(name, np.full(len(self), np.nan))
 
     @property
@@ -188,7 +191,7 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(later > 0, later, np.nan)
 
     def has_basis(self, basis: Basis) -> Booleans:
-        """Return a mask of the rows whose streamed tokens were counted on this basis."""
+        """Return a mask of the rows whose streamed tokens were counted in this way, such as `chunks` (see `Basis`)."""
         return np.equal(self.basis, BASES.index(basis))
 
     @property
@@ -251,8 +254,8 @@ class Frame(msgspec.Struct, frozen=True):
     def tokens_inside(self) -> float:
         """Return the number of generated tokens that arrived inside the window.
 
-        If the server's count differs from the sum over the chunks, it is spread over the chunks in proportion to their
-        tokens.
+        If the server's token count differs from the sum over the chunks, the server's count is spread over the chunks
+        in proportion to their tokens.
         """
         tokens = np.where(self.sent, self.output_tokens, 0.0)
         if self.whole:
@@ -307,7 +310,7 @@ class Frame(msgspec.Struct, frozen=True):
         return blocks(self.offsets)
 
     def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:
-        """Yield the gaps in ns between chunks, block by block, each block with the slice of rows that it covers.
+        """Yield (rows, gaps) for each block: a slice of rows, and the gaps between the chunks of these rows in ns.
 
         Only the gaps of rows in `sampled` are included.
         """
@@ -410,7 +413,7 @@ class FrameBuilder:
             self._sources[CountSource(phase == "measured", state, counted_by, stamps)] += count
 
     def _count_outcomes(self, records: Sequence[Record]) -> NDArray[np.uint16]:
-        """Add these Records to the counts of outcomes, and return the outcome index of each Record."""
+        """Count the outcomes of these Records, and return the index of each Record's outcome."""
         fields_of_records = [OUTCOME_FIELDS(record) for record in records]
         first_ids = {fields: record.id for fields, record in zip(fields_of_records[::-1], records[::-1], strict=True)}
         indices = {}
@@ -474,8 +477,8 @@ def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -> dict[str, NDArray[Any]]:
     """Return the columns with token counts for these Records.
 
-    In nearly all Records the chunks and the total agree, so the chunks' counts are used. Only the other rows are
-    examined one by one.
+    In nearly all Records, the token counts of the chunks add up to the output length that the server reported. These
+    rows use the counts of the chunks. Only the other rows are examined one by one.
     """
     chunk_tokens = [record.chunk_tokens for record in records]
     try:  # Bytes take a third of the time of a list of integers, and a tenth if every chunk holds one token.
@@ -515,8 +518,9 @@ def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -
 def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Booleans]:
     """Return three Boolean columns for these Records.
 
-    The first column is True if the token counts of the chunks are unknown. The second is True if the server stated a
-    total. The third is True if the chunks and the total must be compared in any case.
+    - The first column is True if the token counts of the chunks are unknown.
+    - The second is True if the server reported the output length.
+    - The third is True if the row must be examined although the counts agree, for example because of hidden tokens.
     """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:
@@ -532,7 +536,7 @@ def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Boolean
 
 
 def _at_chunk(values: Floats, positions: Integers, counts: Integers) -> Floats:
-    """Return the entry of a flat array at each row's position, or NaN for a row without chunks."""
+    """Return `values[positions[i]]` for each row i with chunks, and NaN for each row without chunks."""
     result = np.full(len(counts), np.nan)
     filled = counts > 0
     result[filled] = values[positions[filled]]

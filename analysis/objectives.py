@@ -100,7 +100,10 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """The bounds, all scaled by one factor, that a given share of the requests would have met."""
+    """The bounds that a given share of the requests, such as 90 %, would have met.
+
+    They are the bounds of --goodput, all multiplied by the same factor.
+    """
 
     scale: float
     """Factor by which every bound is multiplied."""
@@ -109,7 +112,7 @@ class BoundsMet(msgspec.Struct, kw_only=True):
 
 
 class AttainmentCurve(msgspec.Struct, kw_only=True):
-    """Attainment `y` (the share of good requests) if every bound is multiplied by `x`."""
+    """Attainment curve: `y` is the share of good requests if every bound of --goodput is multiplied by `x`."""
 
     x: list[float]
     y: list[float]
@@ -263,7 +266,10 @@ def _request_bound(text: str) -> Objective:
 
 
 def _similar_bound(text: str) -> str:
-    """Return a suggestion for a bound on each request. `text` names no latency of single requests."""
+    """Return a suggestion for a mistaken bound of --goodput, or an empty string if no latency has a similar name.
+
+    `text` is the name that the user gave, which is not a latency of single requests.
+    """
     from_vllm = re.fullmatch(r"(\w+):(\d+(?:\.\d+)?)", text)  # `--goodput ttft:500` of vLLM, in ms
     name = suggest_figure(from_vllm[1] if from_vllm else text, statistic=False)
     if name not in REQUEST_LATENCIES:

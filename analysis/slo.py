@@ -63,7 +63,10 @@ SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
 
 
 class _Evidence(msgspec.Struct, frozen=True):
-    """A measured figure and its interval. Both ends equal the figure if the figure describes only this run."""
+    """A measured figure and its confidence interval.
+
+    A figure that describes only this run, such as a maximum, has no interval. `low` and `high` then equal the figure.
+    """
 
     measured: float
     low: float
@@ -82,8 +85,8 @@ def judge(
 ) -> list[ObjectiveVerdict]:
     """Return the verdict on each objective. `frame` contains the run's Records and its measurement window.
 
-    `confidence` is the confidence with which the whole interval must meet the bound. If it is None, the measured figure
-    decides.
+    `confidence` is the value of --confidence: the whole interval with this confidence must meet the bound. If it is
+    None, the measured figure decides.
     """
     incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
     verdicts = []
@@ -151,12 +154,15 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return a statistic of a latency with its interval and the number of requests that would decide the verdict.
+    """Return a statistic of a latency with its interval and, if the bound lies inside, the number of requests needed.
 
-    The interval of a percentile consists of order statistics. The p-quantile lies below a bound if at least the share p
-    of the samples does. The number of samples that decides the verdict is therefore the number that decides this share.
-    The interval of a mean is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
-    4.6).
+    This is the number of requests with which the bound would lie outside the interval.
+
+    - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
+      bound if at least the share p of the samples is. The needed number is thus the number of samples that shows
+      whether this share is above or below p.
+    - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
+      4.6).
     """
     metric, bound = LATENCIES[objective.figure], objective.bound
     samples, offsets = metric.values(frame), metric.groups(frame)
@@ -282,9 +288,10 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
 
 
 def attainment_curve(ordered: Floats) -> AttainmentCurve:
-    """Return the attainment by the scale of the bounds. `ordered` contains the sorted bound scales of all requests.
+    """Return the share of requests that are good if all bounds are multiplied by x, as a curve over x.
 
-    The curve has at most MAX_POINTS points, evenly spaced by rank. It ends below 1 if some requests are not complete.
+    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). The curve has at most MAX_POINTS
+    points, evenly spaced by rank. It ends below 1 if some requests are not complete.
     """
     finite = ordered[np.isfinite(ordered)]
     ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))

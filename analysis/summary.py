@@ -318,7 +318,7 @@ class LittlesLaw(msgspec.Struct, kw_only=True):
 
 
 class IntervalMeaning(msgspec.Struct, kw_only=True):
-    """The meaning of the confidence intervals of `latency`."""
+    """The confidence of the intervals in `latency`, and the assumption on which they are based."""
 
     confidence: float
     independent: bool
@@ -337,7 +337,11 @@ class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TargetDueSent(msgspec.Struct, kw_only=True):
-    """One figure of the load: as the arrival process names it, as planned (due), and as sent."""
+    """One figure of the load in three versions: target, planned and actual.
+
+    `named` is the target in the arrival process, such as 20 in `poisson:20`. `due` follows from the due times of the
+    requests, and `sent` from the times at which they were sent.
+    """
 
     named: float | None
     due: float | None
@@ -590,8 +594,9 @@ class Memory(msgspec.Struct, kw_only=True):
 class CounterCheck(msgspec.Struct, kw_only=True):
     """Growth of a server counter over the run, warm-up included, compared with the client's count.
 
-    With incomplete requests, the client only knows that its count lies between `client` and `client_most`. `difference`
-    is the distance from the server's count to this range, and 0 inside the range.
+    If some requests are incomplete, the client cannot know exactly what the server counted. The expected count then
+    lies between `client` and `client_most`. `difference` is the distance from the server's count to this range, and 0
+    inside the range.
     """
 
     server: int

@@ -171,7 +171,7 @@ def compare(
     gates: Sequence[Gate] = (),
     run_variation: float = RUN_VARIATION,
 ) -> Comparison:
-    """Compare B with A. Both A and B are a single run or a group of repeats.
+    """Compare B with A. Each of A and B is a single run or a group of repeats.
 
     `margin` is the largest difference that does not matter, and `run_variation` is the assumed maximum difference
     between two runs of one server. Both are shares. Figures are compared even if the work is unequal; callers must
@@ -237,7 +237,7 @@ def _method(data: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], ru
 def _valid_runs(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[ComparedRun], list[str]]:
     """Return the valid runs of a group, and a sentence for each invalid run.
 
-    If no run is valid, return all runs, with a sentence for each reason. `title` is `A` or `B`.
+    If no run is valid, return all runs, with one sentence per distinct reason. `title` is `A` or `B`.
     """
     reasons = {index: _invalid_reason(run.summary) for index, run in enumerate(group)}
     invalid = {index: reason for index, reason in reasons.items() if reason}
@@ -473,7 +473,10 @@ def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
 
 
 def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return the chart definition that charts.js expects. Charts of repeats have thin lines and no bands."""
+    """Return the chart definition that charts.js expects.
+
+    A chart of more than two runs has thin lines, and no bands for the confidence intervals.
+    """
     spec = chart_spec(chart, drawn) | {"script": ""}
     spec["table"] = spec["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
     if len(drawn) > 2:

@@ -262,14 +262,16 @@ class MatrixReport:
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
         """Return the difference between two cells in the figure `name`, or None if there is none.
 
-        In the result, `cell` may be `a` or `b`.
+        The attribute `a` of the result is either `cell` or `other`, and `b` is the other one of the two.
         """
         forward, backward = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
         return self.differences.get(forward) or self.differences.get(backward)
 
     def _validity_findings(self) -> list[Finding]:
-        """Return findings on the validity of the figures: unfinished cells, wrong lengths, different speeds,
-        interruption."""
+        """Return findings that limit the validity of the figures.
+
+        They concern unfinished cells, wrong output lengths, cells with different clock speeds, and an interruption.
+        """
         result = [*self._cell_findings(), *sweep_findings(self.summary.sweeps, self._name)]
         differing = dict.fromkeys(self.servers[cell.server] for cell in self.summary.cells if cell.lengths.differ)
         if differing:
@@ -478,7 +480,10 @@ class MatrixReport:
         return [*blocks, self._table("Outcomes of requests, over all repeats", heads, rows)]
 
     def _order(self) -> list[Block]:
-        """Return the blocks on the order of the runs, the effect of the order on the intervals, and the plan."""
+        """Return the blocks that explain the order of the runs, followed by the server starts and the plan.
+
+        The explanation states how the order affects the confidence intervals.
+        """
         summary = self.summary
         lines = [SWEPT_ONCE]
         if summary.cells:

@@ -199,9 +199,10 @@ def _output_lengths(summary: Summary) -> str:
 
 
 def _mean_tokens(difference: LengthDifference, between: str) -> str:
-    """Return the mean actual and requested length of these responses, such as `50 of 128 tokens on average`.
+    """Return the mean actual and requested output length as text, such as `50 of 128 tokens on average`.
 
-    `between` is the text between the two numbers."""
+    `difference` describes the responses that are too short, or those that are too long. `between` is the text between
+    the two numbers."""
     means = (difference.tokens_mean, difference.requested_mean)
     mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
     unit = " tokens" if between == "of" else ""
@@ -296,7 +297,7 @@ def client_level(client: ClientHealth) -> Level:
 def _invalid_reason(client: ClientHealth) -> str:
     """Return the reason why the figures of a run are invalid.
 
-    Only in runs of older versions can disagreeing timestamps be the reason."""
+    Disagreeing timestamps are a reason only in runs that an older version of loadgen recorded."""
     if client.reasons and all(reason.startswith(RING_OFF) for reason in client.reasons):
         return "packet timestamps and socket timestamps disagree"
     if client.client_limit:
@@ -307,9 +308,9 @@ def _invalid_reason(client: ClientHealth) -> str:
 def priority(client: ClientHealth) -> Finding | None:
     """Return a finding on the client's scheduling priority, or None if there is nothing to report.
 
-    There is a finding if the priority was raised, if a worker gave up real-time priority, or if the requested real-time
-    priority was not permitted. Without a requested priority, a refusal is only reported if the client was too slow, as
-    part of `client.reasons`.
+    There is a finding if the priority was raised, if a worker gave up real-time priority, or if the user requested
+    real-time priority and the system did not permit it. If the user requested no priority, this function does not
+    report that raising it failed. `client.reasons` mentions the failure if the client was too slow.
     """
     facts = client.scheduling
     if facts is None:
@@ -432,7 +433,7 @@ def goodput_sentences(summary: Summary) -> list[str]:
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    Bounds of 0 are omitted, because the requests would have met any bound.
+    A bound is 0 if 90 % of the requests would have met any bound, however small. Such bounds are omitted.
     """
     return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
 

@@ -50,7 +50,7 @@ Cells = Sequence[TableCell | str]
 
 
 def number_columns(*titles: str) -> dict[str, ColumnKind]:
-    """Return the headings and kinds of number columns with these titles."""
+    """Return a dict that maps each title to the column kind `number`, as `table` expects it."""
     return dict.fromkeys(titles, "number")
 
 

@@ -202,7 +202,7 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
 
 
 def throughput_title(*sweeps: SweepResult) -> str:
-    """Return the title of the throughput with which these sweeps are compared, such as `tokens/s per GPU`."""
+    """Return the title of the throughput column that compares these sweeps, such as `tokens/s per GPU`."""
     return "tokens/s per GPU" if throughput_field(sweeps) == RATE else "tokens/s"
 
 

@@ -49,8 +49,8 @@ def parse_expressions(
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """Parse the objectives of a run (`assertions`) and those of its requests (`goodput`).
 
-    If `junit` or `confidence` is given, there must be objectives. Runs that are already `recorded` may contain them.
-    Raises PlanError, whose message lists every mistake.
+    `junit` and `confidence` need objectives. A run that is already `recorded` may contain them. Otherwise `assertions`
+    must not be empty. Raises PlanError, whose message lists every mistake.
     """
     if confidence is not None and not assertions and not recorded:
         raise PlanError(
@@ -79,7 +79,7 @@ def expressions_for(
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
     """Return the objectives of a run, the bounds of its requests, and a note for each expression that cannot be parsed.
 
-    If `objectives` or `bounds` is not empty, it replaces the expressions in the run's header.
+    Both come from the run's header, unless `objectives` or `bounds` is not empty and replaces them.
     """
     own_objectives = () if objectives else header.objectives
     own_bounds = () if bounds else header.goodput
@@ -190,8 +190,8 @@ def load_and_summarise(
 ) -> ReportedRun:
     """Summarise a run and check its objectives. `objectives` and `bounds` replace those in the run's header.
 
-    `confidence` is the confidence that the objectives require (--confidence). If it is None, the run's own objectives
-    keep the confidence in the header. Other objectives are then judged by their measured figures.
+    `confidence` is the confidence that the objectives require (--confidence). If it is None, objectives from the header
+    are judged with the confidence in the header. Objectives that replace them are judged by their measured figures.
 
     The result holds the summary but no Records. With `drawn`, it also holds the data of the charts. A caller that has
     already read the run file passes the content as `known`.

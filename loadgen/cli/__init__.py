@@ -112,9 +112,9 @@ class GroupedCommand(TyperCommand):
         return params
 
     def _has_short_help(self) -> bool:
-        """Return True if `--help` prints the short help.
+        """Return True if `--help` prints only the short help of this command.
 
-        The command then has more than SHORT_HELP_ABOVE options, and some of them are advanced.
+        That is the case if the command has more than SHORT_HELP_ABOVE options and some of them are advanced.
         """
         return len(self.params) > SHORT_HELP_ABOVE and any(
             getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params

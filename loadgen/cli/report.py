@@ -71,8 +71,8 @@ def report(
     time. Runs that are in progress, interrupted or killed are accepted, and so are files with malformed lines. The
     report names such problems. The objectives of the original run apply unless --assert or --goodput is given. Exit
     codes: 0 written; 2 not a run, or not writable. With --assert or --junit, the exit codes of a run apply too: 1
-    requests failed, and no --assert is about that; 4 an --assert failed; 5 the client was the limit; 6 an --assert with
-    --confidence is inconclusive; 130 interrupted or in progress.
+    requests failed, and no --assert judges failures; 4 an --assert failed; 5 the client was the limit; 6 an --assert
+    with --confidence is inconclusive; 130 interrupted or in progress.
     """
     from loadgen.studies.sweep.result import is_sweep
 

@@ -116,9 +116,9 @@ def run_load(
 def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N requests all at once and report the results.
 
-    Exit codes: 0 all requests complete; 1 some failed, were rejected or truncated, and no --assert is about that; 2
-    usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6 an
-    --assert with --confidence is inconclusive; 130 interrupted.
+    Exit codes: 0 all requests complete; 1 some failed, were rejected or truncated, and no --assert judges that outcome;
+    2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6
+    an --assert with --confidence is inconclusive; 130 interrupted.
     """
     run_load(settings, **shared)
 

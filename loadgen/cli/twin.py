@@ -219,14 +219,15 @@ REAL_TIME_HINT = "Repeat the run with --speed 1."
 
 
 def _read(path: Path, *, fallback: bool = False) -> Run:
-    """Read a run. Raises PlanError for a run that is not in real time.
+    """Read a run to which a twin can be fitted or compared.
 
-    Without `fallback`, raises UnreachableError for a run that used the built-in simulated server only because no server
-    was found. A twin of it would describe no server of the user. Runs with --simulated, and of simulated servers at a
-    URL, were made on purpose.
+    Raises PlanError if the run was simulated in virtual time, or if the clock of its simulated server did not run in
+    real time. The constants of a twin are in real seconds. A simulated server at five times real time would seem to
+    have five times the memory bandwidth.
 
-    The constants of a twin are in real seconds. A simulated server at five times real time would seem to have five
-    times the memory bandwidth, and its twin would describe no existing hardware.
+    Without `fallback`, raises UnreachableError if loadgen used the built-in simulated server only because it found no
+    real one. A twin would then describe none of the user's servers. A run is accepted if the user chose the simulated
+    server, with --simulated or by its URL.
     """
     from loadgen.analysis.run import runfile
 

@@ -51,8 +51,8 @@ def check_device(device: str, dtype: str) -> None:
 def device_limits(device: str, dtype: str, statistic: Statistic = min) -> DeviceLimits:
     """Return the limits of a device: from its data sheet if the GPU is in gpus.csv, otherwise from probes.
 
-    Limits in fp32 are always measured. `statistic` combines the attempts of a probe. The default is the fastest
-    attempt.
+    Limits in fp32 are always measured. A probe makes several attempts, and `statistic` computes its result from their
+    durations. By default, the fastest attempt counts.
     """
     if device == "cuda":
         name = torch.cuda.get_device_name()
@@ -82,9 +82,10 @@ def _known_gpu(name: str) -> Gpu | None:
 
 
 def group_device_limits(device: str, dtype: str) -> DeviceLimits:
-    """Return the limits of each process while all processes of the group are busy, and the links between them.
+    """Return the limits of the device while all processes of the group probe it at the same time.
 
-    Each limit is the median of several attempts. Predictions of a training step use these limits.
+    The result also holds the speed of the links between the processes. Each measured limit is the median of several
+    attempts. Predictions of a training step use these limits.
     """
     if not distributed.is_initialized():
         return device_limits(device, dtype, median)

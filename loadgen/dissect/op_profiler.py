@@ -181,8 +181,8 @@ class OpProfiler(TorchDispatchMode):
     def _record(self, call: _Dispatch) -> None:
         """Record a call of an operator.
 
-        All calls inside a `record_function` block are recorded as one operator with the name of the block. Such a block
-        contains a collective.
+        A `record_function` block contains a collective. All calls inside the block are recorded as one operator with
+        the name of the block.
         """
         name = str(call.func.overloadpacket.__name__)
         if name.startswith("_record_function"):
@@ -303,7 +303,10 @@ def _direction(backward: bool) -> Direction:
 
 
 def _owner(name: str, module: nn.Module) -> Owner | None:
-    """Return the owner of a module's operators, or None for a list of modules, which has no operators."""
+    """Return the `Owner` to which the operators of this module are assigned.
+
+    Return None for a list of modules, because a list has no operators.
+    """
     if isinstance(module, nn.ModuleList):
         return None
     last = "layers" if isinstance(module, DecoderLayer) else name.rpartition(".")[2]
@@ -318,7 +321,7 @@ def _part(name: str, module: nn.Module) -> str:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[Owner, Tensor]]:
-    """Yield every parameter of the model with the owner of its operators."""
+    """Yield every parameter of the model, with the `Owner` of the module to which the parameter belongs."""
     for name, parameter in model.named_parameters():
         module = name.rpartition(".")[0].rpartition(".")[2]
         yield (MODULES.get(module, "LM head"), ".layers." in f".{name}"), parameter

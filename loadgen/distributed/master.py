@@ -95,7 +95,7 @@ class Machine:
 
     @property
     def unsent_hint(self) -> str:
-        """Return a message that names the folder of the records that a lost machine has not sent."""
+        """Return a message that names the folder on the lost machine with the records that it has not sent."""
         return f"Its unsent records are on that machine, in {self.folder}"
 
 
@@ -520,9 +520,9 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
     """Return a line of a worker machine's part file, with its Record shifted to the master's clock.
 
-    All times of the Record are shifted by the drift up to the time when the request was sent. Durations therefore
-    remain as the machine measured them. In an open loop (`closed` is False) the due time is not shifted, because the
-    plan determines it. A line without a Record is returned unchanged.
+    All times of the Record are shifted by the clock correction at the time when the request was sent. Durations
+    therefore remain as the machine measured them. In an open loop (`closed` is False) the due time is not shifted,
+    because the plan determines the due time. A line that holds no Record is returned unchanged.
     """
     try:
         record = msgspec.json.decode(line, type=Record)

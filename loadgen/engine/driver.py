@@ -1,6 +1,7 @@
-"""The driver sends each request when it is due, and its recorder creates their Records.
+"""The driver sends each request when it is due, and the recorder creates the Records of the requests.
 
-Each worker process has one driver and one recorder.
+Each worker process has one driver and one recorder. Requests that are due at the same instant form a group. The driver
+prepares one group ahead, called the waiting group.
 
     next due ──> bytes encoded and sealed, connection attached    (before its instant; for a burst, before the start)
     instant  ──> send, send, send ... ──> listen                  (a burst only makes `send` calls)
@@ -136,7 +137,7 @@ class Driver:
         self._all_done = asyncio.Event()
 
     async def open(self) -> None:
-        """Open the spare connections, and prepare the requests that are due first."""
+        """Fill the pool with open connections, and prepare the requests that are due first."""
         await self._pool.fill()
         self._take_group()
 
@@ -197,14 +198,14 @@ class Driver:
         return exchange
 
     async def _reopen_closed(self) -> None:
-        """Before the run starts, replace those connections of the waiting group that the server has closed."""
+        """Before the run starts, replace connections that the server has closed since they were opened."""
         closed = self._close_gone()
         if closed:
             await self._pool.fill()
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Close our end of connections of the waiting group that the server has closed. Return their requests."""
+        """Close the connections of the waiting group that the server has closed, and return their requests."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -280,7 +281,7 @@ class Driver:
         task.add_done_callback(self._on_opened)
 
     def _end_opening(self) -> None:
-        """Remove the request of the current task from `_opening`, before the request counts as in flight."""
+        """Remove the current task from `_opening`, because its request no longer waits for a connection."""
         task = asyncio.current_task()
         assert task is not None
         del self._opening[task]
@@ -373,10 +374,10 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Draw the next request ahead, in the time after a Record.
+        """After a Record, use the time to build the next request, before this request is due.
 
-        A closed loop also learns here whether the server rejects requests inside responses with status 200. If so, its
-        clients wait for the Record of each such response before they continue.
+        In a closed loop, the Record also shows whether the server rejects requests inside responses with status 200. If
+        the server does so, a client waits for the Record of its response before it sends the next request.
         """
         self._queue.draw()
         if self._back_off is None or slot.conversation is not None:
@@ -437,7 +438,7 @@ class Driver:
         return True
 
     def _arm_try(self) -> None:
-        """If a client of the closed loop waits, set the clock to the end of its pause."""
+        """If a client of the closed loop pauses, schedule `_on_retry` for the end of the pause."""
         back_off = self._back_off
         if back_off is None or not back_off.waiting:
             return
@@ -466,7 +467,10 @@ class Driver:
         self._check_done()
 
     def _give_up_next(self) -> None:
-        """After a closed loop has given up, record the next requests of one client as not sent, one after another."""
+        """Record the next request of a client as not sent, because the closed loop has given up on the server.
+
+        This method schedules itself again until no request is left. A session continues in `_on_turn` instead.
+        """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
             self._check_done()
@@ -557,8 +561,8 @@ class Recorder:
     ) -> None:
         """Create the recorder of one worker.
 
-        `max_read_delay_ns` returns the longest delay between reads since its last call. `disk_spill` stores long
-        unfinished responses.
+        `max_read_delay_ns` returns the longest delay between two reads since the previous call of this function.
+        `disk_spill` stores long unfinished responses.
         """
         self.start_ns = 0
         """Start time of the run (CLOCK_MONOTONIC)."""
@@ -604,7 +608,10 @@ class Recorder:
         self._sink.flush()
 
     def watch(self, in_flight: Set[Exchange], *, counts: bool = True) -> None:
-        """Collect timestamps. With `counts`, also update the live counters from unfinished responses."""
+        """Collect the timestamps that have arrived, and let `disk_spill` store long unfinished responses.
+
+        With `counts`, also update the live counters from the requests in flight.
+        """
         self._stamps.collect()
         if counts:
             arriving = self._stamps.piece_counts(in_flight)
@@ -645,7 +652,10 @@ class Recorder:
         self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        """Record some of the queued requests in one turn of the event loop. QUIET_NS describes how many."""
+        """Record some of the queued requests in one turn of the event loop.
+
+        The description of the constant QUIET_NS explains when requests are recorded, and how many per turn.
+        """
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]
         is_awaited = first.conversation is not None or first.awaited

@@ -131,7 +131,10 @@ class OpenLoop:
         return group
 
     def draw(self) -> bool:
-        """Draw one request of the next group ahead. Return True if one was drawn, or False if the group is complete."""
+        """Build one request of the next group in advance.
+
+        Return True if a request was built, or False if the group is already complete.
+        """
         slot = self._next
         if slot is None or (self._drawn and slot.due_ns != self._drawn[0].due_ns):
             return False

@@ -81,7 +81,8 @@ class Bursts(msgspec.Struct, frozen=True):
         """Return how long to wait before a reading, and the time limit of the reading, both in seconds.
 
         A time limit of 0 means that no reading may begin yet. `now_ns` is the current offset from the start of the run.
-        Failed requests count as sent, because requests without a connection are never sent.
+        A burst has ended when each of its requests was sent, dropped or failed. Failed requests are included because
+        a request that gets no connection fails without being sent.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
@@ -264,7 +265,8 @@ class Sampler:
 def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
     """Open the sampler for a server, its GPUs and the host. `server` holds the ServerFacts from the header.
 
-    A missing source is noted with the reason. Raises PlanError if the plan requests a missing source by an option.
+    The facts of the sampler state why a source is missing. Raises PlanError if an option of the plan requests a missing
+    source.
     """
     if not plan.metrics_every_s:
         return Sampler(

@@ -150,9 +150,9 @@ class LocustSession:
     def turn(self) -> Iterator[None]:
         """Serialise the longer work of users, such as decoding a response or building the next request.
 
-        Only one user at a time is inside this context, and gevent's hub reads the sockets before each of them. Without
-        turns, gevent would run fifty greenlets before it reads the sockets again. Streams that start together also end
-        together, so many tokens would share one timestamp.
+        Only one user at a time is inside this context, and before a user enters it, gevent reads the sockets. Otherwise
+        gevent would run up to fifty greenlets before it reads the sockets again. Streams that start together also end
+        together, so many tokens would be read late and share one timestamp.
         """
         with self._turns:
             gevent.sleep(SOCKET_CHECK_S)
@@ -303,10 +303,10 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """Return the names of the Plan fields whose RunOption.interactive is one of `when`.
+    """Return the names of the Plan fields that can be set at one of these times.
 
-    `form` selects the fields of the form on Locust's start page, and `start` selects the fields that are fixed at the
-    start.
+    `form` means in the form on Locust's start page, before each run. `start` means on the command line, when Locust
+    starts. The times of a field are in RunOption.interactive.
     """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 

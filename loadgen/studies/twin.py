@@ -4,11 +4,12 @@
 
 The constants depend on what is known about the server:
 
-- If the GPU and the model are known, the constants are the host time per step, and the memory bandwidth and compute
-  rate that the server reaches, relative to typical kernels.
+- If the GPU and the model are known, the constants are the host (CPU) time per step, and two factors by which the
+  server's memory bandwidth and compute rate differ from those of typical kernels.
 - Otherwise the constants are the coefficients of a linear step duration (`LinearStepTime`).
 
-Both sets also contain the front-end times of a request.
+In both cases there are two more constants: the time that the server's HTTP front end takes per request, and the time
+from the front end to the first step.
 """
 
 from __future__ import annotations

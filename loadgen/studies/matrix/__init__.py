@@ -20,7 +20,8 @@ The repeats of a cell are spread over several rounds. Their number is the field 
 - With two or more rounds, a drift over hours affects all cells alike. With one round, only effects within a start
   average out (randomised blocks: Montgomery, "Design and Analysis of Experiments", chapter 4).
 - A sweep is measured once, in the first round, because a sweep has several runs and a confidence interval.
-- With `equal_work`, the named server comes first in each round, because the other servers need its output lengths.
+- The setting `equal_work` names a server. This server comes first in each round, because the other servers must
+  produce its output lengths.
 
 The state of a matrix is stored in its files. A repeat is finished if the footer of its run file does not say
 "interrupted", or if its sweep has ended. The append-only file `matrix.jsonl` contains what the run files do not:

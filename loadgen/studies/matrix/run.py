@@ -119,9 +119,10 @@ def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
     """Return the path of the file with the output lengths of the `equal_work` server, one per complete response.
 
     The typical `equal_work` server is TGI. Its HTTP API cannot fix the output length, so the model decides where a
-    response ends (docs/reference/dialects.md). Other servers do equal work if their requests use output lengths from
-    this file. The lengths come from runs on the host of `cell` with its model and workload. The file is written only
-    once, so that all runs use the same lengths. Raises EqualWorkError if there is no complete response.
+    response ends (docs/reference/dialects.md). The requests to the other servers use output lengths from this file, so
+    that all servers do equal work. The lengths come from runs on the host of `cell` with its model and workload. The
+    file is written only once, so that all runs use the same lengths. Raises EqualWorkError if there is no complete
+    response.
     """
     file = folder / "equal-work" / f"{cell.host}-{cell.model}-{cell.workload}.txt"
     if file.exists():

@@ -98,7 +98,10 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets) -> Plan:
 
 
 def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: ServerModel | None) -> Sweep:
-    """Return a new sweep. It can only be resumed with the same plan, objectives and virtual model."""
+    """Return a new sweep. It can only be resumed with the same plan, objectives and simulated server.
+
+    `virtual_model` describes the server of a simulated sweep. It is None if the sweep measures a real server.
+    """
     virtual = None
     if virtual_model is not None:
         draws = virtual_model.twin.draws if virtual_model.twin else None  # identify a twin by its numbers, not its file
@@ -137,7 +140,7 @@ def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: l
 
 
 def build_search(over: Over, search_settings: Mapping[str, Any], *, predicted: float | None = None) -> Search:
-    """Return a capacity search with the settings that the journal stores.
+    """Return a capacity search. `search_settings` are the search settings in the journal of the sweep.
 
     `predicted` is the capacity that a twin (a simulated server fitted to a measured one) predicts.
     """

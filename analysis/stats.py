@@ -436,6 +436,15 @@ def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, 
     return mean_b - mean_a, math.sqrt(math.fsum(variances)), degrees_of_freedom
 
 
+def mean_of_differences(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    """Return mean(b - a) of pairs, its standard error and its degrees of freedom, by Student's paired test.
+
+    Pairs have the same position in `a` and `b`. There must be at least two pairs.
+    """
+    mean, deviation = mean_and_deviation([y - x for x, y in zip(a, b, strict=True)])
+    return mean, (deviation or 0.0) / math.sqrt(len(a)), len(a) - 1
+
+
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a share by Wilson's method.
 

@@ -21,7 +21,7 @@ from loadgen.workloads.input_files import read_input
 
 if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun, Comparison
-    from loadgen.analysis.compare.figures import Gate
+    from loadgen.analysis.compare.gates import Gate
     from loadgen.analysis.frame import Frame
     from loadgen.analysis.objectives import Objective
     from loadgen.analysis.repeats import IndexedRun, RepeatsSummary

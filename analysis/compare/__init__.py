@@ -1,7 +1,8 @@
 """Compares two runs or two groups of runs, A and B, and reports by how much they differ and how certain that is.
 
     (this module)   the comparison, the check for equal work, and the documents for terminal and page.
-    figures         compares each figure (better, worse, no difference or inconclusive) and evaluates `--fail-if`.
+    figures         compares each figure: better, worse, no difference or inconclusive.
+    gates           evaluates the conditions of `--fail-if`.
     run_variance    estimates by how much a figure varies between two runs of the same server.
 
 Only runs of equal work can be compared fairly. Servers, versions, addresses, endpoints, server limits and platforms may
@@ -32,13 +33,12 @@ from loadgen.analysis.compare.figures import (
     MARGIN,
     RUN_VARIATION,
     ComparedFigure,
-    Gate,
-    GateResult,
     compare_groups,
     compare_single_runs,
     judge_figures,
-    judge_gates,
+    name_of_test,
 )
+from loadgen.analysis.compare.gates import Gate, GateResult, judge_gates
 from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun, run_name
 from loadgen.analysis.format import (
     UNKNOWN,
@@ -88,6 +88,8 @@ ONE_RUN_EACH = (
 TOO_SHORT = "Runs too short to show how the server varies: the interval of {} is the assumed {} (--run-variation)."
 SAME_ADDRESS = "Same prompts and same address: unless it was cleared in between, a prefix cache may have helped B."
 LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "inconclusive": "warning"}
+WORDS = {"better": "better", "worse": "worse", "no difference": "same", "inconclusive": "unclear"}
+"""Verdicts in the table of the terminal, which has 80 columns."""
 CAPTION = (
     "Lines are 95 % intervals. An interval inside the shaded {:g} % means no difference. An interval that includes "
     "100 % may be chance."
@@ -143,7 +145,7 @@ class Comparison:
         return f"{self.name_b} (B) compared with {self.name_a} (A)"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(terminal.render(document(self, brief=True)))}</pre>"
+        return f"<pre>{html.escape(terminal.render(document(self)))}</pre>"
 
     def json(self) -> dict[str, Any]:
         """Return the comparison as a dict that can be serialised as JSON."""
@@ -186,13 +188,17 @@ def compare(
         data = "raw samples of one run each"
         compared = compare_single_runs(a[0], b[0], figures, run_variation)
     else:
-        data = "one figure per run, Welch's t between runs"
-        compared = compare_groups([run.summary for run in a], [run.summary for run in b], figures, run_variation)
+        summaries_a, summaries_b = [run.summary for run in a], [run.summary for run in b]
+        data = f"one figure per run, {name_of_test(summaries_a, summaries_b)}"
+        compared = compare_groups(summaries_a, summaries_b, figures, run_variation)
     limited = [side for side, group in (("A", a), ("B", b)) if not any(run.summary.client.ok for run in group)]
     invalid = f"possible client bottleneck in every run of {' and '.join(limited)}" if limited else ""
     if invalid:
         compared = (evolve(row, p_value=None, why=row.why or invalid) for row in compared)
-    rows = judge_figures(list(compared), margin, gates)
+    tested = list(compared)
+    results = judge_gates(gates, tested, invalid)
+    failed = {gate.figure for gate, result in zip(gates, results, strict=True) if result.verdict == "fail"}
+    rows = judge_figures(tested, margin, gates, failed)
     notes = [*cold_starts, *_notes(a, b, single_runs=single_runs)]
     too_short = [row.figure for row in rows if row.p_value is not None and math.isinf(row.error)]
     if too_short:
@@ -211,7 +217,7 @@ def compare(
         unequal=unequal_work(a, b),
         left_out=[*left_out_a, *left_out_b],
         notes=notes,
-        gates=judge_gates(gates, rows),
+        gates=results,
         invalid=invalid,
     )
 
@@ -374,9 +380,9 @@ CONDITIONS: tuple[tuple[str, Callable[[ComparedRun], Any]], ...] = (
 """Properties that may differ although the work is equal: name, and a function that returns the value of a run."""
 
 
-def document(comparison: Comparison, *, brief: bool) -> doc.Document:
-    """Return the document without charts. `brief` documents have fewer columns and shorter texts, for the terminal."""
-    section = _comparison_section(comparison, brief=brief)
+def document(comparison: Comparison) -> doc.Document:
+    """Return the document for the terminal and for Markdown, without charts."""
+    section = _comparison_section(comparison, brief=True)
     blocks = [*section.blocks, doc.Paragraph(_names_and_counts(comparison)), doc.Paragraph(comparison.method, "note")]
     blocks += [doc.Paragraph(note, "warning") for note in comparison.notes]
     sections = [replace(section, title="", blocks=blocks)]
@@ -561,35 +567,45 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
         if row.figure in CARDS and row.difference is not None:
             a, b, unit, difference, interval = _row_texts(row, brief=True)
             note = f"95 %: {interval}{'' if row.ratio_ci95 is None else ' %'}; {a} to {b} {unit}"
-            cards.append(doc.Card(figure_title(row.figure), difference, _verdict_text(row), note))
+            cards.append(doc.Card(figure_title(row.figure), difference, row.verdict, note))
     return cards
 
 
 def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
     """Return the table of the compared figures, with one row per figure.
 
-    If `brief` is true, the reasons why figures were not tested are below the table.
+    If `brief` is true, verdicts are single words that fit into 80 columns, and details are below the table.
     """
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
-    figures_by_reason: dict[str, list[str]] = {}
     for row in comparison.rows:
-        if brief and row.why:
-            figures_by_reason.setdefault(row.why, []).append(row.figure)
-        note = "" if brief else remark(row)
-        verdict = doc.TableCell(_verdict_text(row, brief=brief), row.verdict, note, LEVELS[row.verdict])
-        rows.append((doc.TableCell(row.figure, code=True), *_row_texts(row, brief=brief), verdict))
-    notes = [f"{', '.join(figures)}: inconclusive ({reason})" for reason, figures in figures_by_reason.items()]
-    if brief and any(row.needs_more for row in comparison.rows):
-        notes.append("inconclusive (N more): about N more in each of A and B would decide it.")
+        verdict = WORDS[row.verdict] if brief else row.verdict
+        cell = doc.TableCell(verdict, row.verdict, "" if brief else remark(row), LEVELS[row.verdict])
+        rows.append((doc.TableCell(row.figure, code=True), *_row_texts(row, brief=brief), cell))
+    notes = _table_notes(comparison) if brief else []
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
 
-def _verdict_text(row: ComparedFigure, *, brief: bool = False) -> str:
-    if brief and row.verdict == "no difference":
-        return f"{row.verdict} > {percent(row.no_larger_than or 0)}"
-    return f"{row.verdict} ({row.needs_more:,} more)" if brief and row.needs_more else row.verdict
+def _table_notes(comparison: Comparison) -> list[str]:
+    """Return the lines below the brief table: the meaning of its words, reasons, and numbers that would decide."""
+    verdicts = {row.verdict for row in comparison.rows}
+    notes = []
+    if "no difference" in verdicts:
+        notes.append(f"same: the interval lies within {percent(comparison.margin)} (--margin).")
+    if "inconclusive" in verdicts:
+        notes.append("unclear: inconclusive, as the runs neither show a difference nor exclude one.")
+    figures_by_reason: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.why:
+            figures_by_reason.setdefault(row.why, []).append(row.figure)
+    notes += [f"{', '.join(figures)}: {reason}." for reason, figures in figures_by_reason.items()]
+    for more_of in ("requests", "runs"):
+        needed = [(row.figure, row.needs_more) for row in comparison.rows if row.more_of == more_of and row.needs_more]
+        if needed:
+            numbers = ", ".join(f"{figure} {number:,}" for figure, number in needed)
+            notes.append(f"More {more_of} in each of A and B that would decide, about: {numbers}.")
+    return notes
 
 
 def remark(row: ComparedFigure) -> str:

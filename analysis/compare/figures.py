@@ -1,4 +1,4 @@
-"""Compares the figures of A and B, gives each figure a verdict, and evaluates the conditions of `--fail-if`.
+"""Compares the figures of A and B and gives each figure a verdict, for `loadgen compare` and `loadgen matrix`.
 
 The verdict is better, worse, no difference or inconclusive. There are two methods:
 
@@ -7,29 +7,28 @@ The verdict is better, worse, no difference or inconclusive. There are two metho
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
 Both methods limit the intervals to the plausible variation between runs (RUN_VARIATION). A larger difference is
-therefore reported as better or worse. The table of figures and `--fail-if` use the same intervals.
+therefore reported as better or worse.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.compare import run_variance
 from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
-from loadgen.analysis.figure_names import did_you_mean, suggest_figure
-from loadgen.analysis.format import pluralise, significant, unit_of
 from loadgen.analysis.metrics import Metric, metric_by_key
-from loadgen.analysis.objectives import LATENCIES, RATES, parse_each
 from loadgen.analysis.repeats import complete_and_planned
 from loadgen.analysis.stats import student_cdf, student_quantile
 from loadgen.analysis.summary import Summary
+
+if TYPE_CHECKING:
+    from loadgen.analysis.compare.gates import Gate
 
 SEED = 20_030_711
 """Seed of the bootstrap, so that the same runs always give the same figures."""
@@ -62,6 +61,9 @@ SINGLE = "bootstrap of the quantile, steps, timestamps; at least the minimum var
 BOUNDED = "bootstrap of the quantile, timestamps, and the maximum variation between runs"
 ONE_AGAINST_MANY = "Student's t, with the other group's variation between runs"
 BETWEEN_RUNS = "Welch's t between runs"
+PAIRED_RUNS = "paired t between runs with equal seeds"
+MIN_PAIRS = 3
+"""Minimum number of pairs of runs for the paired test. Two pairs would leave a single degree of freedom."""
 EXACT_DEGREES_OF_FREEDOM = 1e6
 """Degrees of freedom of an exact interval. It is large because the error is known and not estimated."""
 
@@ -100,6 +102,8 @@ class ComparedFigure:
     """Number of requests or runs in the smaller group."""
     more_of: str = "requests"
     """What reduces the error: more `requests` or more `runs`."""
+    paired: bool = False
+    """True if each run of A is compared with the run of B that has the same seed."""
     verdict: Literal["better", "worse", "no difference", "inconclusive"] = "inconclusive"
     adjusted_p: float | None = None
     """p-value adjusted for the number of tests in the comparison (see `judge_figures`)."""
@@ -176,8 +180,11 @@ def compare_groups(
     """Compare two groups of runs by one value per run, and yield one row per figure.
 
     At least one group must have two or more runs. Figures on pairs, such as `ttft.pairs`, are skipped, because samples
-    of several runs are not pooled.
+    of several runs are not pooled. If the seeds determine the load, runs with the same seed are compared.
     """
+    paired = have_equal_random_loads(a, b)
+    if paired:
+        a, b = (sorted(group, key=lambda summary: summary.run.seed or 0) for group in (a, b))
     for figure in figures:
         if figure == "complete":
             shares_a = [complete_and_planned(summary) for summary in a]
@@ -186,7 +193,31 @@ def compare_groups(
         elif not figure.endswith(".pairs"):
             values_a = [_figure_value(figure, summary) for summary in a]
             values_b = [_figure_value(figure, summary) for summary in b]
-            yield compare_values(figure, values_a, values_b, run_variation)
+            yield compare_values(figure, values_a, values_b, run_variation, paired=paired)
+
+
+def name_of_test(a: Sequence[Summary], b: Sequence[Summary]) -> str:
+    """Return the name of the test that compares these groups."""
+    return PAIRED_RUNS if have_equal_random_loads(a, b) else BETWEEN_RUNS
+
+
+def have_equal_random_loads(a: Sequence[Summary], b: Sequence[Summary]) -> bool:
+    """Return True if the repeats of both groups have random loads that are equal for equal seeds.
+
+    Such repeats differ mostly in their loads, so comparing runs of the same seed removes most of the variation. Repeats
+    of a load that is not random differ by chance in the server only. For them, pairs would only reduce the degrees of
+    freedom.
+    """
+    seeds_a, seeds_b = (sorted(summary.run.seed or 0 for summary in group) for group in (a, b))
+    unique = len(set(seeds_a)) == len(seeds_a)
+    return len(a) >= MIN_PAIRS and seeds_a == seeds_b and unique and all(map(_has_random_load, (*a, *b)))
+
+
+def _has_random_load(summary: Summary) -> bool:
+    """Return True if the seed determines the arrivals or the lengths of the requests."""
+    run = summary.run
+    fixed_lengths = all(str(tokens).isdecimal() for tokens in (run.input_tokens, run.output_tokens))
+    return bool(run.load.law) or not fixed_lengths or run.workload not in (None, "synthetic")
 
 
 def _figure_value(figure: str, summary: Summary) -> float | None:
@@ -446,12 +477,18 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
 
 
 def compare_values(
-    figure: str, a: Sequence[float | None], b: Sequence[float | None], run_variation: float = math.inf
+    figure: str,
+    a: Sequence[float | None],
+    b: Sequence[float | None],
+    run_variation: float = math.inf,
+    *,
+    paired: bool = False,
 ) -> ComparedFigure:
-    """Compare two groups of values of one figure, with one value per run, by Welch's t test.
+    """Compare two groups of values of one figure, with one value per run, by Welch's t test or by a paired t test.
 
     For positive values, the logarithms are compared, which gives an interval of the ratio B / A. Shares and groups with
-    a value of 0 are compared directly. `run_variation` limits the interval of a ratio.
+    a value of 0 are compared directly. `run_variation` limits the interval of a ratio. If `paired`, the values at one
+    position of `a` and `b` belong to runs with the same load.
     """
     known_a = [value for value in a if value is not None]
     known_b = [value for value in b if value is not None]
@@ -459,7 +496,9 @@ def compare_values(
         return _untested(figure, math.nan, math.nan, why=MISSING_IN_SOME_RUNS)
     mean_a, mean_b = math.fsum(known_a) / len(known_a), math.fsum(known_b) / len(known_b)
     count = min(len(known_a), len(known_b))
-    effect, error, degrees = stats.difference_of_means(known_a, known_b)
+    difference_of_means = stats.mean_of_differences if paired else stats.difference_of_means
+    effect, error, degrees = difference_of_means(known_a, known_b)
+    test = BETWEEN_RUNS if count > 1 else ONE_AGAINST_MANY
     result = replace(
         _empty_row(figure),
         a=mean_a,
@@ -467,24 +506,26 @@ def compare_values(
         difference=mean_b - mean_a,
         difference_ci95=confidence_interval(effect, error, degrees),
         p_value=p_value(effect, error, degrees),
-        test=BETWEEN_RUNS if count > 1 else ONE_AGAINST_MANY,
+        test=PAIRED_RUNS if paired else test,
         error=error,
         degrees_of_freedom=degrees,
         count=count,
         more_of="runs",
+        paired=paired,
     )
     if result.unit == "share" or min(*known_a, *known_b) <= 0:
         return result
     logs_a, logs_b = [math.log(value) for value in known_a], [math.log(value) for value in known_b]
-    effect, error, degrees = stats.difference_of_means(logs_a, logs_b)
-    spread = max(math.log(max(group) / min(group)) for group in (known_a, known_b))
+    effect, error, degrees = difference_of_means(logs_a, logs_b)
+    varying = [[y - x for x, y in zip(logs_a, logs_b, strict=True)]] if paired else [logs_a, logs_b]
+    spread = max(max(group) - min(group) for group in varying)
     bound = max(math.log1p(run_variation), SPREAD_FACTOR * spread)
     result = replace(result, error=error, degrees_of_freedom=degrees, ratio=math.exp(effect), variation_bound=bound)
     return _with_interval(result, p_value(effect, error, degrees))
 
 
 def judge_figures(
-    rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = ()
+    rows: Sequence[ComparedFigure], margin: float = MARGIN, gates: Sequence[Gate] = (), failed: Collection[str] = ()
 ) -> list[ComparedFigure]:
     """Return the rows with their verdicts and adjusted p-values.
 
@@ -493,14 +534,16 @@ def judge_figures(
     - "inconclusive": neither of these conditions holds.
 
     The p-values of gated figures are adjusted only for the number of gates (Bonferroni's method), because the user
-    chose these figures before seeing the runs. The p-values of all other figures are adjusted by Holm's method.
+    chose these figures before seeing the runs. The p-values of all other figures are adjusted by Holm's method. A
+    figure in `failed`, whose gate failed, is "worse" in any case.
     """
     gated = {gate.figure for gate in gates}
     adjusted = holm([None if row.figure in gated else row.p_value for row in rows])
     for index, row in enumerate(rows):
         if row.figure in gated and row.p_value is not None:
             adjusted[index] = min(1.0, row.p_value * len(gates))
-    return [row if p is None else _judge(row, margin, p) for row, p in zip(rows, adjusted, strict=True)]
+    judged = [row if p is None else _judge(row, margin, p) for row, p in zip(rows, adjusted, strict=True)]
+    return [replace(row, verdict="worse", needs_more=None) if row.figure in failed else row for row in judged]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -560,11 +603,11 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
         (effect_margin - abs(row.effect), 1 - FALSE_ALARM_RATE / 2),
         (abs(row.effect), 1 - FALSE_ALARM_RATE / 2 / strictness),
     )
-    numbers = [_number_needed(row, aim, share) for aim, share in aims if aim > 0]
+    numbers = [number_needed(row, aim, share) for aim, share in aims if aim > 0]
     return min((number for number in numbers if number is not None), default=None)
 
 
-def _number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
+def number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
     """Return the number of additional requests or runs at which `t * error <= aim`, or None if impractical.
 
     `t` is the quantile of Student's t at `share`, and `error` is proportional to `1 / sqrt(number)`.
@@ -574,7 +617,8 @@ def _number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
     if row.more_of == "runs":
         for runs in range(row.count + 1, RUNS_MAX):
             error = row.error * math.sqrt(row.count / runs)
-            if student_quantile(share, 2 * runs - 2) * error <= aim:
+            degrees_of_freedom = runs - 1 if row.paired else 2 * runs - 2
+            if student_quantile(share, degrees_of_freedom) * error <= aim:
                 return runs - row.count
         return None
     allowed = aim / student_quantile(share, row.degrees_of_freedom)
@@ -582,101 +626,3 @@ def _number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
         return None
     more = max(1, math.ceil(row.count * (row.error / allowed) ** 2) - row.count)
     return None if more > MORE_REQUESTS_MAX else int(float(f"{more:.1e}"))
-
-
-HINT = f"""A condition names a figure, and how much worse than A it may be in B: 'ttft.p99 worse by 5%'.
-  figures      LATENCY.STATISTIC, complete, {", ".join(RATES)}
-  latencies    {", ".join(LATENCIES)}
-  statistics   {", ".join(stats.WITH_INTERVAL)}
-  bounds       a share of A's figure such as 5%; of `complete` a difference of shares; 'worse' alone is worse by 0%"""
-_GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse(?: by (\d+(?:\.\d+)?) ?(%)?)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """A condition of `--fail-if`, such as `ttft.p99 worse by 5%` or `output_tokens_per_s worse`.
-
-    A gate is a statement about the server, and the runs are samples of the server. The result depends on the confidence
-    interval of the difference between A and B:
-
-    - fail: the whole interval is worse than the bound.
-    - pass: no part of the interval is worse than the bound.
-    - inconclusive: the interval contains the bound.
-
-    With k gates, each interval has the confidence `1 - 5 % / k` (Bonferroni). The probability of any false failure is
-    therefore at most 2.5 %. Figures without a gate do not count, because gates are chosen before the runs are seen.
-    """
-
-    text: str
-    figure: str
-    bound: float
-    """Largest permitted difference: a share of A's figure, or a difference of shares."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """The result of a gate."""
-
-    condition: str
-    """The gate as the user wrote it."""
-    verdict: Literal["pass", "fail", "inconclusive"]
-    said: str
-    """Text with the measured values and the interval of their difference."""
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.verdict}: {self.condition}: {self.said}"
-
-
-def parse_gates(expressions: Iterable[str]) -> list[Gate]:
-    """Parse the conditions of `--fail-if`. Raises an ObjectiveError that lists the mistakes in all conditions."""
-    return parse_each(expressions, _parse_gate, "--fail-if", HINT)
-
-
-def _parse_gate(text: str) -> Gate:
-    match = _GATE.fullmatch(text)
-    if not match or match[1] not in (("complete", *RATES) if match[2] is None else LATENCIES):
-        raise ValueError(f"is not a condition{did_you_mean(_similar_condition(text))}")
-    if match[3] and not match[4]:
-        raise ValueError(f"{match[3]} has no unit: write {match[3]}%")
-    figure = match[1] if match[2] is None else f"{match[1]}.{match[2]}"
-    return Gate(text, figure, float(match[3] or 0) / 100)
-
-
-def _similar_condition(text: str) -> str | None:
-    """Return the condition that the text probably means: `'ttft.p99 worse by 5%'` for `p99(ttft) slower by 5%`."""
-    name, *rest = re.split(r"\b(?:worse|slower|higher|lower|by)\b|[<>+]", text, maxsplit=1)
-    figure = suggest_figure(name)
-    if figure is None or not _GATE.fullmatch(f"{figure} worse"):
-        return None
-    share = re.search(r"\d+(?:\.\d+)? ?%", "".join(rest))
-    return f"'{figure} worse by {share[0]}'" if share else f"'{figure} worse'"
-
-
-def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure]) -> list[GateResult]:
-    """Return the results of all gates, in the same order as `gates`."""
-    by_figure = {row.figure: row for row in rows}
-    error_rate = FALSE_ALARM_RATE / len(gates) if gates else FALSE_ALARM_RATE
-    return [_judge_gate(gate, by_figure[gate.figure], error_rate) for gate in gates]
-
-
-def _judge_gate(gate: Gate, row: ComparedFigure, error_rate: float) -> GateResult:
-    factor, unit = unit_of(gate.figure, row.a)
-    a, b = (significant(value and value * factor, 4) for value in (row.a, row.b))
-    if row.p_value is None:
-        return GateResult(gate.text, "inconclusive", f"{a} to {b} {unit}; {row.why}")
-    sign = 1 if row.direction == "lower" else -1  # after multiplication, larger values are worse
-    low, high = sorted(sign * row.relative(end) for end in row.interval(1 - error_rate))
-    text = (
-        f"{a} to {b} {unit}, {sign * row.relative(row.effect) * 100:+.1f} %, {100 * (1 - error_rate):.4g} % interval "
-        f"{low * 100:+.1f} % to {high * 100:+.1f} % (+ is worse)"
-    )
-    if low > gate.bound:
-        return GateResult(gate.text, "fail", text)
-    if high <= gate.bound:
-        return GateResult(gate.text, "pass", text)
-    aim = abs(row.effect - row.effect_of(sign * gate.bound))
-    more = _number_needed(row, aim, 1 - error_rate / 2) if aim else None
-    if more:
-        text += f"; about {pluralise(more, f'more {row.more_of[:-1]}')} in each would decide it"
-    return GateResult(gate.text, "inconclusive", text)

@@ -33,7 +33,7 @@ def compare(
         Option(
             metavar="EXPR",
             help="Condition on B that counts as a failure, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4 if "
-            "one applies, 6 if one is inconclusive.",
+            "more than that was observed and worse is shown, 6 if it was observed but may be chance.",
         ),
     ] = None,
     inconclusive: Inconclusive = None,
@@ -65,10 +65,10 @@ def compare(
 
     The verdict is better, worse, no difference larger than X, or inconclusive. Repeats are compared by their variation
     between runs, single runs by the random variation within each run. Runs of unequal work are refused, and repeats
-    whose client was the limit are left out. Exit codes: 0 compared; 2 not a run, or unequal work; 4 a --fail-if
-    applies; 6 a --fail-if is inconclusive.
+    whose client was the limit are left out. Exit codes: 0 compared, and no --fail-if applies; 2 not a run, or unequal
+    work; 4 a --fail-if applies; 6 a --fail-if may apply, but the runs do not show it.
     """
-    from loadgen.analysis.compare.figures import parse_gates
+    from loadgen.analysis.compare.gates import parse_gates
     from loadgen.analysis.objectives import ObjectiveError
 
     try:
@@ -126,9 +126,9 @@ def _print(
     if as_json:
         print(json.dumps(comparison.json(), indent=2))
     elif as_markdown:
-        print(markdown(document(comparison, brief=False)), end="")
+        print(markdown(document(comparison)), end="")
     elif not quiet:
-        print_document(document(comparison, brief=True))
+        print_document(document(comparison))
         return
     for gate in comparison.gates:
         if should_print(gate.verdict, inconclusive, quiet=quiet):

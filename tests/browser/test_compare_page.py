@@ -11,7 +11,7 @@ from msgspec.structs import replace as with_changes
 from playwright.sync_api import Browser
 
 from loadgen.analysis.compare import ComparedRun, Comparison, compare, figures_table, page_document, read_run
-from loadgen.analysis.compare.figures import parse_gates
+from loadgen.analysis.compare.gates import parse_gates
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import prepare_run

@@ -100,7 +100,7 @@ def test_what_cannot_be_told_is_never_silent(counts_as: str | None, code: int, r
     """p99 of 40 requests: exit code 6 and the reason, with --quiet too, unless --inconclusive says otherwise."""
     one, other = runs / "a" / "repeat-1", runs / "b" / "repeat-1"
     asked = ["--inconclusive", counts_as] if counts_as else []
-    found, out, err = compare(one, other, "--quiet", "--anyway", "--fail-if", "ttft.p99 worse by 5%", *asked)
+    found, out, err = compare(one, other, "--quiet", "--anyway", "--fail-if", "e2e.p99 worse by 5%", *asked)
     assert (found, out) == (code, "")
     assert ("needs 662" in err) == (counts_as != "pass")
 

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from loadgen.analysis.compare import ComparedRun, read_run
+from loadgen.analysis.compare.figures import ComparedFigure
 from tests.support.runs import burst, complete, failed, footer, header, healthy, write
 
 
@@ -38,3 +39,13 @@ def scripted(folder: Path, *, ttft_ms: float = 200, itl_ms: float = 20, chunks: 
         for place in range(70)
     ]
     return read_run(write(folder, [header(70), *records, *healthy(), footer(records)]))
+
+
+def row(**changes: Any) -> ComparedFigure:
+    """B takes 10 % longer, with an error of 1 %."""
+    values: dict[str, Any] = {
+        "figure": "ttft.p99", "unit": "s", "direction": "lower", "a": 1.0, "b": 1.1, "difference": 0.1,
+        "difference_ci95": (0.08, 0.12), "ratio": 1.1, "ratio_ci95": (1.08, 1.12), "p_value": 1e-6, "test": "",
+        "error": 0.01, "degrees_of_freedom": 30.0, "count": 100,
+    }  # fmt: skip
+    return ComparedFigure(**(values | changes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.analysis.compare.figures import parse_gates
+from loadgen.analysis.compare.gates import parse_gates
 from loadgen.analysis.figure_names import suggest_figure
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.objectives import ObjectiveError, parse, parse_bounds

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.analysis.metrics import metric_by_key
 from loadgen.workloads.lengths import ANSWERS
-from loadgen.workloads.workload_facts import length_facts, workload_facts
+from loadgen.workloads.workload_facts import about_tokens, length_facts, workload_facts
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import RunInfo, Summary
@@ -175,16 +175,17 @@ def workload_sentence(summary: Summary) -> str:
 def _prompts(run: RunInfo) -> str:
     """Return a description of the prompts that follows the number of requests, such as ` of 512 tokens`."""
     facts = workload_facts(run.workload or "synthetic")
-    about = "" if run.prompts_exact else "about "
+    exact = run.prompts_exact
     if facts.turns is not None:
         thinking = f", {facts.think} after each response" if facts.think else ""
-        return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {about}{token_length(run.input_tokens)}"
+        length = about_tokens(token_length(run.input_tokens), exact=exact)
+        return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {length}"
     if facts.has_own_lengths:
         return f" from {facts.kind} {facts.options}"
     if run.load.recorded:
-        return f" of {about}the recorded lengths"
+        return f" of {about_tokens('the recorded lengths', exact=exact)}"
     shared = f" ({facts.kind}: {facts.options.replace(',', ', ')})" if facts.options else ""
-    return f" of {about}{token_length(run.input_tokens)}{shared}"
+    return f" of {about_tokens(token_length(run.input_tokens), exact=exact)}{shared}"
 
 
 def token_length(value: int | str | None) -> str:

@@ -278,7 +278,7 @@ class _Measurement:
         from loadgen.plan_fields import command_line
         from loadgen.results import parse_expressions
 
-        plan = with_detected_server(plan)
+        plan = with_detected_server(plan, say)
         if plan.repeats > 1:
             raise PlanError(
                 "a plan with repeats has several results, but run returns one",

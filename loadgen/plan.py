@@ -44,6 +44,7 @@ from loadgen.servers.auth import (
     require_one_url,
 )
 from loadgen.servers.backends import BACKENDS, join_or, simulated_backends
+from loadgen.servers.server_url import check_server_url
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.arrival_facts import Arrivals
@@ -86,6 +87,7 @@ MAX_REQUESTS = 1_000_000
 """Maximum number of requests of a run, and of users in `loadgen ui`."""
 URL = Annotated[str, normalise_url]
 ONE_URL = Preprocess(require_one_url)
+SERVER_URL = Annotated[str, check_server_url]
 FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later and end after it begins")
 UP_TO_A_WEEK = require(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0 and at most one week")
 SINGLE_WORD = require(
@@ -119,12 +121,14 @@ class Plan:
         str | None,
         KNOWN_ENDPOINT,
         RunOption(
-            "Advanced", "start", f"API endpoint: {join_or(all_endpoints())}. Default: the server's native endpoint."
+            "Advanced",
+            "start",
+            f"API endpoint: {join_or(all_endpoints())}. Default: the first that the server accepts requests on.",
         ),
     ] = None
-    url: Annotated[URL | None, ONE_URL, RunOption("Server", "start")] = None
-    """Server URL, such as http://127.0.0.1:8002. Default: LOADGEN_<SERVER>_URL, then the port that
-    docker-compose.yml publishes, then the built-in simulated server."""
+    url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
+    """Server URL: http://127.0.0.1:8002, host:port, or the full URL of an endpoint. Default: LOADGEN_<SERVER>_URL,
+    then the port that docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model to request. Default: the first model that the server lists."""
     # The canonical text of loadgen.workloads.arrivals; `workload` is that of loadgen.workloads.workload.
@@ -175,8 +179,8 @@ class Plan:
     """Tokenizer of the model, for building prompts: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
     lengths: Annotated[CountingMethod | None, RunOption("Advanced", "start")] = None
-    """How to count prompt tokens if the server cannot count them exactly: server (send it sample prompts), tokenizer
-    (use only --tokenizer) or approximate."""
+    """How to count prompt tokens if the server cannot count them exactly: server (default: send it sample prompts),
+    tokenizer (use only --tokenizer), approximate, or exact (refuse estimated lengths)."""
     api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key. Default: LOADGEN_API_KEY, which may be unset."""
     header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()

@@ -29,6 +29,7 @@ from loadgen.workloads import images, lengths, workload
 from loadgen.workloads.json_values import check_text
 from loadgen.workloads.prompts import tokenizer_file
 from loadgen.workloads.spec_syntax import WorkloadError, parse_confidence, parse_seconds
+from loadgen.workloads.workload_facts import about_tokens
 
 if TYPE_CHECKING:
     from loadgen.plan import Plan
@@ -395,14 +396,16 @@ def describe_lengths(plan: Plan) -> tuple[str, str]:
     return inputs, f"at most {outputs}" if plan.may_stop_early else outputs
 
 
-def describe_plan(plan: Plan, dialect: Dialect) -> str:
-    """Return a description of the plan in one line, such as `200 requests, poisson:20, 512 tokens in, 128 out`."""
+def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
+    """Return a description of the plan in one line, such as `200 requests, poisson:20, 512 tokens in, 128 out`.
+
+    `exact`: False if the prompts will have only about the requested length."""
     noun = "sessions" if plan.uses_sessions else "requests"
     number = "" if plan.n is None else f"{plan.n} {noun}, "
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = plan.arrival_process.facts
     process = facts.text if facts.burst else plan.arrivals
     tokens_in, tokens_out = describe_lengths(plan)
-    about = "about " if plan.lengths == "approximate" and not plan.uses_file else ""
+    prompt = about_tokens(f"{tokens_in} tokens", exact=exact or plan.uses_file)
     output = f"{tokens_out} out" if dialect.streams else dialect.endpoint
-    return f"{number}{process}{duration}, {about}{tokens_in} tokens in, {output}"
+    return f"{number}{process}{duration}, {prompt} in, {output}"

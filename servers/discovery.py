@@ -12,22 +12,21 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.servers.auth import NO_AUTH, Access, require_no_credentials
+from loadgen.servers.auth import NO_AUTH, Access
 from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.backends.base import Backend, GetJson, ServerFacts, as_dict, model_cards
 from loadgen.servers.backends.dialect import Dialect, ResultT, Route, round_up_to_pieces
-from loadgen.servers.backends.error_messages import error_text, one_line
+from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.errors import (
     ClientLimitError,
     EndpointError,
     LimitError,
-    ModelError,
     UnauthorizedError,
     UncountableError,
     UnreachableError,
@@ -35,12 +34,16 @@ from loadgen.servers.errors import (
     WrongServerError,
 )
 from loadgen.servers.marks import Mark
+from loadgen.servers.server_url import API_PATH, ServerUrl, parse_server_url
 from loadgen.servers.side_by_side import CONNECTIONS, map_side_by_side
-from loadgen.workloads.request import Request
+
+if TYPE_CHECKING:
+    from loadgen.servers.json_client import JsonClient, Response
 
 CONNECT_TIMEOUT_S = 0.2
-MODELS_LISTED = 20
-"""Maximum number of models that an error message names."""
+MODELS_PATH = f"{API_PATH}/models"
+OK = 200
+INTERNAL_SERVER_ERROR = 500
 
 
 def resolve(
@@ -51,6 +54,7 @@ def resolve(
     real: bool = False,
     model: str | None = None,
     access: Access = NO_AUTH,
+    say: Callable[[str], None] | None = None,
 ) -> ServerFacts | None:
     """Find the requested server and return its facts, or None if a simulated server should replace it.
 
@@ -63,14 +67,14 @@ def resolve(
     backend = BACKENDS[server]
     requested_url = url or environ.get(backend.url_variable)
     if requested_url:
-        return probe(requested_url, server, model=model, access=access)
+        return probe(requested_url, server, model=model, access=access, say=say)
     if not backend.port:
         raise UnreachableError(f"--server {server} has no default port", f"pass --url, or set {backend.url_variable}")
     # Usually no server runs. A plain connect finds that out within a millisecond, without importing an HTTP client.
     local_url = f"http://127.0.0.1:{backend.port}"
     try:
         socket.create_connection(("127.0.0.1", backend.port), CONNECT_TIMEOUT_S).close()
-        return probe(local_url, server, model=model, access=access)
+        return probe(local_url, server, model=model, access=access, say=say)
     except ClientLimitError:
         raise
     except (UnreachableError, WrongServerError):
@@ -89,34 +93,85 @@ def resolve(
     return None
 
 
-def probe(url: str, server: str = "", *, model: str | None = None, access: Access = NO_AUTH) -> ServerFacts:
+class _ProbeClient:
+    """Sends each GET of a probe once, and remembers the responses.
+
+    If the server has no `/v1/models`, but a list of models directly below its base, all OpenAI routes are requested
+    there. Gateways of hosted servers have such routes: `/api/v3/chat/completions`."""
+
+    def __init__(self, client: JsonClient) -> None:
+        self.client = client
+        self.api_path = API_PATH
+        self._responses: dict[str, Response] = {}
+
+    def __call__(self, path: str) -> tuple[int, Any]:
+        """Return the HTTP status and the JSON of GET `path`. Raises the errors of `JsonClient`."""
+        response = self.response(path)
+        if response.status in (401, 403):
+            raise self.client.unauthorized(path, response)
+        return response.status, response.value
+
+    def response(self, path: str) -> Response:
+        """Return the response to GET `path`."""
+        if path not in self._responses:
+            self._responses[path] = self._get(path)
+            self.client.note_mark(self._responses[path].value)
+        return self._responses[path]
+
+    def _get(self, path: str) -> Response:
+        response = self.client.request(path)
+        if path == MODELS_PATH and response.status in (404, 405):
+            below_base = self.client.request(MODELS_PATH.removeprefix(API_PATH))
+            if below_base.status == OK and model_cards(below_base.value):
+                self.api_path = ""
+                return below_base
+        return response
+
+
+def probe(
+    url: str,
+    server: str = "",
+    *,
+    model: str | None = None,
+    access: Access = NO_AUTH,
+    say: Callable[[str], None] | None = None,
+) -> ServerFacts:
     """Identify the server at `url`, and return its version, model and limits.
 
     `server` is a key of BACKENDS, or "" to accept any backend. `model` is the model to request, by default the first
-    model that the server lists. Raises
+    model that the server lists. A model that is not listed may be an alias, so it is accepted, and `facts.listed` is
+    False. `say` is called with a line whenever the probe waits for a busy server. Raises
 
     - UnreachableError if no server answers.
     - UnauthorizedError if the server requires an API key, or refuses the one that was sent.
     - WrongServerError if the server is not the requested one, or not a server of any known backend.
-    - ModelError if the server lists only other models.
     """
     from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers
 
-    base = base_url(url)
-    with closing(JsonClient(base, access)) as client:
-        facts = _identify(client, base, [BACKENDS[server]] if server else _most_specific_first())
-        if facts is None and model and server and not BACKENDS[server].port:
-            facts = ServerFacts(server, base)  # for a generic protocol the name of the model is enough
+    address = server_address(url)
+    with closing(JsonClient(address.url, access, say=say)) as client:
+        get_json = _ProbeClient(client)
+        facts = _identify(get_json, address.base, [BACKENDS[server]] if server else _most_specific_first())
+        generic = _most_specific_first()[-1]
+        if facts is None and model and server in ("", generic.name) and not get_json.response(MODELS_PATH).location:
+            facts = ServerFacts(generic.name, address.base)  # for a generic protocol the name of the model is enough
         if facts is None:
-            raise _wrong_server(client, base, BACKENDS.get(server))
+            raise _wrong_server(get_json, address.base, BACKENDS.get(server))
         backend = BACKENDS[facts.name]
-        notes = {**backend.notes, **facts.notes}
-        facts = replace(facts, title=backend.title, notes=notes, model=_checked_model(client, facts, model))
+        facts = replace(
+            facts,
+            title=backend.title,
+            notes={**backend.notes, **facts.notes},
+            model=model or facts.model,
+            listed=_is_listed(get_json, facts, model),
+            api_path=get_json.api_path,
+            query=address.query,
+        )
         # Hosted servers answer 401 to any unknown path, and gateways may not answer at all.
         with suppress(UnauthorizedError, UnreachableError):
             status, answer = client("/simulated/status")
             speed = as_dict(answer).get("speed")
-            if status == 200 and isinstance(speed, int | float):
+            if status == OK and isinstance(speed, int | float):
                 hardware = as_dict(as_dict(answer).get("hardware"))
                 return replace(facts, simulated=True, speed=float(speed), hardware=hardware)
         return apply_mark(facts, client.mark)
@@ -158,13 +213,14 @@ def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
     return ""
 
 
-def base_url(url: str) -> str:
-    """Return the URL to which a server's paths are appended.
+def server_address(url: str) -> ServerUrl:
+    """Return the base, the query and the endpoint of a server's URL, in any form that users paste.
 
-    A final `/v1` is removed, because many users paste it. Raises SecretError for a URL with credentials."""
-    parts = urlsplit(require_no_credentials(url))
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+    Raises UnreachableError for an invalid URL, and SecretError for a URL with credentials."""
+    try:
+        return parse_server_url(url)
+    except ValueError as error:
+        raise UnreachableError(f"{url}: {error}", "write http://HOST:PORT") from None
 
 
 def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
@@ -180,45 +236,28 @@ def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
     return dialect
 
 
-def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, force: bool) -> Dialect:
-    """Return the dialect, adapted to the version of the server.
-
-    Raises VersionError if measurements of this version are known to be misleading. With `force`, the reason is passed
-    to `say` instead of raising the error."""
+def check_version(dialect: Dialect, facts: ServerFacts) -> None:
+    """Raise VersionError if figures of this server version are known to be misleading on the dialect's endpoint."""
     reason = dialect.misleading_reason(facts.version)
     if reason:
-        if not force:
-            native = BACKENDS[dialect.server].native
-            raise VersionError(
-                f"{facts.url} gives misleading figures on {dialect.endpoint}: {reason}",
-                f"use its native endpoint (--endpoint {native}), or measure it anyway: --force",
-            )
+        native = BACKENDS[dialect.server].native
+        raise VersionError(
+            f"{facts.url} gives misleading figures on {dialect.endpoint}: {reason}",
+            f"use its native endpoint (--endpoint {native}), or measure it anyway: --force",
+        )
+
+
+def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None]) -> Dialect:
+    """Return the dialect, adapted to the version of the server.
+
+    `say` is called with a line if figures of this version may be misleading."""
+    reason = dialect.misleading_reason(facts.version)
+    if reason:
         say(f"FORCED: {reason}")
+    caution = dialect.caution(facts.version)
+    if caution:
+        say(f"{BACKENDS[facts.name].display_name} at {facts.url}: {caution}")
     return dialect.variant(facts.version)
-
-
-def drop_refused_fields(
-    dialect: Dialect, facts: ServerFacts, say: Callable[[str], None], *, timeout_s: float, access: Access = NO_AUTH
-) -> Dialect:
-    """Return the dialect without the request fields that the server refuses.
-
-    To find these fields, the function sends requests for one token until the server names no further field. Refusals
-    for other reasons are ignored here, because the run records them."""
-    from loadgen.servers.json_client import JsonClient
-
-    with closing(JsonClient(facts.url, access, timeout_s)) as client:
-        while dialect.drop_refused_field is not None:
-            body = msgspec.Raw(dialect.encode(Request(0, "Hello", 0, 1), facts.model))
-            status, answer = client(dialect.path, body)
-            refusal = error_text(status, msgspec.json.encode(answer)) if 400 <= status < 500 else ""
-            changed = dialect.drop_refused_field(refusal)
-            if changed is None:
-                break
-            dialect = changed
-    if dialect.dropped_fields:
-        names = ", ".join(dialect.dropped_fields)
-        say(f"{facts.url} refuses {names} on {dialect.endpoint}: left out, or sent under a newer name")
-    return dialect
 
 
 def check_limits(
@@ -285,10 +324,9 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     Many texts are counted side by side over several connections.
 
-    Raises UncountableError if a response contains no count, and UnreachableError or UnauthorizedError if a request
-    fails."""
+    Raises UncountableError if a response contains no count, and UnreachableError if a request fails."""
 
-    ask: Callable[[str, object], tuple[int, Any]]
+    client: JsonClient
     route: Route[int]
     model: str
     id_route: Route[list[int]] | None  # Route that returns token ids. None: the server has no such route.
@@ -296,13 +334,13 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
     """Counts the tokens of a text, without a chat template and without generating a response. None: the server cannot
     do this."""
     words: tuple[str, ...] = ()
-    more_clients: Callable[[int], Sequence[Callable[[str, object], tuple[int, Any]]]] = lambda _: ()
+    more_clients: Callable[[int], Sequence[JsonClient]] = lambda _: ()
     """Returns up to this number of further connections."""
 
     @property
     def mark(self) -> Mark | None:
         """The mark that says SIMULATED in the server's responses, or None for a real server."""
-        return getattr(self.ask, "mark", None)
+        return self.client.mark
 
     @property
     def counting_path(self) -> str:
@@ -318,8 +356,8 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of prompt tokens of each text, including special tokens and the chat template."""
-        clients = [self.ask, *self.more_clients(min(CONNECTIONS, len(texts)) - 1)]
-        tokenizers = [replace(self, ask=client) for client in clients]
+        clients = [self.client, *self.more_clients(min(CONNECTIONS, len(texts)) - 1)]
+        tokenizers = [replace(self, client=client) for client in clients]
         return map_side_by_side([partial(tokenizer._post, self.route) for tokenizer in tokenizers], texts)
 
     def ids(self, text: str) -> list[int]:
@@ -327,12 +365,16 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
         return self._post(self.id_route, text) if self.id_route else []
 
     def _post(self, route: Route[ResultT], text: str) -> ResultT:
-        status, answer = self.ask(route.path, route.body(text, self.model))
-        if status == 200:
+        path, _, _ = route.path.partition("?")  # the client adds the query of the URL
+        response = self.client.request(path, route.body(text, self.model))
+        if response.status == OK:
+            value = response.value
+            self.client.note_mark(value)
             with suppress(KeyError, IndexError, TypeError, ValueError):
-                return route.read(answer)
+                return route.read(value)
+        words = f"{OK}, {one_line(repr(response.value))}" if response.status == OK else response.words
         raise UncountableError(
-            f"the server does not report the length of a prompt: {status} from {route.path}, {one_line(str(answer))}",
+            f"the server does not report the length of a prompt: {route.path} answers {words}",
             "use another --endpoint, or continue without its count: "
             "--lengths approximate, or --lengths tokenizer with --tokenizer",
         )
@@ -354,7 +396,8 @@ def open_tokenizer(
     route = if_available(dialect.count) or dialect.count_by_running
 
     def open_client() -> JsonClient:
-        return stack.enter_context(closing(JsonClient(facts.url, access, timeout_s if route.generates else None)))
+        limit_s = timeout_s if route.generates else None
+        return stack.enter_context(closing(JsonClient(facts.full_url, access, limit_s)))
 
     further: list[JsonClient] = []
 
@@ -396,39 +439,34 @@ def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerF
     return None
 
 
-def _checked_model(client: GetJson, facts: ServerFacts, model: str | None) -> str:
-    """Return the model to request: `model`, or by default the server's first model.
-
-    Raises ModelError if the server lists only other models."""
-    if model is None:
-        return facts.model
+def _is_listed(get_json: GetJson, facts: ServerFacts, model: str | None) -> bool:
+    """Return False if the server lists models, and `model` is not one of them. None is the server's first model."""
     known = {facts.model} - {""}
     with suppress(UnauthorizedError):
-        known |= {str(card["id"]) for card in model_cards(client("/v1/models")[1]) if "id" in card}
-    if known and model not in known:
-        more = f" and {len(known) - MODELS_LISTED} more" if len(known) > MODELS_LISTED else ""
-        raise ModelError(
-            f"--model {model}: {facts.url} does not serve it",
-            f"it has: {', '.join(sorted(known)[:MODELS_LISTED])}{more}; without --model the first one is used",
-        )
-    return model
+        known |= {str(card["id"]) for card in model_cards(get_json(MODELS_PATH)[1]) if "id" in card}
+    return model is None or not known or model in known
 
 
-def _wrong_server(client: GetJson, url: str, requested: Backend | None) -> WrongServerError:
+def _wrong_server(get_json: _ProbeClient, url: str, requested: Backend | None) -> WrongServerError:
     """Return a WrongServerError that names the server at `url`, or says that no backend recognises the server."""
+    from loadgen.servers.json_client import BUSY_STATUSES
+
     facts = None
     with suppress(UnauthorizedError):
-        facts = _identify(client, url, _most_specific_first())
+        facts = _identify(get_json, url, _most_specific_first())
     if facts and requested:
         name = f"{BACKENDS[facts.name].display_name} {facts.version}".rstrip()
         return WrongServerError(f"this is {name}, not {requested.display_name}: {url}", f"use --server {facts.name}")
     any_backend = join_or(backend.display_name for backend in BACKENDS.values())
     expected = requested.display_name if requested else any_backend
-    with suppress(UnauthorizedError):
-        status, _ = client("/v1/models")
-        expected += ": /v1/models lists no model" if status == 200 else f": /v1/models answers {status}"
+    response = get_json.response(MODELS_PATH)
+    words = "lists no model" if response.status == OK else f"answers {response.words}"
     generic = _most_specific_first()[-1].name
-    return WrongServerError(
-        f"a server answers at {url}, but not as {expected}",
-        f"check host, port and path in --url; --server {generic} --model NAME works without /v1/models",
-    )
+    hint = f"check host, port and path in --url; --server {generic} --model NAME works without {MODELS_PATH}"
+    if response.status in BUSY_STATUSES:
+        hint = "it may still be loading its model, or it limits requests: try again when it is ready"
+    elif response.location:
+        hint = "use the address to which it redirects; a login page needs credentials: --api-key-env, or --header"
+    elif response.status >= INTERNAL_SERVER_ERROR:
+        hint = f"is the server behind it running, or still loading? {hint}"
+    return WrongServerError(f"a server answers at {url}, but not as {expected}: {MODELS_PATH} {words}", hint)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from loadgen.workloads.input_files import open_input
+from loadgen.workloads.spec_syntax import UnknownCountError
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Every exception that msgspec raises on bytes: invalid JSON, unexpected type, invalid UTF-8, too deep nesting."""
@@ -93,8 +94,12 @@ class EndpointError(ServerError):
     """The server does not have the requested endpoint."""
 
 
-class ModelError(ServerError):
-    """The server does not list the requested model. The message names the models that the server lists."""
+class NoEndpointError(ServerError):
+    """The server accepts requests on none of the endpoints that were tried, or redirects them."""
+
+
+class RefusedModelError(ServerError):
+    """The server refuses requests for the model. The hint names the models that the server lists."""
 
 
 class LimitError(ServerError):
@@ -105,7 +110,7 @@ class VersionError(ServerError):
     """Measurements of this server version are known to be misleading on the requested endpoint."""
 
 
-class UncountableError(ServerError):
+class UncountableError(ServerError, UnknownCountError):
     """The server does not report the number of tokens of a prompt."""
 
 

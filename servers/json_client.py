@@ -11,32 +11,97 @@ import http.client
 import io
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
-from time import monotonic
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from loadgen.servers.auth import NO_AUTH, Access, hide_secrets, key_hint
+from loadgen.servers.backends.error_messages import error_text
 from loadgen.servers.errors import DECODE_ERRORS, ClientLimitError, UnauthorizedError, UnreachableError, decompress
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
 from loadgen.servers.wire import local_limits
 
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20
+BUSY_STATUSES = (429, 503)
+"""HTTP statuses after which the same request may succeed later: Too Many Requests and Service Unavailable."""
+RETRY_DELAYS_S = (0.25, 0.5, 1.0)
+"""Pauses before a request is repeated if the server is busy and states no Retry-After."""
+MAX_RETRY_WAIT_S = 30.0
+"""Maximum total time that one client waits because of Retry-After, in seconds."""
+REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+
+
+class Response(NamedTuple):
+    """The response to one request outside the load."""
+
+    status: int
+    content: bytes
+    location: str = ""
+    """URL to which a redirect leads. Empty if the response is not a redirect."""
+    retry_after: str = ""
+    """Value of the header Retry-After. Empty if there is none."""
+
+    @property
+    def value(self) -> Any:
+        """The decoded JSON, or None if the content is not JSON."""
+        try:
+            return msgspec.json.decode(self.content)
+        except DECODE_ERRORS:
+            return None
+
+    @property
+    def words(self) -> str:
+        """The status with the server's own error message, or with the target of a redirect: `503: Loading model`."""
+        if self.location:
+            return f"{self.status}, a redirect to {self.location}"
+        if self.status == http.client.OK:
+            return str(self.status)
+        message = error_text(self.status, self.content) if self.content.strip() else ""
+        # Pages of proxies repeat the status: `503 Service Unavailable`.
+        return f"{self.status}: {message.removeprefix(str(self.status)).lstrip()}" if message else str(self.status)
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """The time in seconds after which the server wants to be asked again, or None if it states none.
+
+        The header contains a number of seconds or an HTTP date."""
+        with suppress(ValueError):
+            return max(0.0, float(self.retry_after))
+        with suppress(ValueError, TypeError, OverflowError):
+            return max(0.0, (parsedate_to_datetime(self.retry_after) - datetime.now(UTC)).total_seconds())
+        return None
 
 
 class JsonClient:
     """Sends requests to one server over a persistent connection, which is reopened if the server has closed it."""
 
-    def __init__(self, url: str, access: Access = NO_AUTH, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        access: Access = NO_AUTH,
+        timeout_s: float | None = None,
+        say: Callable[[str], None] | None = None,
+        *,
+        retry: bool = True,
+    ) -> None:
         """Prepare a client for the server at `url`. The first request opens the connection.
 
-        `url` is the base of all paths. `timeout_s` is the time limit of a response in seconds (default: 10)."""
+        `url` is the base of all paths. A query of the URL is sent with every request. `timeout_s` is the time limit of
+        a response in seconds (default: 10). `say` is called with a line whenever the client waits for a busy server.
+        Without `retry`, the client never waits for a busy server."""
         parts = urlsplit(url)
+        self._say = say
+        self._query = f"?{parts.query}" if parts.query else ""
+        self._can_wait_s = MAX_RETRY_WAIT_S if retry else 0.0
+        self._retries_help = retry
         self._timeout_s = timeout_s or TIMEOUT_S
         self._timeout_hint = "is the server still loading?"
         if timeout_s:
@@ -58,30 +123,71 @@ class JsonClient:
 
         The second value is None if the response is not JSON. Raises UnreachableError if the request fails, and
         UnauthorizedError if the status is 401 or 403."""
-        method = "GET"
-        data = None
-        if body is not None:
-            method = "POST"
-            data = msgspec.json.encode(body)
-        status, content = self._send(method, path, data, {}, self._timeout_s, ANSWER_LIMIT_BYTES)
-        if status in (401, 403):
-            raise UnauthorizedError(
-                f"{self._url} answers {status} to {path}: it requires an API key, or refuses the one that was sent",
-                key_hint(self._headers),
-            )
-        try:
-            value = msgspec.json.decode(content)
-        except DECODE_ERRORS:
-            return status, None
+        response = self.request(path, body)
+        if response.status in (401, 403):
+            raise self.unauthorized(path, response)
+        value = response.value
+        self.note_mark(value)
+        return response.status, value
+
+    def note_mark(self, value: object) -> None:
+        """Remember the mark of a simulated server in the decoded JSON of a response, if it has one."""
         self.mark = self.mark or in_value(value)
-        return status, value
+
+    def request(self, path: str, body: object = None) -> Response:
+        """Send GET `path`, or POST `path` if there is a `body`, and return the response.
+
+        If the server is busy (429 or 503), the request is repeated after the time that the server states, or up to
+        three times within two seconds. Raises UnreachableError if the request fails."""
+        method = "GET" if body is None else "POST"
+        data = None if body is None else msgspec.json.encode(body)
+        attempt = 0
+        while True:
+            response = self._send(method, path + self._query, data, {}, self._timeout_s, ANSWER_LIMIT_BYTES)
+            delay_s = self._retry_delay_s(response, attempt)
+            if delay_s is None:
+                return response
+            if self._say and (attempt == 0 or delay_s >= 1):
+                self._say(f"{self._url}{path} answers {response.words}; trying again in {delay_s:.2g} s")
+            sleep(delay_s)
+            attempt += 1
+
+    def _retry_delay_s(self, response: Response, attempt: int) -> float | None:
+        """Return the time to wait before a request is repeated, or None if it must not be repeated.
+
+        A server that states no time and stays busy through all attempts is not waited for again, because its later
+        responses would be the same."""
+        if response.status not in BUSY_STATUSES:
+            return None
+        stated_s = response.retry_after_s
+        if stated_s is not None:
+            delay_s = max(stated_s, RETRY_DELAYS_S[0])
+            if delay_s > self._can_wait_s:
+                return None
+            self._can_wait_s -= delay_s
+            return delay_s
+        if attempt < len(RETRY_DELAYS_S) and self._retries_help:
+            return RETRY_DELAYS_S[attempt]
+        self._retries_help = False
+        return None
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         """Send GET `path`. Return the HTTP status and the body, whatever its content type.
 
         `limit_s` is the time limit in seconds for connecting, and again for reading the page. Raises UnreachableError
         if the request fails, or if the page takes longer, is incomplete, or has more than `limit_bytes` bytes."""
-        return self._send("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
+        response = self._send("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
+        return response.status, response.content
+
+    def unauthorized(self, path: str, response: Response) -> UnauthorizedError:
+        """Return the error for a 401 or 403 response to a request for `path`, with the server's own words."""
+        hint = key_hint(self._headers)
+        if response.status == http.client.FORBIDDEN:
+            hint += "; a gateway may require another header, such as --header 'X-Tenant: NAME'"
+        return UnauthorizedError(
+            f"{self._url} answers {response.words} to {path}: it requires an API key, or refuses the one that was sent",
+            hint,
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -89,10 +195,10 @@ class JsonClient:
 
     def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int
-    ) -> tuple[int, bytes]:
-        """Send a request. Return the HTTP status and the body. Raises UnreachableError if the request fails."""
+    ) -> Response:
+        """Send a request once and return the response. Raises UnreachableError if the request fails."""
 
-        def send_once() -> tuple[int, bytes]:
+        def send_once() -> Response:
             self._connection.timeout = limit_s
             if self._connection.sock is None:
                 self._connection.connect()
@@ -114,7 +220,13 @@ class JsonClient:
                 raise http.client.HTTPException(f"more than {limit_bytes:,} bytes")
             # Some proxies compress responses although the request does not accept compression.
             coding = (response.getheader("content-encoding") or "").strip().lower()
-            return response.status, hide_secrets(decompress(content, coding, limit_bytes), whole=True)
+            location = response.getheader("location") or "" if response.status in REDIRECT_STATUSES else ""
+            return Response(
+                response.status,
+                hide_secrets(decompress(content, coding, limit_bytes), whole=True),
+                hide_secrets(location.strip()),
+                (response.getheader("retry-after") or "").strip(),
+            )
 
         try:
             if self._connection.sock:

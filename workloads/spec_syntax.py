@@ -44,6 +44,10 @@ NOT_TEXT = (
 """First bytes of files that are not UTF-8 text, with the type of the file and a hint."""
 
 
+class UnknownCountError(Exception):
+    """A server does not report the number of tokens of a text."""
+
+
 class WorkloadError(ValueError):
     """Invalid text of arrivals, lengths or a workload, or an invalid file that the text names.
 

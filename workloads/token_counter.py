@@ -8,13 +8,16 @@ With one of these methods, generated prompts have exactly the requested lengths:
     server, plus endpoint  The server counts text alone without running it. The tokens that the endpoint adds, such as
                            those of a chat template, are measured.
 
-If none of these methods is available, the user has to choose a `CountingMethod`. Each is based on an assumption, which
-is shown with every result:
+If none of these methods is available, lengths are estimated. Each estimate is based on an assumption, which is shown
+with every result:
 
     server       The server runs samples to find words of one token each. The tokens of a prompt are assumed to be the
                  sum of its words.
     tokenizer    The tokenizer counts alone, without the tokens that the server adds.
     approximate  Six letters, three digits or one other character are assumed to be one token.
+
+The user may choose a `CountingMethod`. By default, the server estimates. If its samples have too few words of one
+token, or if it reports no counts, lengths are approximate. With `exact`, an estimate is an error.
 """
 
 from __future__ import annotations
@@ -27,15 +30,16 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.workloads.prompts import COMMON_WORDS, CountTokens, PromptError, ServerTokenCounter, Tokenizer
+from loadgen.workloads.spec_syntax import UnknownCountError
 
-CountingMethod = Literal["server", "tokenizer", "approximate"]
+CountingMethod = Literal["server", "tokenizer", "approximate", "exact"]
 APPROXIMATE = "six letters, three digits or one other character are counted as one token"
 SAMPLE_WORDS = 200
 MIN_PLAIN_WORDS = 16
 ANOTHER_MODEL = "pass the tokenizer of the model that is being served"
 COUNTING_HINT = (
     "pass the model's tokenizer: --tokenizer with a file, a folder or the name of a model in the local cache; or "
-    "continue without exact lengths: --lengths server, which runs samples for one token each, or --lengths approximate"
+    "leave out --lengths exact: lengths are then about right"
 )
 _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
@@ -68,20 +72,36 @@ def choose_counter(
     """Return the best available counter, or the one that `method` selects.
 
     `drawn` is True if prompts are generated, and False if they come from a file and are sent unchanged. Raises
-    PromptError if generated prompts cannot be exact and `method` is None, or if tokenizer and server disagree."""
+    PromptError if generated prompts cannot be exact and `method` is `exact`, or if tokenizer and server disagree."""
     if method == "approximate":
-        return TokenCounter(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
+        return _approximate_counter()
     if method == "tokenizer" and local:
-        description = "text, counted with the tokenizer file, not compared with the server's count"
-        return TokenCounter(local.count, description, local.words or COMMON_WORDS, exact=False)
-    exact = _exact_counter(None if method else local, server)
+        return _unchecked_counter(local)
+    strict = method == "exact"
+    try:
+        exact = _exact_counter(None if method == "server" else local, server, verify=not strict)
+    except UnknownCountError:
+        if strict:
+            raise
+        exact = None
+        if local:
+            return _unchecked_counter(local)
     if exact:
         return exact
     if not drawn:
         return TokenCounter(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
-    if method == "server" and server:
-        return _sampling_counter(server)
-    raise PromptError("the server does not report the tokens of a text without running it", COUNTING_HINT)
+    if strict:
+        raise PromptError("the server does not report the tokens of a text without running it", COUNTING_HINT)
+    return (server and _sampling_counter(server)) or _approximate_counter()
+
+
+def _unchecked_counter(local: Tokenizer) -> TokenCounter:
+    description = "text, counted with the tokenizer file, not compared with the server's count"
+    return TokenCounter(local.count, description, local.words or COMMON_WORDS, exact=False)
+
+
+def _approximate_counter() -> TokenCounter:
+    return TokenCounter(approximate, f"text, approximate: {APPROXIMATE}", exact=False, any_text=False)
 
 
 def approximate(texts: Sequence[str]) -> list[int]:
@@ -89,13 +109,18 @@ def approximate(texts: Sequence[str]) -> list[int]:
     return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
 
 
-def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None) -> TokenCounter | None:
-    """Return a counter whose counts are exact, or None if neither tokenizer nor server provides one."""
+def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:
+    """Return a counter whose counts are exact, or None if neither tokenizer nor server provides one.
+
+    With `verify`, the server's counter is tried first, because a gateway may not let its requests through. Raises
+    UnknownCountError if the server does not report a count."""
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     if local:
         return _corrected(local, server, words, "text, counted with the tokenizer file")
     if server and not server.generates:
+        if verify:
+            server.count([words[0]])
         return TokenCounter(server.count, "text, counted by the server", words, offline=False)
     if server and server.plain:
         counter = _corrected(server.plain, server, words, "text, counted by the server, plus what the endpoint adds")
@@ -130,33 +155,37 @@ def _corrected(
     return TokenCounter(count, description, words, frame=words[0] if difference else "")
 
 
-def _sampling_counter(server: ServerTokenCounter) -> TokenCounter:
+def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
     """Return a counter for texts that consist of words of one token each.
 
-    The server runs samples to find these words by bisection, which usually takes one sample. Raises PromptError if
-    there are too few such words."""
+    The server runs samples to find these words by bisection, which usually takes one sample. Return None if there are
+    too few such words, or if the server reports no counts."""
     words = server.words or COMMON_WORDS
     frame = words[0]
-    (frame_tokens,) = server.count([f"{frame} {frame}"])
-
-    def one_token_words(candidates: Sequence[str]) -> list[str]:
-        (tokens,) = server.count([" ".join((frame, *candidates, frame))])
-        if tokens - frame_tokens == len(candidates):
-            return list(candidates)
-        if len(candidates) == 1:
-            return []
-        middle = len(candidates) // 2
-        return one_token_words(candidates[:middle]) + one_token_words(candidates[middle:])
-
-    usable = one_token_words(words)
+    try:
+        (frame_tokens,) = server.count([f"{frame} {frame}"])
+        usable = _one_token_words(server, words, frame, frame_tokens)
+    except UnknownCountError:
+        return None
     if len(usable) < MIN_PLAIN_WORDS:
-        raise PromptError(
-            f"only {len(usable)} of {len(words)} plain words cost the server one token each",
-            "pass the model's --tokenizer, or continue with --lengths approximate",
-        )
+        return None
 
     def count(texts: Sequence[str]) -> list[int]:
         return [len(text.split()) - 2 + frame_tokens for text in texts]
 
     description = "text of words that cost the server one token each; that a prompt has their sum is assumed"
     return TokenCounter(count, description, usable, frame, exact=False)
+
+
+def _one_token_words(server: ServerTokenCounter, candidates: Sequence[str], frame: str, frame_tokens: int) -> list[str]:
+    """Return the candidates that cost the server one token each.
+
+    Each sample starts and ends with the word `frame`. Two of these words alone cost `frame_tokens`."""
+    (tokens,) = server.count([" ".join((frame, *candidates, frame))])
+    if tokens - frame_tokens == len(candidates):
+        return list(candidates)
+    if len(candidates) == 1:
+        return []
+    middle = len(candidates) // 2
+    halves = (candidates[:middle], candidates[middle:])
+    return [word for half in halves for word in _one_token_words(server, half, frame, frame_tokens)]

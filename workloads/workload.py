@@ -254,8 +254,7 @@ def prepare_prompts(
         return counts[text]
 
     prompts = Prompts(spec, no_text, count, counter.counting_method, chat, counter.exact, counter.any_text)
-    source = {None: local or server, "server": server, "tokenizer": local, "approximate": None}[by]
-    ids = _ids(spec, source) if token_ids else None
+    ids = _ids(spec, _source_of_ids(local, server, counter, by)) if token_ids else None
     if ids:
         return replace(prompts, prompt=ids, counting_method="token ids", exact=True)
     if from_file:
@@ -307,6 +306,17 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
         raise PromptError(
             f"the first prompt was built with {expected} tokens, but the server counts {tokens}", ANOTHER_MODEL
         )
+
+
+def _source_of_ids(
+    local: Tokenizer | None, server: ServerTokenCounter | None, counter: TokenCounter, by: CountingMethod | None
+) -> Tokenizer | None:
+    """Return the tokenizer that returns token ids, or None if lengths are estimated without one."""
+    if by == "tokenizer":
+        return local
+    if not counter.exact:
+        return None
+    return server if by == "server" else local or server
 
 
 def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:

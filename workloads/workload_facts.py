@@ -108,3 +108,8 @@ def _facts_of(distribution: LengthDistribution | None) -> LengthFacts:
         case Empirical(path, column):
             return LengthFacts(kind="empirical", file=path.name + (f",column={column}" if column else ""))
     assert_never(distribution)
+
+
+def about_tokens(tokens: str, *, exact: bool) -> str:
+    """Return a prompt length for a sentence: `512 tokens`, or `about 512 tokens (estimated)` if it is not exact."""
+    return tokens if exact else f"about {tokens.removeprefix('about ')} (estimated)"

@@ -317,7 +317,6 @@ def _exit_code(error: Exception) -> int | None:
         EndpointError,
         HostsError,
         LimitError,
-        ModelError,
         SecretError,
         ServerError,
         VersionError,
@@ -326,7 +325,7 @@ def _exit_code(error: Exception) -> int | None:
     from loadgen.workloads.spec_syntax import WorkloadError
 
     usage = LoadgenError | RunFileError | WorkloadError | SimulatedError
-    if isinstance(error, usage | EndpointError | HostsError | LimitError | ModelError | SecretError | VersionError):
+    if isinstance(error, usage | EndpointError | HostsError | LimitError | SecretError | VersionError):
         return EXIT_USAGE
     if isinstance(error, ClientLimitError):
         return EXIT_CLIENT_LIMITED

@@ -86,7 +86,7 @@ def run_load(
         inconclusive=inconclusive,
         junit=junit,
     )
-    plan = with_detected_server(plan)
+    plan = with_detected_server(plan, output.say)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master

@@ -31,6 +31,7 @@ from loadgen.engine.resolve_server import (
     Say,
     access_for,
     dialect_for,
+    has_exact_lengths,
     max_length,
     request_headers,
     server_for,
@@ -47,6 +48,7 @@ from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.workload import Prompts, WorkloadSpec, prepare_prompts
+from loadgen.workloads.workload_facts import about_tokens
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer, Header
@@ -140,7 +142,10 @@ def prepare(
     connections_per_worker = ceil(schedule.in_flight / plan.workers)
     machine.allow_open_files(connections_per_worker + machine.FILES_PER_WORKER * (plan.workers - 1))
     context = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
-    about = f": {describe_plan(plan, requested)}"
+
+    def about(facts: ServerFacts | None) -> str:
+        return f": {describe_plan(plan, requested, exact=has_exact_lengths(plan, requested, facts))}"
+
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
@@ -181,11 +186,13 @@ def prepare(
 def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: str) -> str:
     """Return one line about the prompts of a run: their number, their length, and how their tokens were counted."""
     count = "" if schedule.count is None else f"{schedule.count} "
-    approximately = "" if prompts.exact or plan.uses_file else "about "
-    tokens = approximately + describe_lengths(plan)[0]
-    kind = f"sessions, {tokens} tokens a turn" if plan.uses_sessions else f"prompts of {tokens} tokens"
+    exact = prompts.exact or plan.uses_file
+    tokens = about_tokens(f"{describe_lengths(plan)[0]} tokens", exact=exact)
+    kind = f"sessions, {tokens} a turn" if plan.uses_sessions else f"prompts of {tokens}"
     for_model = f" for {model}" if model else ""
-    return f"{count}{kind} ({prompts.counting_method}){for_model}"
+    if exact:
+        return f"{count}{kind} ({prompts.counting_method}){for_model}"
+    return f"{count}{kind}{for_model}: {prompts.counting_method}"
 
 
 def check_inputs(plan: Plan) -> None:

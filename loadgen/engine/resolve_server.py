@@ -19,7 +19,6 @@ from loadgen.plan import Plan
 from loadgen.servers.auth import (
     HEADER,
     Access,
-    normalise_url,
     read_secret,
     redact_header,
     register_secret,
@@ -28,13 +27,17 @@ from loadgen.servers.auth import (
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import bearer_header, round_up_to_pieces
 from loadgen.servers.errors import SecretError, UnreachableError
+from loadgen.servers.server_url import describe_repair, parse_server_url
 from loadgen.workloads import arrival_processes, lengths, workload
+from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
     from loadgen.servers.backends.base import ServerFacts
     from loadgen.servers.backends.dialect import Dialect
 
+GENERIC = "openai"
+"""Backend of servers that are known only by their OpenAI routes."""
 TURN_TOKENS = 16
 """Maximum number of tokens that line breaks or a chat template add to each message of a session."""
 
@@ -109,32 +112,92 @@ def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def with_detected_server(plan: Plan) -> Plan:
-    """Return the plan with the name of its server. If the plan has only a URL, the server at that URL is probed.
+def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
+    """Return the plan with its URL repaired, and with the name of its server.
 
-    Raises loadgen.servers.errors.ServerError.
+    A URL may be that of an endpoint, such as `.../v1/chat/completions`; the plan then uses this endpoint. If the plan
+    has only a URL, the server at that URL is probed. Raises loadgen.servers.errors.ServerError.
     """
     if not plan.server and plan.simulated:
         return plan.replaced(server=SIMULATED_SERVER)
-    if plan.server or not plan.url:
+    if not plan.url:
+        return plan
+    plan = plan.replaced(**_url_changes(plan, plan.url, "--url", say))
+    if plan.server:
         return plan
     from loadgen.servers.discovery import probe
 
-    result = probe(plan.url, model=plan.model, access=access_for(plan))
+    assert plan.url is not None
+    result = probe(plan.url, model=plan.model, access=access_for(plan), say=say)
     return plan.replaced(server=result.name)
+
+
+def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str, str | None]:
+    """Return the plan's fields for a URL as the user wrote it. `say` is called with a line about each repair."""
+    address = parse_server_url(url)
+    repair = describe_repair(url, address)
+    if repair and say:
+        say(f"{option} {repair}")
+    return {"url": address.url, "endpoint": plan.endpoint or address.endpoint or None}
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
     """Return the API dialect of the server for an endpoint. The default endpoint is that of the plan.
 
-    The dialect matches the server's version, and leaves out the request fields that the server refuses. Raises
-    EndpointError, VersionError or UnauthorizedError.
+    If neither names an endpoint, it is the first that the server accepts requests on: the native endpoint of its
+    backend, or chat. The dialect matches the server's version, and leaves out the request fields that the server
+    refuses. Raises EndpointError, NoEndpointError, RefusedModelError, VersionError or UnauthorizedError.
     """
-    from loadgen.servers.discovery import dialect_for_version, drop_refused_fields, endpoint_dialect
+    from loadgen.servers.discovery import check_version, dialect_for_version, endpoint_dialect
+    from loadgen.servers.endpoint_probe import choose_endpoint, relocated
 
-    result = endpoint_dialect(plan.server, endpoint or plan.endpoint or facts.endpoint)
-    result = dialect_for_version(result, facts, say, force=plan.force)
-    return drop_refused_fields(result, facts, say, timeout_s=plan.timeout_s, access=access)
+    endpoint = endpoint or plan.endpoint
+    first = relocated(endpoint_dialect(plan.server, endpoint), facts)
+    dialects = [first]
+    if endpoint is None and not first.chat and first.refusable_fields:
+        dialects.append(relocated(endpoint_dialect(plan.server, "chat"), facts))
+    if (
+        facts.name == GENERIC and facts.api_path
+    ):  # a gateway without a list of models may have its routes directly below the base
+        below_base = structs.replace(facts, api_path="", query="")
+        dialects += [relocated(dialect, below_base) for dialect in dialects]
+    if not plan.force:
+        check_version(first, facts)
+    result = first
+    if needs_test_request(first, facts):
+        request = Request(
+            0, "Hello", 0, 1 if first.streams else 0, body=plan.extra_body, ignore_eos=not plan.may_stop_early
+        )
+        result = choose_endpoint(dialects, facts, request, say, timeout_s=plan.timeout_s, access=access)
+    elif not facts.listed:
+        say(f"{facts.url} does not list the model {facts.model}; requesting it all the same")
+    if not plan.force:
+        check_version(result, facts)
+    return dialect_for_version(result, facts, say)
+
+
+def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -> bool:
+    """Return True if the prompts of the plan can have exactly the requested lengths on this server.
+
+    `facts` is None for the built-in simulated server, which counts tokens.
+    """
+    if plan.lengths in ("tokenizer", "approximate"):
+        return False
+    if facts is None or plan.tokenizer:
+        return True
+    return any(route and route.path in facts.count_routes for route in (dialect.count, dialect.count_text))
+
+
+def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
+    """Return True if only a request can show that the server, or a gateway in front of it, accepts the dialect.
+
+    A server that was recognised by its own routes has its native endpoint. A simulated server that states its version
+    accepts every field.
+    """
+    is_native = dialect.path == BACKENDS[facts.name].dialects[BACKENDS[facts.name].native].path
+    if not dialect.refusable_fields and is_native:
+        return False
+    return not (facts.simulated and facts.version)
 
 
 def max_length(tokens: int | str) -> int:
@@ -192,13 +255,17 @@ def require_server(plan: Plan, purpose: str) -> None:
         raise _no_server_for(plan, purpose)
 
 
-def _find_server(plan: Plan, access: Access) -> ServerFacts | None:
-    """Return the facts of the plan's server, or None if the built-in simulated server should be started."""
+def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFacts | None:
+    """Return the facts of the plan's server, or None if the built-in simulated server should be started.
+
+    `say` is called with a line about a repaired URL, and whenever a busy server has to be waited for.
+    """
     from loadgen.servers.discovery import resolve
 
     if plan.simulated:
         return None
-    return resolve(plan.server, _url_of(plan), os.environ, real=plan.real, model=plan.model, access=access)
+    url = _url_of(plan, say)
+    return resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access, say=say)
 
 
 def _no_server(plan: Plan) -> str:
@@ -214,15 +281,17 @@ def _no_server_for(plan: Plan, purpose: str) -> UnreachableError:
     )
 
 
-def _url_of(plan: Plan) -> str | None:
+def _url_of(plan: Plan, say: Say | None = None) -> str | None:
     """Return the server's URL from the plan or the environment, or None if neither contains one.
 
     Raises PlanError or SecretError for an invalid URL.
     """
     variable = BACKENDS[plan.server].url_variable
     environment_url = os.environ.get(variable)
+    if plan.url or environment_url is None:
+        return plan.url
     try:
-        return plan.url or (None if environment_url is None else normalise_url(environment_url))
+        return _url_changes(plan, environment_url, variable, say)["url"]
     except SecretError as error:
         raise SecretError(f"{variable}: {error}", error.hint) from None
     except ValueError as error:
@@ -272,12 +341,18 @@ def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def server_for(
-    plan: Plan, access: Access, say: Say, at_once: int, streams: int, tokens: int, about: str = ""
+    plan: Plan,
+    access: Access,
+    say: Say,
+    at_once: int,
+    streams: int,
+    tokens: int,
+    about: Callable[[ServerFacts | None], str] = lambda _: "",
 ) -> Iterator[ServerFacts]:
     """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
     `at_once` requests will be in flight together. `say` is called with a line that names the server and ends with
-    `about`.
+    the result of `about`, which takes the facts, or None for the built-in simulated server.
 
     If no server answers, a built-in simulated server is started. It stops when the context ends. It serves up to
     `streams` requests at a time, with a context of `tokens` tokens.
@@ -289,11 +364,11 @@ def server_for(
     dialect = endpoint_dialect(plan.server, plan.endpoint)
     max_prompt = max_prompt_length(plan)
     max_output = max_length(plan.output_tokens) if dialect.streams else 0
-    facts = _find_server(plan, access)
+    facts = _find_server(plan, access, say)
     if facts is not None:
         name = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
         not_named = "" if _url_of(plan) else " (the usual port; use --url for another)"
-        say(f"{name.strip()} at {facts.url}{not_named}{about}")
+        say(f"{name.strip()} at {facts.url}{not_named}{about(facts)}")
         check_limits(facts, at_once, max_prompt, max_output, over_limit=plan.over_limit)
         exceeded = exceeded_request_limit(facts, at_once)
         if exceeded:
@@ -321,7 +396,7 @@ def server_for(
         seed=plan.seed,
     )
     modelled = f"{config.model_shape} on {config.tensor_parallel} x {config.gpu}"
-    say(f"SIMULATED {plan.server}{_times_speed(plan.speed)}, a model of {modelled}{about}")
+    say(f"SIMULATED {plan.server}{_times_speed(plan.speed)}, a model of {modelled}{about(None)}")
     with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):
         facts = probe(url, plan.server)
         advice = piece_advice(plan, facts)

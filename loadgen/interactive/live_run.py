@@ -49,7 +49,7 @@ from loadgen.servers.auth import Target, connection_error, fill_fields, resolve_
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.backends.error_messages import one_line
-from loadgen.servers.discovery import endpoint_dialect, open_tokenizer
+from loadgen.servers.discovery import open_tokenizer
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
 from loadgen.servers.wire.addresses import Rotation, describe_addresses, select_addresses
@@ -107,13 +107,13 @@ class LiveTarget(msgspec.Struct):
     def dialect(self, endpoint: str | None) -> Dialect:
         """Return the dialect of the server for an endpoint. Results are cached.
 
-        If `endpoint` is None, the endpoint of the plan or the server's native endpoint is used. Raises the errors of
-        `dialect_for`.
+        If `endpoint` is None, the endpoint of the plan is used, or the first that the server accepts. Raises the errors
+        of `dialect_for`.
         """
-        name = endpoint_dialect(self.plan.server, endpoint or self.plan.endpoint or self.facts.endpoint).endpoint
+        name = endpoint or self.plan.endpoint or ""
         if name not in self._dialects:
             access = access_for(self.plan)
-            self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name)
+            self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name or None)
         return self._dialects[name]
 
     def headers(self, dialect: Dialect) -> Mapping[str, str]:

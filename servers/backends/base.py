@@ -75,13 +75,20 @@ class ServerFacts(msgspec.Struct, frozen=True):
     model: str = ""  # Model to request, the first one that the server lists. Empty: unknown.
     limits: dict[str, int] = {}  # By the server's own names: max_model_len, max_total_tokens, ...
     count_routes: tuple[str, ...] = ()  # Routes that count tokens without a response
-    endpoint: str = ""  # Endpoint to measure if the server lacks its backend's native one
+    listed: bool = True  # False: the server has a list of models, and `model` is not in it
+    api_path: str = "/v1"  # Path of the OpenAI routes below `url`. Empty: they lie directly below it.
+    query: str = ""  # Query of every request, from the URL that the user gave
     simulated: bool = False
     speed: float | None = None  # Clock speed of a simulated server relative to real time
     hardware: Mapping[str, Any] = {}  # Simulated gpu, model and tensor_parallel
     pids: tuple[int, ...] = ()  # Processes on this machine, if loadgen started the server
     title: str = ""
     notes: Mapping[str, Any] = {}  # Notes of the Backend and of this version
+
+    @property
+    def full_url(self) -> str:
+        """The base of all paths, with the query of every request."""
+        return f"{self.url}?{self.query}" if self.query else self.url
 
 
 class Backend(msgspec.Struct, frozen=True):

@@ -28,6 +28,8 @@ ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """A number of tokens that a server reports. An event with a number out of this range is unreadable."""
 
+Encode = Callable[[Request, str], bytes]
+
 
 def bearer_header(key: str | None) -> dict[str, str]:
     """Return the Authorization header for an API key, or an empty dict if there is no key."""
@@ -80,6 +82,7 @@ class VersionRule(msgspec.Struct, frozen=True):
     applies_to: Callable[[str], bool]  # Takes a version as in ServerFacts
     decode: Callable[[Sequence[bytes]], Answer] | None = None
     misleading_reason: str = ""  # Why figures of these versions would be misleading. `{version}` is filled in.
+    caution: str = ""  # What to keep in mind about figures of these versions, which are measured all the same
     piece_tokens: int = 0  # As in Dialect
 
 
@@ -89,7 +92,7 @@ class Dialect(msgspec.Struct, frozen=True):
     server: str
     endpoint: str  # `completions`, `chat`, `generate`, `embeddings` or `rerank`
     path: str
-    encode: Callable[[Request, str], bytes]  # (request, model) to the JSON body of the POST
+    encode: Encode  # (request, model) to the JSON body of the POST
     decode: Callable[[Sequence[bytes]], Answer]  # Decodes the events' `data` payloads. Never raises on server bytes.
     text: Callable[[Sequence[bytes]], str]  # Text of the payloads for the next turn, without reasoning, special tokens
     count_by_running: Route[int]  # Requests one token; the response states the length of the prompt
@@ -101,11 +104,13 @@ class Dialect(msgspec.Struct, frozen=True):
     piece_tokens: int = 0
     """Longer responses are generated in pieces of this size and end with a whole piece. 0: no pieces."""
     streams: bool = True  # The response is a stream of tokens. False: one JSON object, the only payload of `decode`.
-    drop_refused_field: Callable[[str], Dialect | None] | None = None
-    """Function that takes a server's refusal, and returns the dialect without the first field that the refusal names,
-    or with a newer name for this field. The function returns None if the refusal names no field. The attribute is None
-    if all servers of this backend accept the same fields."""
+    refusable_fields: tuple[str, ...] = ()
+    """Fields of its requests that some servers refuse. A nested field stands before the field that contains it."""
+    request_form: Callable[[tuple[str, ...], int], tuple[Encode, Route[int]]] | None = None
+    """Function that takes refused fields and the number of tokens of a test request. It returns `encode` and
+    `count_by_running` without these fields, or with newer names for them. None: requests cannot be changed."""
     dropped_fields: tuple[str, ...] = ()  # Fields that this server refuses
+    test_tokens: int = 1  # Output tokens of a test request. Some servers refuse to generate a single token.
     chat: bool = False  # The request is a list of messages, which may have images, and a chat template is applied to it
     headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key or None to additional headers
 
@@ -114,12 +119,32 @@ class Dialect(msgspec.Struct, frozen=True):
         rules = (rule for rule in self.versions if rule.misleading_reason and rule.applies_to(version))
         return next((rule.misleading_reason.format(version=version) for rule in rules), None)
 
+    def caution(self, version: str) -> str:
+        """Return what to keep in mind about figures of this server version, or an empty string."""
+        return next((rule.caution for rule in self.versions if rule.caution and rule.applies_to(version)), "")
+
     def variant(self, version: str) -> Dialect:
         """Return the dialect for this server version, or the dialect itself if no version rule applies."""
         rules = [rule for rule in self.versions if rule.applies_to(version)]
         decode = next((rule.decode for rule in rules if rule.decode), self.decode)
         piece_tokens = max((rule.piece_tokens for rule in rules), default=0)
         return replace(self, decode=decode, piece_tokens=piece_tokens) if rules else self
+
+    def without(self, dropped_fields: tuple[str, ...], test_tokens: int) -> Dialect:
+        """Return the dialect without the refused fields, whose test requests generate `test_tokens` tokens."""
+        assert self.request_form is not None, "the requests of this dialect cannot be changed"
+        encode, counting = self.request_form(dropped_fields, test_tokens)
+        return replace(
+            self,
+            encode=encode,
+            count_by_running=replace(counting, path=self.count_by_running.path),
+            dropped_fields=dropped_fields,
+            test_tokens=test_tokens,
+        )
+
+    def at(self, path: str) -> Dialect:
+        """Return the dialect with another path for its requests."""
+        return replace(self, path=path, count_by_running=replace(self.count_by_running, path=path))
 
     @property
     def max_piece_tokens(self) -> int:

@@ -12,6 +12,7 @@ Servers report errors in these forms:
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from itertools import islice
@@ -68,8 +69,17 @@ def error_text(status: int, body: bytes) -> str:
         message = body[:_LIMIT_BYTES].decode("utf-8", "replace")
         title = _TITLE.search(message)
         if title or "<html" in message.lower():
-            message = (f"{title[1]}: " if title else "") + _MARKUP.sub(" ", message)
+            message = _page_text(title[1] if title else "", _MARKUP.sub(" ", message))
     return one_line(message) or f"HTTP {status} with nothing readable in the body"
+
+
+def _page_text(title: str, body: str) -> str:
+    """Return the text of an HTML page. A body that begins with the title, as in error pages of proxies, follows it
+    without the repetition."""
+    title, body = one_line(html.unescape(title)), one_line(html.unescape(body), LIMIT_CHARACTERS * 4)
+    if body.casefold().startswith(title.casefold()):
+        return body
+    return f"{title}: {body}" if title and body else title or body
 
 
 def error_in(payload: bytes) -> str:

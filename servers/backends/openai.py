@@ -21,7 +21,15 @@ from typing import Any
 import msgspec
 
 from loadgen.servers.backends import base, pooling
-from loadgen.servers.backends.dialect import Answer, ChunkCounts, Dialect, Route, TokenCount, encode_body
+from loadgen.servers.backends.dialect import (
+    Answer,
+    ChunkCounts,
+    Dialect,
+    Encode,
+    Route,
+    TokenCount,
+    encode_body,
+)
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
@@ -163,10 +171,13 @@ RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "cont
 REFUSABLE = {
     "continuous_usage_stats": "",  # stands before the field that contains it, because refusals name both
     "stream_options": "",
+    "ignore_eos": "",
+    "min_tokens": "",
+    "do_sample": "",
     "temperature": "",
     "max_tokens": "max_completion_tokens",
 }
-"""Fields that some servers refuse, with the newer name that these servers accept. Empty: the field is left out."""
+"""Fields that some servers or gateways refuse, with the newer name that they accept. Empty: the field is left out."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
 _USAGES = msgspec.json.Decoder(DetailedUsage)
@@ -251,26 +262,26 @@ def openai_dialect(
     empty_rule: EmptyRule | None,
     always_done: bool = False,
     one_per_event: bool = False,
-    dropped_fields: tuple[str, ...] = (),
     **others: Any,
 ) -> Dialect:
     """Return the dialect of a server for one of the OpenAI endpoints.
 
-    Requests contain the standard fields, changed and extended by `extra_fields`. A field in `dropped_fields` is sent
-    under its newer name in REFUSABLE, or left out if it has no newer name."""
+    Requests contain the standard fields, changed and extended by `extra_fields`."""
 
-    def without_dropped(fields: dict[str, Any]) -> dict[str, Any]:
-        names = {field: REFUSABLE[field] if field in dropped_fields else field for field in fields}
-        return {names[field]: value for field, value in fields.items() if names[field]}
+    def request_form(dropped: tuple[str, ...], test_tokens: int) -> tuple[Encode, Route[int]]:
+        def one_token(text: str, model: str) -> dict[str, Any]:
+            prompt = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
+            return _without({"model": model, **prompt, "max_tokens": test_tokens, "temperature": 0}, dropped)
 
-    def one_token(text: str, model: str) -> dict[str, Any]:
-        prompt = {"messages": messages(text)} if endpoint == "chat" else {"prompt": text}
-        return without_dropped({"model": model, **prompt, "max_tokens": 1, "temperature": 0})
+        def encode(request: Request, model: str) -> bytes:
+            fields = _standard_fields(endpoint, request, model) | extra_fields(request)
+            return encode_body(_without(fields, dropped), request)
 
-    def encode(request: Request, model: str) -> bytes:
-        fields = _standard_fields(endpoint, request, model) | extra_fields(request)
-        return encode_body(without_dropped(fields), request)
+        return encode, Route(PATHS[endpoint], one_token, _prompt_tokens, generates=True)
 
+    encode, counting = request_form((), 1)
+    used = json.loads(encode(Request(0, "", 0, 1), ""))
+    used |= used.get("stream_options") or {}
     return Dialect(
         server,
         endpoint,
@@ -279,12 +290,29 @@ def openai_dialect(
         encode=encode,
         decode=partial(decode, empty_is_token=empty_rule, always_done=always_done, one_per_event=one_per_event),
         text=answer_text,
-        count_by_running=Route(
-            PATHS[endpoint], one_token, lambda answer: int(answer["usage"]["prompt_tokens"]), generates=True
-        ),
-        dropped_fields=dropped_fields,
+        count_by_running=counting,
+        refusable_fields=tuple(field for field in REFUSABLE if field in used),
+        request_form=request_form,
         **others,
     )
+
+
+def _without(fields: dict[str, Any], dropped: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a request without the dropped ones, or with their newer names in REFUSABLE.
+
+    A field of `stream_options` may be dropped by its own name."""
+    if not dropped:
+        return fields
+    names = {field: REFUSABLE[field] if field in dropped else field for field in fields}
+    result = {names[field]: value for field, value in fields.items() if names[field]}
+    if "stream_options" in result:
+        options = result["stream_options"].items()
+        result["stream_options"] = {name: value for name, value in options if name not in dropped}
+    return result
+
+
+def _prompt_tokens(answer: Any) -> int:
+    return int(answer["usage"]["prompt_tokens"])
 
 
 def messages(text: str) -> list[dict[str, str]]:
@@ -559,38 +587,17 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
     card = base.first_model_card(models)
     if status != 200 or "id" not in card:
         return None
-    # `transformers serve` and many hosted servers have only chat. llama.cpp answers 404 to a GET of either route.
-    has_chat = base.route_exists(get_json, PATHS["chat"])
-    chat_only = has_chat and not base.route_exists(get_json, PATHS["completions"])
-    limits = base.known_limits(OPENAI.limits, card)
-    return base.ServerFacts("openai", url, "", str(card["id"]), limits, endpoint="chat" if chat_only else "")
+    return base.ServerFacts("openai", url, "", str(card["id"]), base.known_limits(OPENAI.limits, card))
 
 
-def _generic(endpoint: str, dropped_fields: tuple[str, ...] = ()) -> Dialect:
-    """Return the dialect of a generic OpenAI-style server, without the fields that the server refuses."""
-
-    def drop_refused_field(refusal: str) -> Dialect | None:
-        named = next((field for field in REFUSABLE if field in refusal and field not in dropped_fields), None)
-        return _generic(endpoint, (*dropped_fields, named)) if named else None
-
-    usage = INCLUDE_USAGE if "continuous_usage_stats" in dropped_fields else RUNNING_USAGE
-    return openai_dialect(
-        "openai",
-        endpoint,
-        lambda _: usage,
-        empty_rule=None,
-        dropped_fields=dropped_fields,
-        drop_refused_field=drop_refused_field,
-        fixed_output=True,
-    )
-
+_dialect = partial(openai_dialect, "openai", extra_fields=lambda _: RUNNING_USAGE, empty_rule=None, fixed_output=True)
 
 OPENAI = base.Backend(
     name="openai",
     title="OpenAI-style",
     phrase="an OpenAI-style server",
     native="completions",
-    dialects={endpoint: _generic(endpoint) for endpoint in PATHS}
+    dialects={endpoint: _dialect(endpoint) for endpoint in PATHS}
     | {endpoint: pooling.pooling_dialect("openai", endpoint) for endpoint in pooling.PATHS},
     identify=_identify,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},

@@ -65,10 +65,10 @@ _COUNT_TEXT = Route(
 _COUNT_CHAT = Route(
     "/tokenize", lambda text, model: {"model": model, "messages": messages(text)}, lambda answer: int(answer["count"])
 )
-_OPENING_EVENT = VersionRule(
+# A gateway may publish only the OpenAI routes, so a missing version is no sign of an old server.
+_UNKNOWN_VERSION = VersionRule(
     lambda version: not version,
-    misleading_reason="the server states no version, like vLLM before 0.6. Chat streams of those versions begin with "
-    "an event that is sent before the engine starts, and contain no token counts",
+    caution="its version is unknown. Chat streams of vLLM before 0.6 contain no token counts",
 )
 
 _dialect = partial(
@@ -81,7 +81,7 @@ VLLM = base.Backend(
     native="completions",
     dialects={
         "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
-        "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_OPENING_EVENT,)),
+        "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_UNKNOWN_VERSION,)),
         "embeddings": pooling.pooling_dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
         "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },

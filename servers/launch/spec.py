@@ -197,7 +197,7 @@ def wait_until_ready(
         state = watch()
         now_s = time.monotonic()
         # vLLM 0.2.0 has no health route, but answers 404.
-        with suppress(ServerError), closing(JsonClient(url)) as client:
+        with suppress(ServerError), closing(JsonClient(url, retry=False)) as client:
             if client("/health")[0] in (200, 404):
                 return now_s - start_s
         if now_s - start_s > timeout_s:

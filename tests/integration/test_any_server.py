@@ -191,11 +191,13 @@ def test_a_missing_key_suggests_the_variable_of_other_tools(tmp_path: Path) -> N
 
 
 def test_a_key_that_is_not_set_and_a_model_that_is_not_there_are_told(tmp_path: Path) -> None:
-    """Both are mistakes of the command line, before anything is sent."""
-    with answering(SERVERS["SGLang"]) as stub:
+    """A key that is missing is a mistake of the command line. A model is refused by the server, in its own words."""
+    refusal = (404, {"error": {"message": "The model `nope` does not exist.", "type": "NotFoundError"}})
+    refusing: dict[str, Answer] = {"POST /v1/completions": refusal, "POST /v1/chat/completions": refusal}
+    with answering(SERVERS["SGLang"] | refusing) as stub:
         code, _, err = burst(tmp_path, "--url", stub.url, "--api-key-env", "NOT_SET_ANYWHERE")
         assert (code, "--api-key-env NOT_SET_ANYWHERE: the variable is empty or not set" in err) == (2, True)
         assert not stub.heard
         code, _, err = burst(tmp_path, "--url", stub.url, "--model", "nope")
-        assert (code, "--model nope" in err, "it has: org/model" in err) == (2, True, True)
-    assert not sent(stub)
+        assert (code, "The model `nope` does not exist." in err, "it lists: org/model" in err) == (3, True, True)
+    assert not (tmp_path / "run" / "run.jsonl").exists()

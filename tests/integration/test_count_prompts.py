@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import open_tokenizer, probe
-from loadgen.servers.errors import UnauthorizedError, UncountableError
+from loadgen.servers.errors import UncountableError
 from loadgen.workloads.prompts import load_tokenizer
 from tests.support.exact import exact_prompts
 from tests.support.stub_server import (
@@ -188,22 +189,22 @@ def test_key_is_sent(engine: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "words"),
+    ("answer", "words"),
     [
-        ((500, b"Internal Server Error"), UncountableError, "500 from /tokenize"),
-        ((200, b"<html>"), UncountableError, "200 from /tokenize"),
-        ((422, {"error": "x" * 400 + " NotFoundError"}), UncountableError, "NotFoundError"),
-        ((200, {"count": None}), UncountableError, "200 from /tokenize"),
-        ((422, {"error": "inputs"}), UncountableError, "inputs"),
-        ((401, b""), UnauthorizedError, "401"),
+        ((500, b"Internal Server Error"), "/tokenize answers 500: Internal Server Error"),
+        ((200, b"<html>"), "/tokenize answers 200, None"),
+        ((422, {"error": "x" * 400 + " NotFoundError"}), "NotFoundError"),
+        ((200, {"count": None}), "/tokenize answers 200, {'count': None}"),
+        ((422, {"error": "inputs"}), "/tokenize answers 422: inputs"),
+        ((401, b""), "/tokenize answers 401"),
     ],
 )
-def test_no_count(answer: Answer, error: type[Exception], words: str) -> None:
+def test_no_count(answer: Answer, words: str) -> None:
     """Whatever a server answers instead of a count becomes an error that quotes it."""
     with answering({"POST /tokenize": answer}) as stub:
         facts = ServerFacts("vllm", stub.url, count_routes=("/tokenize",))
         with (
             open_tokenizer(facts, BACKENDS["vllm"].dialects["completions"]) as server,
-            pytest.raises(error, match=words),
+            pytest.raises(UncountableError, match=re.escape(words)),
         ):
             server.count(["a"])

@@ -71,7 +71,8 @@ def test_fields_of_the_plan_and_of_the_file_reach_the_server(tmp_path: Path) -> 
         extra = '{"temperature": 0.7, "stream_options": {"continuous_usage_stats": true}, "return_token_ids": null}'
         more = ["--workload", f"jsonl:{file}", "--extra-body", extra, "--no-ignore-eos"]
         _, _, err = burst(tmp_path, *common, *more, command="run")
-    sent = sorted((body for body in stub.bodies if body and body.get("stream")), key=lambda body: body["prompt"])
+    streamed = (body for body in stub.bodies if body and body.get("stream") and body["prompt"] != "Hello")
+    sent = sorted(streamed, key=lambda body: body["prompt"])
     rest = {
         "model": "tiny",
         "max_tokens": 8,
@@ -101,12 +102,12 @@ def test_pictures_reach_a_chat_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "What?", "image": "https://x/y.png"}\n')
     answer = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"length","token_ids":[5]}]}\n\n'
-    routes = VLLM | {"POST /v1/chat/completions": lambda _: answer + USAGE}
+    routes = VLLM | {"POST /v1/chat/completions": lambda _: answer + USAGE, "POST /v1/completions": short}
     options = ["--n", "1", "--output-tokens", "1", "--workload", f"jsonl:{file}", "--image", "32x16"]
     with answering(routes) as stub:
         common = ["--server", "vllm", "--url", stub.url, *options]
         code, out, err = burst(tmp_path, *common, "--endpoint", "chat", command="run")
-        (body,) = [body for body in stub.bodies if body and body.get("stream")]
+        _, body = [body for body in stub.bodies if body and body.get("stream")]
         refused, _, said = burst(tmp_path, *common, "--out", str(tmp_path / "other"), command="run")
     assert code in (0, 5), err
     text, first, second = body["messages"][0]["content"]

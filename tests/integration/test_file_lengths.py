@@ -122,21 +122,22 @@ def test_a_file_needs_no_tokenizer(endpoint: str, vllm: str, tmp_path: Path) -> 
 
 
 def test_synthetic_prompts_go_on_with_an_assumption(vllm: str, tmp_path: Path) -> None:
-    """Without a tokenizer a server that counts nothing is refused with the ways on; by samples prompts come out as long
-    as asked; approximate ones are never called exact."""
+    """By samples, the default, prompts come out as long as asked; approximate ones are never called exact, and exact
+    ones are refused."""
     load = ["--server", "openai", "--url", vllm, "--n", "4", "--input-tokens", "40", "--output-tokens", "5"]
-    code, _, err = command(tmp_path, *load)
+    code, _, err = command(tmp_path, *load, "--lengths", "exact")
     assert code == 2
-    assert "--lengths server" in err
-    code, out, err = command(tmp_path, *load, "--lengths", "server")
+    assert "--lengths exact" in err
+    code, out, err = command(tmp_path, *load)
     assert code in (0, 5), err
     assert {record.prompt_tokens for record in records_of(tmp_path)} == {40}
-    assert "about 40 tokens" in said(out)
+    assert "about 40 tokens (estimated) in, 5 out" in said(out)
+    assert "4 prompts of about 40 tokens (estimated)" in said(out)
     assert "is assumed" in said(out)
     _, out, _ = command(tmp_path / "run", *load, "--lengths", "approximate")
     assert {record.state for record in records_of(tmp_path / "run")} == {"complete"}
-    assert "4 prompts of about 40 tokens (text, approximate:" in said(out)
-    assert "4 requests of about 40 tokens" in said(out)
+    assert "4 prompts of about 40 tokens (estimated)" in said(out)
+    assert "4 requests of about 40 tokens (estimated)" in said(out)
 
 
 def test_chunks_are_not_called_tokens(tmp_path: Path) -> None:

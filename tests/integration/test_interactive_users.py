@@ -13,7 +13,7 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, ROOT
 from tests.support.simulated import running
-from tests.support.stub_server import VLLM_0_2, answering
+from tests.support.stub_server import LIGHTLLM_1_1, answering
 from tests.support.tiny_tokenizers import save
 from tests.support.ui import environment, headless
 
@@ -78,13 +78,12 @@ def test_an_endpoint_that_misleads_is_refused(tmp_path: Path) -> None:
     tokens = Tokenizer.from_file(tokenizer)
 
     def count(body: Any) -> Any:
-        prompt = body["prompt"]
-        return {"usage": {"prompt_tokens": len(tokens.encode(prompt).ids if isinstance(prompt, str) else prompt)}}
+        return {"ntokens": len(tokens.encode(body["text"]).ids)}
 
-    with answering(VLLM_0_2 | {"POST /v1/completions": count}) as stub:
-        named = ("--server", "vllm", "--url", stub.url, "--tokenizer", tokenizer, *SMALL[:-3], "--run-time", "5s")
+    with answering(LIGHTLLM_1_1 | {"POST /tokens": count}) as stub:
+        named = ("--server", "lightllm", "--url", stub.url, "--tokenizer", tokenizer, *SMALL[:-3], "--run-time", "5s")
         code, _, err = headless(tmp_path, *named, "--locustfile", str(tmp_path / "users.py"))
-        assert (code, "sent before the engine starts" in err, "--force" in err) == (2, True, True), err
+        assert (code, "have no end marker" in err, "--force" in err) == (2, True, True), err
         assert "POST /v1/chat/completions" not in stub.heard
 
 

@@ -21,7 +21,7 @@ from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import probe, resolve
-from loadgen.servers.errors import ModelError, UnauthorizedError, UnreachableError, WrongServerError
+from loadgen.servers.errors import UnauthorizedError, UnreachableError, WrongServerError
 from tests.support.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
@@ -158,7 +158,7 @@ def test_a_path_that_is_kept_from_us_says_nothing_of_the_server() -> None:
     known = {f"GET {path}": (403, b"") for path in ("/info", "/get_model_name", "/simulated/status", "/v1/completions")}
     with answering(OPENAI | known) as stub:
         facts = probe(stub.url)
-    assert (facts.name, facts.model, facts.endpoint) == ("openai", "gpt", "")
+    assert (facts.name, facts.model) == ("openai", "gpt")
     with answering({"GET /v1/models": (401, b"")}) as stub, pytest.raises(UnauthorizedError):
         probe(stub.url)
 
@@ -182,21 +182,21 @@ def test_without_a_list_of_models_a_name_is_enough(models: Answer, words: str) -
 
 
 @pytest.mark.parametrize("routes", [VLLM, TGI, LIGHTLLM_1_0, LIGHTLLM_1_2, OPENAI])
-def test_a_model_that_is_not_there_is_refused(routes: dict[str, Answer]) -> None:
-    """Where the server says what it has; the message lists it."""
+def test_a_model_that_is_not_listed_is_noted(routes: dict[str, Answer]) -> None:
+    """It may be an alias, so it is requested all the same, and the facts say that it is not listed."""
     with answering(routes) as stub:
         model = probe(stub.url).model
-        assert probe(stub.url, model=model).model == model
-        with pytest.raises(ModelError, match="--model nope") as caught:
-            probe(stub.url, model="nope")
-    assert model in caught.value.hint
+        assert (probe(stub.url, model=model).model, probe(stub.url, model=model).listed) == (model, True)
+        facts = probe(stub.url, model="nope")
+    assert (facts.model, facts.listed) == ("nope", False)
 
 
 def test_any_model_that_is_listed_may_be_asked() -> None:
     """Not only the first: adapters come behind it. A server that lists none takes any name."""
     listed = [{"id": name, "owned_by": "vllm"} for name in ("base", "adapter")]
     with answering({"GET /v1/models": (200, {"data": listed})}) as stub:
-        assert probe(stub.url, "vllm", model="adapter").model == "adapter"
+        facts = probe(stub.url, "vllm", model="adapter")
+        assert (facts.model, facts.listed) == ("adapter", True)
     with answering(LIGHTLLM_0_0_1) as stub:
         assert probe(stub.url, "lightllm", model="any").model == "any"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer
 
 from loadgen.analysis.run import runfile
@@ -30,26 +29,12 @@ def chat(transcript: str, tokenizer: Path) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("server", "routes", "transcript", "reason", "tokens"),
-    [
-        ("vllm", VLLM_0_2, "vllm-0.2.0/chat.txt", "sent before the engine starts", 2),
-        (
-            "lightllm",
-            LIGHTLLM_1_1,
-            "lightllm-1.1.0/chat.txt",
-            "LightLLM 1.1.0 have no end marker",
-            3,
-        ),
-    ],
-)
-def test_a_version_that_misleads_is_refused_unless_forced(
-    tmp_path: Path, server: str, routes: dict[str, Answer], transcript: str, reason: str, tokens: int
-) -> None:
+def test_a_version_that_misleads_is_refused_unless_forced(tmp_path: Path) -> None:
     """Exit code 2, nothing sent, the native endpoint named; with --force it is measured, and the run says so."""
     tokenizer = save("byte_level", tmp_path)
-    with answering(routes | {"POST /v1/chat/completions": chat(transcript, tokenizer)}) as stub:
-        named = ("--server", server, "--url", stub.url, "--tokenizer", str(tokenizer), *SIZE)
+    reason = "LightLLM 1.1.0 have no end marker"
+    with answering(LIGHTLLM_1_1 | {"POST /v1/chat/completions": chat("lightllm-1.1.0/chat.txt", tokenizer)}) as stub:
+        named = ("--server", "lightllm", "--url", stub.url, "--tokenizer", str(tokenizer), *SIZE)
         code, out, err = burst(tmp_path, *named)
         assert code == 2
         assert reason in err
@@ -63,4 +48,16 @@ def test_a_version_that_misleads_is_refused_unless_forced(
     assert run.header.plan["force"]
     assert reason in run.header.client["forced"]
     assert "Measured with --force: " in " ".join(out.split())
-    assert [sum(record.chunk_tokens) for record in run.records] == [tokens] * 2
+    assert [sum(record.chunk_tokens) for record in run.records] == [3] * 2
+
+
+def test_a_version_that_is_unknown_is_measured_with_a_word(tmp_path: Path) -> None:
+    """A gateway that publishes only the OpenAI routes hides the version of vLLM, so nothing is refused or forced."""
+    tokenizer = save("byte_level", tmp_path)
+    with answering(VLLM_0_2 | {"POST /v1/chat/completions": chat("vllm-0.2.0/chat.txt", tokenizer)}) as stub:
+        named = ("--server", "vllm", "--url", stub.url, "--tokenizer", str(tokenizer), *SIZE)
+        _, out, err = burst(tmp_path, *named)
+    assert out.count("its version is unknown") == 1, err
+    run = runfile.read(tmp_path / "run")
+    assert "forced" not in run.header.client
+    assert [sum(record.chunk_tokens) for record in run.records] == [2] * 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from loadgen.workloads.lengths import Fixed
 from loadgen.workloads.prompts import CountTokens, ServerTokenCounter, Tokenizer, id_prompts
 from loadgen.workloads.texts import TextSpec, TextSurvey, measure_openings, measure_words, text_writer, words_of
+from loadgen.workloads.token_counter import CountingMethod
 from loadgen.workloads.workload import Synthetic, WorkloadSpec, prepare_prompts
 
 
@@ -20,11 +21,18 @@ class Prompts:
 
 
 def exact_prompts(
-    n: int, tokens: int, seed: int, *, token_ids: bool, local: Tokenizer | None, server: ServerTokenCounter | None
+    n: int,
+    tokens: int,
+    seed: int,
+    *,
+    token_ids: bool,
+    local: Tokenizer | None,
+    server: ServerTokenCounter | None,
+    by: CountingMethod | None = None,
 ) -> Prompts:
     """The prompts of a run that asks for one length."""
     order = WorkloadSpec(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
-    made = prepare_prompts(order, token_ids=token_ids, local=local, server=server)
+    made = prepare_prompts(order, token_ids=token_ids, local=local, server=server, by=by)
     return Prompts([request.prompt for request in made.requests()], made.counting_method)
 
 

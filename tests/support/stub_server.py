@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = tuple[int, Any] | Callable[[Any], Any]
-"""Status and JSON (or raw bytes); or a function from the request's JSON to such a pair, or to the JSON of a 200."""
+Answer = tuple[int, Any] | tuple[int, Any, str] | Callable[[Any], Any]
+"""Status and JSON (or raw bytes), and header lines; or a function from the request's JSON to that, or to the JSON of a
+200."""
 
 NOT_FOUND = (404, {"detail": "Not Found"})
 NOT_ALLOWED = (405, {"detail": "Method Not Allowed"})
@@ -55,12 +56,12 @@ def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, h
             fallback = NOT_ALLOWED if f"POST {self.path}" in routes else NOT_FOUND
             answer = routes.get(asked, fallback)
             said = answer(body) if callable(answer) else answer
-            status, content = said if isinstance(said, tuple) else (200, said)
+            status, content, *more = said if isinstance(said, tuple) else (200, said)
+            more = [f"{line}\r\n" for line in more]
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             coding = "content-encoding: gzip\r\n" if data.startswith(b"\x1f\x8b") else ""
-            head = (
-                f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{coding}content-length: {len(data)}\r\n\r\n"
-            )
+            length = f"content-length: {len(data)}\r\n"
+            head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{coding}{''.join(more)}{length}\r\n"
             self.wfile.write(head.encode() + data)
             self.close_connection = hang_up
 

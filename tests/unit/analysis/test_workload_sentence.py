@@ -72,7 +72,9 @@ def test_without_answers_it_names_the_endpoint(tmp_path: Path) -> None:
 def test_approximate_lengths_are_called_so(tmp_path: Path) -> None:
     """Prompts that nobody counted by the server's tokenizer have about the length asked."""
     run = run_of(tmp_path / "run", burst(12, 4), client={"prompts": "approximate", "exact": False})
-    assert workload_sentence(typed(summarise(run))).startswith("12 requests of about 512 tokens, all at once")
+    assert workload_sentence(typed(summarise(run))).startswith(
+        "12 requests of about 512 tokens (estimated), all at once"
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from loadgen.servers.auth import (
     require_no_credentials,
     require_one_url,
 )
-from loadgen.servers.discovery import base_url
+from loadgen.servers.discovery import server_address
 from loadgen.servers.errors import SecretError, ServerError
 from loadgen.servers.launch.spec import LOCAL, LaunchSpec, readable_log
 from tests.support.command import in_process
@@ -131,7 +131,7 @@ def test_credentials_in_a_url_are_refused(url: str) -> None:
     for way in (
         lambda: Plan(server="tgi", n=1, url=url),
         lambda: Plan(server="tgi", n=1, dcgm_url=url),
-        lambda: base_url(url),  # of LOADGEN_TGI_URL, and of matrix plans
+        lambda: server_address(url),  # of LOADGEN_TGI_URL, and of matrix plans
     ):
         with pytest.raises(SecretError, match="a URL must not contain a user, a password") as caught:
             way()

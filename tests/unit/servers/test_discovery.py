@@ -8,25 +8,8 @@ import pytest
 
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
-from loadgen.servers.discovery import base_url, check_limits, docker_proxy_target
+from loadgen.servers.discovery import check_limits, docker_proxy_target
 from loadgen.servers.errors import LimitError
-
-
-@pytest.mark.parametrize(
-    ("given", "base"),
-    [
-        ("http://h:8000", "http://h:8000"),
-        ("http://h:8000/", "http://h:8000"),
-        ("http://h:8000/v1", "http://h:8000"),
-        ("http://h:8000/v1/", "http://h:8000"),
-        ("https://h/models/a/v1", "https://h/models/a"),
-        ("http://[::1]:8000/v1?x=1#y", "http://[::1]:8000"),
-        ("http://h/v10", "http://h/v10"),
-    ],
-)
-def test_base_url(given: str, base: str) -> None:
-    """A pasted URL loses its slash, query and `/v1`, and keeps a path prefix."""
-    assert base_url(given) == base
 
 
 @pytest.mark.parametrize(

@@ -250,9 +250,9 @@ def test_order_of_preference(token_ids: bool, local: Counts | None, server: Coun
 
 @pytest.mark.parametrize("server", [None, RUNS_IT])
 def test_nobody_to_ask(server: Counts | None) -> None:
-    """Without a tokenizer file and without a way to count, the error asks for the file."""
+    """Without a tokenizer file and without a way to count, exact lengths are an error that asks for the file."""
     with pytest.raises(PromptError) as caught:
-        exact_prompts(9, 30, 0, token_ids=False, local=None, server=server)
+        exact_prompts(9, 30, 0, token_ids=False, local=None, server=server, by="exact")
     assert "--tokenizer" in caught.value.hint
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.workloads.prompts import COMMON_WORDS, PromptError
+from loadgen.workloads.spec_syntax import UnknownCountError
 from loadgen.workloads.token_counter import CountingMethod, approximate
 from loadgen.workloads.workload import Prompts, prepare_prompts
 from tests.unit.workloads.test_exact_prompts import Counts, order
@@ -32,11 +33,17 @@ def made(
     return prepare_prompts(asked, token_ids=False, local=local, server=Picky(generates=True), by=by)
 
 
-def test_a_server_that_counts_nothing_is_refused_with_the_ways_on() -> None:
-    """The message is what can be done: a tokenizer, or an assumption."""
+def test_exact_lengths_of_a_server_that_counts_nothing_are_refused_with_the_ways_on() -> None:
+    """The message is what can be done: a tokenizer, or estimated lengths."""
     with pytest.raises(PromptError, match="does not report the tokens") as caught:
-        made(None)
-    assert all(way in caught.value.hint for way in ("--tokenizer", "--lengths server", "--lengths approximate"))
+        made("exact")
+    assert all(way in caught.value.hint for way in ("--tokenizer", "leave out --lengths exact"))
+
+
+def test_by_default_a_server_that_counts_nothing_counts_samples() -> None:
+    """Without any option, lengths are those of `--lengths server`."""
+    assert made(None).counting_method == made("server").counting_method
+    assert not made(None).exact
 
 
 def test_by_samples_words_of_one_token_make_exact_sums() -> None:
@@ -53,16 +60,38 @@ def test_by_samples_words_of_one_token_make_exact_sums() -> None:
     assert "is assumed" in prompts.counting_method
 
 
-def test_a_server_to_which_no_word_is_one_token_says_so() -> None:
-    """Then there is nothing to build with."""
+class Letters(Picky):
+    """A server whose tokens are letters, so that no word is one token."""
 
-    class Letters(Picky):
-        def count(self, texts: list[str]) -> list[int]:  # type: ignore[override]
-            return [3 * len(text.split()) for text in texts]
+    def count(self, texts: list[str]) -> list[int]:  # type: ignore[override]
+        return [3 * len(text.split()) for text in texts]
 
-    with pytest.raises(PromptError, match="only 0 of") as caught:
-        prepare_prompts(order(), token_ids=False, local=None, server=Letters(generates=True), by="server")
-    assert "--lengths approximate" in caught.value.hint
+
+class Mute(Picky):
+    """A server that reports no counts."""
+
+    def count(self, texts: list[str]) -> list[int]:  # type: ignore[override]
+        raise UnknownCountError(texts)
+
+
+@pytest.mark.parametrize("server", [Letters(generates=True), Mute(generates=True), Mute(generates=False), None])
+@pytest.mark.parametrize("by", [None, "server"])
+def test_a_server_whose_samples_do_not_help_gets_approximate_lengths(
+    server: Counts | None, by: CountingMethod | None
+) -> None:
+    """No word is one token, no count is reported, the counting route does not work, or there is no server."""
+    prompts = prepare_prompts(order(tokens="60"), token_ids=False, local=None, server=server, by=by)
+    assert prompts.counting_method.startswith("text, approximate: six letters")
+    assert not prompts.exact
+
+
+def test_a_tokenizer_is_used_alone_if_the_server_reports_no_counts() -> None:
+    """Lengths are then estimated, unless they have to be exact."""
+    local = Counts(words=COMMON_WORDS)
+    prompts = prepare_prompts(order(tokens="60"), token_ids=False, local=local, server=Mute(generates=True))
+    assert "not compared with the server" in prompts.counting_method
+    with pytest.raises(UnknownCountError):
+        prepare_prompts(order(tokens="60"), token_ids=False, local=local, server=Mute(generates=True), by="exact")
 
 
 def test_by_the_tokenizer_alone_the_server_is_not_asked() -> None:

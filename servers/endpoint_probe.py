@@ -1,0 +1,294 @@
+"""Finds an endpoint that the server accepts requests on, and the request fields that it refuses there.
+
+Both are found by sending requests for one token, because a GET says nothing: many servers answer 404 to a GET of a
+route that exists. A run is not started if the server has none of the endpoints, redirects the request, or refuses the
+model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from loadgen.servers.auth import NO_AUTH, Access
+from loadgen.servers.backends.base import ServerFacts, model_cards
+from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.openai import REFUSABLE
+from loadgen.servers.errors import DECODE_ERRORS, NoEndpointError, RefusedModelError, ServerError, UnreachableError
+from loadgen.servers.server_url import API_PATH, parse_server_url
+from loadgen.workloads.request import Request
+
+if TYPE_CHECKING:
+    from loadgen.servers.json_client import JsonClient, Response
+
+Say = Callable[[str], None]
+
+FEW_TOKENS = 16
+"""Output tokens of a test request if the server refuses to generate one token. OpenAI's reasoning models want 16."""
+MISSING_STATUSES = (404, 405, 501)
+"""HTTP statuses of a route that does not exist."""
+FIELD_STATUSES = (400, 406, 411, 412, 415, 416, 417, 418, 421, 422)
+"""HTTP statuses with which servers refuse a field."""
+NAMED_FIELD_STATUSES = (*FIELD_STATUSES, 500)
+"""The same with 500, which LiteLLM answers. It is a refusal of a field only if it names one."""
+MODELS_LISTED = 20
+"""Maximum number of models that a message names."""
+_ECHOES = frozenset({"input", "ctx", "url", "body", "request"})
+"""Keys of error objects that repeat the request, which contains the names of all fields."""
+_ALTERNATIVES = re.compile(
+    r"(?i)\b(?:expected (?:one of|a value)|(?:allowed|supported|valid|known) (?:fields|parameters))\b.*"
+)
+"""Matches the end of a message that lists the fields which the server accepts."""
+_MODEL_REFUSED = re.compile(
+    r"model_not_found|unknown_model|invalid_model"
+    r"|\bmodels?\b.{0,200}?\bnot (be )?(found|exist|available|served|loaded|deployed|registered|supported|allowed)"
+    r"|\bmodels?\b.{0,200}?\b(doesn't exist|is unknown|unavailable|no longer)"
+    r"|\b(unknown|invalid|no such|no (\w+ )?(workers?|endpoints?|deployments?|backends?)).{0,60}\bmodel\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Matches a refusal that concerns the model."""
+
+
+class Trial(NamedTuple):
+    """The outcome of the test requests on one endpoint."""
+
+    dialect: Dialect
+    """The dialect without the fields that the server refuses."""
+    response: Response
+
+    @property
+    def accepted(self) -> bool:
+        """True if the server ran the request. A web page with status 200 is no such response."""
+        return self.response.status < 300 and self.response.content.lstrip()[:1] != b"<"
+
+    @property
+    def missing(self) -> bool:
+        """True if the server has no API at this path."""
+        return self.response.status in MISSING_STATUSES or (self.response.status < 300 and not self.accepted)
+
+    @property
+    def words(self) -> str:
+        """What was sent and how the server answered, such as `POST /v1/completions: 404 Not Found`."""
+        answer = f"{self.response.status}, a web page" if self.response.status < 300 else self.response.words
+        return f"POST {self.dialect.path} answers {answer}"
+
+    @property
+    def model_refused(self) -> bool:
+        """True if the server refuses the request because of its model."""
+        return self.response.status >= 400 and _MODEL_REFUSED.search(_words(self.response.content)) is not None
+
+
+def choose_endpoint(
+    dialects: Sequence[Dialect],
+    facts: ServerFacts,
+    request: Request,
+    say: Say,
+    *,
+    timeout_s: float,
+    access: Access = NO_AUTH,
+) -> Dialect:
+    """Return the first dialect whose requests the server accepts, without the fields that the server refuses.
+
+    `request` is a request for one token. `say` is called with a line for each fact that changes the requests of the
+    run. If the server refuses the request for any other reason, such as overload, the dialect is returned all the same,
+    because the run records the reason. Raises
+
+    - NoEndpointError if every endpoint is missing, or if the request is redirected;
+    - RefusedModelError if the server refuses the model;
+    - UnauthorizedError if the server requires an API key, or refuses the one that was sent."""
+    from loadgen.servers.json_client import BUSY_STATUSES, JsonClient
+
+    with closing(JsonClient(facts.full_url, access, timeout_s, say)) as client:
+        trials: list[Trial] = []
+        for dialect in dialects:
+            trial = _fit(client, dialect, facts, request)
+            if trial.accepted:
+                _report(trial, trials, facts, say)
+                return trial.dialect
+            trials.append(trial)
+            if trial.response.status in BUSY_STATUSES:
+                break  # a busy server has the endpoint
+        error = _reason_to_stop(trials, client, facts)
+        if error:
+            raise error
+    trial = next(trial for trial in trials if not trial.missing)
+    say(f"{facts.url} refuses a request for one token: {trial.words}")
+    return trial.dialect
+
+
+def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
+    """Return the dialect with the path of the server's OpenAI routes, and with the query of the URL."""
+    path = dialect.path
+    if path.startswith(f"{API_PATH}/"):
+        path = facts.api_path + path.removeprefix(API_PATH)
+    if facts.query:
+        path = f"{path}?{facts.query}"
+    return dialect if path == dialect.path else dialect.at(path)
+
+
+def list_models(cards: Sequence[dict[str, Any]]) -> str:
+    """Return the names of models in a list, for a message."""
+    names = sorted(str(card["id"]) for card in cards if "id" in card)
+    more = f" and {len(names) - MODELS_LISTED} more" if len(names) > MODELS_LISTED else ""
+    return ", ".join(names[:MODELS_LISTED]) + more
+
+
+def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Request) -> Trial:
+    """Send test requests until the server accepts one, or refuses it for a reason other than its fields."""
+
+    def send(candidate: Dialect) -> Trial:
+        test = msgspec.structs.replace(request, output_tokens=request.output_tokens and candidate.test_tokens)
+        body = msgspec.Raw(candidate.encode(test, facts.model))
+        return Trial(candidate, client.request(candidate.path.partition("?")[0], body))
+
+    trial = send(dialect)
+    if dialect.request_form is None:
+        return trial
+    # Each round changes one field, so the number of rounds is limited.
+    for _ in range(len(REFUSABLE) + 1):
+        if trial.accepted or trial.response.status not in NAMED_FIELD_STATUSES:
+            return trial
+        changed = _without_named_field(trial)
+        if changed is None:
+            break
+        trial = send(changed)
+    if trial.response.status not in FIELD_STATUSES or trial.model_refused:
+        return trial
+    for candidate in _eliminations(trial.dialect):
+        attempt = send(candidate)
+        if attempt.accepted:
+            return _restored(attempt, trial.dialect, send)
+    return trial
+
+
+def _without_named_field(trial: Trial) -> Dialect | None:
+    """Return the dialect without the first field that the server's refusal names, or None if it names none.
+
+    A refusal that names the output length may concern its value: some servers refuse to generate one token."""
+    dialect = trial.dialect
+    words = _words(trial.response.content)
+    for field in dialect.refusable_fields:
+        name = REFUSABLE[field] if field in dialect.dropped_fields else field
+        if not name or not re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", words):
+            continue
+        newer_name = REFUSABLE[field]
+        if newer_name and dialect.test_tokens == 1 and (name == newer_name or newer_name not in words):
+            return dialect.without(dialect.dropped_fields, FEW_TOKENS)
+        if name == field:
+            return dialect.without((*dialect.dropped_fields, field), dialect.test_tokens)
+    return None
+
+
+def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
+    """Yield variants with fewer fields, for a server whose refusal names no field."""
+    dropped = dialect.dropped_fields
+    left = [field for field in dialect.refusable_fields if field not in dropped]
+    optional = tuple(field for field in left if not REFUSABLE[field])
+    renamed = tuple(field for field in left if REFUSABLE[field])
+    if optional:
+        yield dialect.without((*dropped, *optional), dialect.test_tokens)
+    if dialect.test_tokens == 1:
+        yield dialect.without(dropped, FEW_TOKENS)
+        yield dialect.without((*dropped, *optional), FEW_TOKENS)
+    if renamed:
+        yield dialect.without((*dropped, *optional, *renamed), FEW_TOKENS)
+
+
+def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
+    """Return the accepted trial with every field restored that the server does not refuse.
+
+    A field that contains another one is restored before it."""
+    for field in reversed(trial.dialect.dropped_fields):
+        kept = tuple(name for name in trial.dialect.dropped_fields if name != field)
+        if field in start.dropped_fields or not kept:
+            continue
+        if field == "continuous_usage_stats" and "stream_options" in kept:
+            continue  # without the field that contains it, nothing would be tested
+        attempt = send(trial.dialect.without(kept, trial.dialect.test_tokens))
+        if attempt.accepted:
+            trial = attempt
+    return trial
+
+
+def _report(trial: Trial, failed: Sequence[Trial], facts: ServerFacts, say: Say) -> None:
+    """Say which endpoint is used, which model is requested without being listed, and which fields are left out."""
+    dialect = trial.dialect
+    if failed:
+        say(f"{failed[0].words}; using {dialect.path} (--endpoint {dialect.endpoint})")
+    if not facts.listed:
+        say(f"{facts.url} does not list the model {facts.model}, but accepts requests for it")
+    if dialect.dropped_fields:
+        names = ", ".join(dialect.dropped_fields)
+        say(f"{facts.url} refuses {names} on {dialect.endpoint}: left out, or sent under a newer name")
+
+
+def _reason_to_stop(trials: Sequence[Trial], client: JsonClient, facts: ServerFacts) -> ServerError | None:
+    """Return the error for a run that cannot succeed, or None if a request of the run may be accepted."""
+    redirected = next((trial for trial in trials if trial.response.location), None)
+    if redirected:
+        return _redirect_error(redirected, facts)
+    refused = next((trial for trial in trials if trial.model_refused), None)
+    closed = next((trial for trial in trials if trial.response.status in (401, 403)), None)
+    if refused and all(trial.model_refused or trial.missing or trial is closed for trial in trials):
+        return _model_error(refused, client, facts)
+    if closed:
+        return client.unauthorized(closed.dialect.path, closed.response)
+    if not all(trial.missing for trial in trials):
+        return None
+    return NoEndpointError(
+        f"{facts.url} accepts no requests: {'; '.join(trial.words for trial in trials)}",
+        "check the path in --url (the base URL, or the full URL of the endpoint); --endpoint names another endpoint",
+    )
+
+
+def _redirect_error(trial: Trial, facts: ServerFacts) -> NoEndpointError:
+    """Return the error for a request that the server or a gateway redirects."""
+    location = trial.response.location
+    hint = "a login page needs credentials: --api-key-env, or --header"
+    target = urlsplit(location)
+    if target.scheme in ("http", "https"):
+        plain = urlunsplit((target.scheme, target.netloc, target.path, "", ""))
+        with suppress(ValueError, ServerError):
+            address = parse_server_url(plain)
+            if address.endpoint:
+                hint = f"use the server's final address: --url {address.base}"
+    status = trial.response.status
+    return NoEndpointError(f"{facts.url} redirects POST {trial.dialect.path} to {location} ({status})", hint)
+
+
+def _model_error(trial: Trial, client: JsonClient, facts: ServerFacts) -> RefusedModelError:
+    """Return the error for a model that the server refuses, with the models that the server lists."""
+    listed = ""
+    with suppress(UnreachableError):
+        listed = list_models(model_cards(client.request(f"{facts.api_path}/models").value))
+    hint = f"it lists: {listed}; name one with --model" if listed else "name another model with --model"
+    if listed == facts.model:
+        hint = f"it lists only {listed}; name the model that it serves with --model"
+    return RefusedModelError(f"{facts.url} refuses the model {facts.model}: {trial.words}", hint)
+
+
+def _words(content: bytes) -> str:
+    """Return all text in an error response, whatever its form, without repeated parts of the request."""
+    try:
+        value = msgspec.json.decode(content)
+    except DECODE_ERRORS:
+        value = content.decode("utf-8", "replace")
+    return "\n".join(_ALTERNATIVES.sub("", text) for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every string in a decoded error response."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in _ECHOES:
+                yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)

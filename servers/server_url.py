@@ -1,0 +1,119 @@
+"""Reads the URL of a server in the forms that users paste, and splits it into base, query and endpoint.
+
+gpu-host:8000                             http://gpu-host:8000
+http://h:8000/v1/chat/completions         http://h:8000, endpoint chat
+https://h/base/v1/?api-version=1#top      https://h/base, query api-version=1
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from loadgen.servers.auth import normalise_url, require_no_credentials
+from loadgen.servers.backends import BACKENDS
+
+API_PATH = "/v1"
+"""Path of the OpenAI routes below the base of a server."""
+PAGES = (f"{API_PATH}/models", "/metrics", "/health", "/docs", "/openapi.json")
+"""Other pages of servers that users paste from a browser."""
+_GENERATE = ("/generate", "generate")
+_SCHEME = re.compile(r"(?i)(https?):?/*(?<=[:/])(?=[^/:])")
+_OTHER_SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]*:/")
+_HOST_AND_PORT = re.compile(r"(?P<host>\[[\da-fA-F:.]+\]|[\w-]+(?:\.[\w-]+)*\.?)(?::(?P<port>\d{1,5}))?(?=[/?#]|$)")
+_PRIVATE_DOMAINS = (".local", ".internal", ".lan", ".localhost", ".svc", ".test")
+
+
+class ServerUrl(NamedTuple):
+    """A server's URL, split into the parts that loadgen uses."""
+
+    base: str
+    """Base of all paths, without a trailing slash and without `/v1`."""
+    query: str = ""
+    """Query to send with every request. Empty: none."""
+    endpoint: str = ""
+    """Endpoint that the URL names, such as `chat`. Empty: the URL names no endpoint."""
+
+    @property
+    def url(self) -> str:
+        """The base with the query."""
+        return f"{self.base}?{self.query}" if self.query else self.base
+
+
+def parse_server_url(text: str) -> ServerUrl:
+    """Split the URL of a server. A missing scheme is added, and the path of an endpoint or page is removed.
+
+    Raises ValueError for text that cannot be a URL, and SecretError for a URL with credentials."""
+    text = require_no_credentials(text.strip().strip("<>\"'`"))
+    if re.search(r"[\x00-\x20\x7f]", text):
+        raise ValueError("must not contain blanks or control characters")
+    address, _, query = _with_scheme(text).partition("#")[0].partition("?")
+    plain = urlsplit(normalise_url(address))
+    if not query.isascii():
+        raise ValueError("may end in a query, in ASCII (write ü as %C3%BC)")
+    path = re.sub("/{2,}", "/", plain.path).rstrip("/")
+    suffix, endpoint = next(
+        ((suffix, endpoint) for suffix, endpoint in _endpoint_paths() if path.endswith(suffix)), ("", "")
+    )
+    if not suffix:
+        suffix = next((page for page in PAGES if path.endswith(page)), "")
+    path = path.removesuffix(suffix).removesuffix(API_PATH).rstrip("/")
+    return ServerUrl(urlunsplit((plain.scheme, plain.netloc, path, "", "")), query, endpoint)
+
+
+def check_server_url(text: str) -> str:
+    """Return the text without surrounding blanks if `parse_server_url` accepts it. Raises the same errors."""
+    parse_server_url(text)
+    return text.strip()
+
+
+def describe_repair(text: str, address: ServerUrl) -> str:
+    """Return one line about what `parse_server_url` changed in a URL, or "" if it changed nothing worth telling.
+
+    A trailing slash and a trailing `/v1` are part of many base URLs and are not reported."""
+    if address == ServerUrl(text.rstrip("/").removesuffix(API_PATH).rstrip("/")):
+        return ""
+    endpoint = f", endpoint {address.endpoint}" if address.endpoint else ""
+    query = f", with ?{address.query} on every request" if address.query else ""
+    return f"{text}: using {address.base}{endpoint}{query}"
+
+
+def _with_scheme(text: str) -> str:
+    """Return the URL with `http://` or `https://` in front, whichever is missing or misspelt.
+
+    A bare host is completed only if it cannot be another word: it has a port or a dot, or is `localhost`. Port 443 and
+    public host names without a port get https. Raises ValueError for any other text."""
+    scheme = _SCHEME.match(text)
+    if scheme:
+        rest = text[scheme.end() :]
+        # http://http://host is a paste after a prefix that was already there.
+        return _with_scheme(rest) if "://" in rest[:8] else f"{scheme[1].lower()}://{rest}"
+    if text.lower().startswith(("http://", "https://")):
+        return text.lower()  # without a host, so that the caller refuses it
+    text = text.removeprefix("//")
+    local = re.match(r":?(\d{2,5})(?=/|$)", text)
+    if local:
+        return f"http://127.0.0.1:{local[1]}{text[local.end() :]}"
+    host = None if _OTHER_SCHEME.match(text) else _HOST_AND_PORT.match(text)
+    if not host or not (host["port"] or "." in host["host"] or host["host"] in ("localhost",) or "[" in host["host"]):
+        raise ValueError("must start with http:// or https://")
+    secure = host["port"] == "443" or (host["port"] is None and _is_public(host["host"]))
+    return f"{'https' if secure else 'http'}://{text}"
+
+
+def _is_public(host: str) -> bool:
+    """Return True if the host name looks like one of the public Internet: it has dots and is not an IP address."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host.strip("[]"))
+        return False
+    return "." in host and not host.endswith(_PRIVATE_DOMAINS)
+
+
+def _endpoint_paths() -> list[tuple[str, str]]:
+    """Return the end of the path of each endpoint of any backend, longest first, with the name of the endpoint."""
+    dialects = (dialect for backend in BACKENDS.values() for dialect in backend.dialects.values())
+    paths = {dialect.path.removeprefix(API_PATH): dialect.endpoint for dialect in dialects}
+    return sorted([*paths.items(), _GENERATE], key=lambda pair: -len(pair[0]))

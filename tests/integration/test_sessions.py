@@ -76,9 +76,7 @@ def test_the_history_sent_is_the_answers_that_came(tmp_path: Path) -> None:
     with answering(routes) as stub:
         load = ["--workload", "multi-turn:dialogues.json", "--arrivals", "closed:1", "--n", "1", "--output-tokens", "4"]
         _, _, err = run(tmp_path, "--server", "vllm", "--url", stub.url, "--endpoint", "chat", *load)
-    _, *sent = [
-        body["messages"] for body in stub.bodies if body and body.get("stream")
-    ]  # after the request for a token
+    _, *sent = [body["messages"] for body in stub.bodies if body and body.get("stream")]
     assert len(sent) == 4, err
     expected: list[dict[str, str]] = []
     for turn, messages in enumerate(sent):

@@ -38,7 +38,7 @@ from loadgen.servers.server_url import API_PATH, ServerUrl, parse_server_url
 from loadgen.servers.side_by_side import CONNECTIONS, map_side_by_side
 
 if TYPE_CHECKING:
-    from loadgen.servers.json_client import JsonClient, Response
+    from loadgen.servers.json_client import JsonClient, JsonResponse
 
 CONNECT_TIMEOUT_S = 0.2
 MODELS_PATH = f"{API_PATH}/models"
@@ -102,7 +102,7 @@ class _ProbeClient:
     def __init__(self, client: JsonClient) -> None:
         self.client = client
         self.api_path = API_PATH
-        self._responses: dict[str, Response] = {}
+        self._responses: dict[str, JsonResponse] = {}
 
     def __call__(self, path: str) -> tuple[int, Any]:
         """Return the HTTP status and the JSON of GET `path`. Raises the errors of `JsonClient`."""
@@ -111,14 +111,14 @@ class _ProbeClient:
             raise self.client.unauthorized(path, response)
         return response.status, response.value
 
-    def response(self, path: str) -> Response:
+    def response(self, path: str) -> JsonResponse:
         """Return the response to GET `path`."""
         if path not in self._responses:
             self._responses[path] = self._get(path)
             self.client.note_mark(self._responses[path].value)
         return self._responses[path]
 
-    def _get(self, path: str) -> Response:
+    def _get(self, path: str) -> JsonResponse:
         response = self.client.request(path)
         if path == MODELS_PATH and response.status in (404, 405):
             below_base = self.client.request(MODELS_PATH.removeprefix(API_PATH))

@@ -24,7 +24,7 @@ from loadgen.servers.server_url import API_PATH, parse_server_url
 from loadgen.workloads.request import Request
 
 if TYPE_CHECKING:
-    from loadgen.servers.json_client import JsonClient, Response
+    from loadgen.servers.json_client import JsonClient, JsonResponse
 
 Say = Callable[[str], None]
 
@@ -59,7 +59,7 @@ class Trial(NamedTuple):
 
     dialect: Dialect
     """The dialect without the fields that the server refuses."""
-    response: Response
+    response: JsonResponse
 
     @property
     def accepted(self) -> bool:

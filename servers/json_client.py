@@ -39,7 +39,7 @@ MAX_RETRY_WAIT_S = 30.0
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 
 
-class Response(NamedTuple):
+class JsonResponse(NamedTuple):
     """The response to one request outside the load."""
 
     status: int
@@ -134,7 +134,7 @@ class JsonClient:
         """Remember the mark of a simulated server in the decoded JSON of a response, if it has one."""
         self.mark = self.mark or in_value(value)
 
-    def request(self, path: str, body: object = None) -> Response:
+    def request(self, path: str, body: object = None) -> JsonResponse:
         """Send GET `path`, or POST `path` if there is a `body`, and return the response.
 
         If the server is busy (429 or 503), the request is repeated after the time that the server states, or up to
@@ -152,7 +152,7 @@ class JsonClient:
             sleep(delay_s)
             attempt += 1
 
-    def _retry_delay_s(self, response: Response, attempt: int) -> float | None:
+    def _retry_delay_s(self, response: JsonResponse, attempt: int) -> float | None:
         """Return the time to wait before a request is repeated, or None if it must not be repeated.
 
         A server that states no time and stays busy through all attempts is not waited for again, because its later
@@ -179,7 +179,7 @@ class JsonClient:
         response = self._send("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
         return response.status, response.content
 
-    def unauthorized(self, path: str, response: Response) -> UnauthorizedError:
+    def unauthorized(self, path: str, response: JsonResponse) -> UnauthorizedError:
         """Return the error for a 401 or 403 response to a request for `path`, with the server's own words."""
         hint = key_hint(self._headers)
         if response.status == http.client.FORBIDDEN:
@@ -195,10 +195,10 @@ class JsonClient:
 
     def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int
-    ) -> Response:
+    ) -> JsonResponse:
         """Send a request once and return the response. Raises UnreachableError if the request fails."""
 
-        def send_once() -> Response:
+        def send_once() -> JsonResponse:
             self._connection.timeout = limit_s
             if self._connection.sock is None:
                 self._connection.connect()
@@ -221,7 +221,7 @@ class JsonClient:
             # Some proxies compress responses although the request does not accept compression.
             coding = (response.getheader("content-encoding") or "").strip().lower()
             location = response.getheader("location") or "" if response.status in REDIRECT_STATUSES else ""
-            return Response(
+            return JsonResponse(
                 response.status,
                 hide_secrets(decompress(content, coding, limit_bytes), whole=True),
                 hide_secrets(location.strip()),

@@ -64,7 +64,8 @@ def test_old_lightllm_chat_counts_every_chunk() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: f"{dialect.server}-{dialect.endpoint}")
 @pytest.mark.parametrize("version", ["", *dict.fromkeys(VERSIONS.values())])
 def test_only_what_is_known_to_mislead_is_refused(dialect: Dialect, version: str) -> None:
-    """vLLM's chat where it states no version, LightLLM's up to 1.1.0; each with its reason."""
-    refused = {("vllm", ""), *(("lightllm", old) for old in ("before 1.0", "1.0", "1.1.0"))}
-    expected = dialect.endpoint == "chat" and (dialect.server, version) in refused
-    assert bool(dialect.misleading_reason(version)) == expected
+    """LightLLM's chat up to 1.1.0, with a reason. vLLM's chat where it states no version gets a caution."""
+    refused = {("lightllm", old) for old in ("before 1.0", "1.0", "1.1.0")}
+    is_chat = dialect.endpoint == "chat"
+    assert bool(dialect.misleading_reason(version)) == (is_chat and (dialect.server, version) in refused)
+    assert bool(dialect.caution(version)) == (is_chat and (dialect.server, version) == ("vllm", ""))

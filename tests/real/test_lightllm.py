@@ -120,11 +120,11 @@ def test_a_file_says_how_long_answers_are(lightllm: Engine, burst: Burst, tmp_pa
 
 
 def test_lengths_without_a_tokenizer(lightllm: Engine, burst: Burst, tmp_path: Path) -> None:
-    """It says what to do; and goes on with lengths that it tells by running samples, which it then counts so."""
+    """Exact ones are refused with what to do; by default samples are run to count them."""
     options = ("--n", 10, "--input-tokens", 64, "--output-tokens", 8)
-    refused = burst(lightllm, tmp_path / "run", *options)
+    refused = burst(lightllm, tmp_path / "run", *options, "--lengths", "exact")
     assert refused.exit_code == 2
-    assert "--lengths server" in refused.stderr
-    outcome = burst(lightllm, tmp_path / "run", *options, "--lengths", "server")
+    assert "--lengths exact" in refused.stderr
+    outcome = burst(lightllm, tmp_path / "run", *options)
     outcome.check_all_complete(10)
     assert outcome.summary["server_counters"]["prompt_tokens"]["server"] == 640

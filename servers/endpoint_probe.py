@@ -59,6 +59,8 @@ class Trial(NamedTuple):
 
     dialect: Dialect
     """The dialect without the fields that the server refuses."""
+    sent: bytes
+    """The body of the last test request."""
     response: JsonResponse
 
     @property
@@ -143,8 +145,8 @@ def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Requ
 
     def send(candidate: Dialect) -> Trial:
         test = msgspec.structs.replace(request, output_tokens=request.output_tokens and candidate.test_tokens)
-        body = msgspec.Raw(candidate.encode(test, facts.model))
-        return Trial(candidate, client.request(candidate.path.partition("?")[0], body))
+        body = candidate.encode(test, facts.model)
+        return Trial(candidate, body, client.request(candidate.path.partition("?")[0], msgspec.Raw(body)))
 
     trial = send(dialect)
     if dialect.request_form is None:
@@ -174,7 +176,8 @@ def _without_named_field(trial: Trial) -> Dialect | None:
     words = _words(trial.response.content)
     for field in dialect.refusable_fields:
         name = REFUSABLE[field] if field in dialect.dropped_fields else field
-        if not name or not re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", words):
+        is_sent = name and f'"{name}":'.encode() in trial.sent
+        if not is_sent or not re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", words):
             continue
         newer_name = REFUSABLE[field]
         if newer_name and dialect.test_tokens == 1 and (name == newer_name or newer_name not in words):

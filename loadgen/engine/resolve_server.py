@@ -165,9 +165,8 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
         check_version(first, facts)
     result = first
     if needs_test_request(first, facts):
-        request = Request(
-            0, "Hello", 0, 1 if first.streams else 0, body=plan.extra_body, ignore_eos=not plan.may_stop_early
-        )
+        # Without fields of the user, which may contradict the length of this request.
+        request = Request(0, "Hello", 0, 1 if first.streams else 0, ignore_eos=not plan.may_stop_early)
         result = choose_endpoint(dialects, facts, request, say, timeout_s=plan.timeout_s, access=access)
     elif not facts.listed:
         say(f"{facts.url} does not list the model {facts.model}; requesting it all the same")

@@ -212,6 +212,21 @@ def test_a_newer_name_of_the_output_length_is_used() -> None:
     assert json.loads(dialect.encode(ONE_TOKEN, "gpt"))["max_completion_tokens"] == 1
 
 
+def test_a_field_that_was_not_sent_is_not_left_out() -> None:
+    """A refusal may name it all the same, as vLLM's does: min_tokens must not exceed max_tokens."""
+
+    def answer(body: dict[str, Any]) -> Any:
+        words = "min_tokens must be less than or equal to max_tokens=1"
+        return (400, {"error": {"message": words}}) if body["max_tokens"] < 16 else (200, STREAM)
+
+    with answering({CHAT: answer}) as stub:
+        facts = ServerFacts("vllm", stub.url, model="m")
+        request = structs.replace(ONE_TOKEN, ignore_eos=False)
+        chat = BACKENDS["vllm"].dialects["chat"]
+        dialect = choose_endpoint([chat], facts, request, lambda _: None, timeout_s=10)
+    assert (dialect.dropped_fields, dialect.test_tokens) == ((), 16)
+
+
 def test_a_refusal_that_no_field_explains_changes_nothing() -> None:
     """The run records it. Few requests are sent to find out."""
     with answering({CHAT: (400, {"error": "the prompt is too short"})}) as stub:

@@ -12,6 +12,10 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.analysis.telemetry import all_series
+from loadgen.servers.backends import BACKENDS
+from loadgen.servers.discovery import probe
+from loadgen.servers.endpoint_probe import choose_endpoint
+from loadgen.workloads.request import Request
 
 if TYPE_CHECKING:
     from tests.real.conftest import Burst, Engine, Outcome
@@ -42,15 +46,31 @@ class Measured:
 
 
 def counted(engine: Engine, n: int, send: Callable[[], Outcome]) -> Measured:
-    """Run `send` between two readings of the counters; the second waits until vLLM has booked all `n` requests."""
+    """Run `send` between two readings of the counters; the second waits until vLLM has booked all `n` requests.
+
+    The command sends one request for one token before the run. The same request is sent again after the run, and what
+    it adds to the counters is subtracted.
+    """
     before = engine.counters()
     outcome = send()
+    if not n:
+        return Measured(outcome, gained_since(engine, before, 0))
+    gained = gained_since(engine, before, n + 1)
+    between = engine.counters()
+    dialect = BACKENDS["vllm"].dialects[str(runfile.read(outcome.folder).header.plan["endpoint"])]
+    choose_endpoint([dialect], probe(engine.url, "vllm"), Request(0, "Hello", 0, 1), print, timeout_s=60)
+    test_request = gained_since(engine, between, 1)
+    return Measured(outcome, {name: value - test_request.get(name, 0.0) for name, value in gained.items()})
+
+
+def gained_since(engine: Engine, before: dict[str, float], n: int) -> dict[str, float]:
+    """What vLLM's counters gained, once it has booked `n` requests."""
     deadline = time.monotonic() + 10
     while True:
         after = engine.counters()
         gained = {name: value - before.get(name, 0.0) for name, value in after.items()}
         if gained["vllm:request_success_total"] >= n or time.monotonic() > deadline:
-            return Measured(outcome, gained)
+            return gained
         time.sleep(0.05)
 
 

@@ -120,10 +120,10 @@ def test_a_file_says_how_long_answers_are(vllm: Engine, burst: Burst, tmp_path: 
 
 
 def test_a_model_that_it_does_not_have(vllm: Engine, burst: Burst, tmp_path: Path) -> None:
-    """It is refused with the name of the one there is, before anything is sent."""
+    """vLLM refuses it, so no run is started; the hint has the name of the one there is."""
     measured = counted(vllm, 0, lambda: burst(vllm, tmp_path / "run", *SIZE, "--model", "nope"))
-    assert measured.outcome.exit_code == 2
-    assert "it has: tiny" in measured.outcome.stderr
+    assert measured.outcome.exit_code == 3
+    assert "it lists: tiny" in measured.outcome.stderr
     assert measured.gained["vllm:prompt_tokens_total"] == 0
 
 

@@ -49,7 +49,7 @@ def parse_server_url(text: str) -> ServerUrl:
     Raises ValueError for text that cannot be a URL, and SecretError for a URL with credentials."""
     text = require_no_credentials(text.strip().strip("<>\"'`"))
     if re.search(r"[\x00-\x20\x7f]", text):
-        raise ValueError("must not contain blanks or control characters")
+        raise ValueError("must not contain spaces or control characters")
     address, _, query = _with_scheme(text).partition("#")[0].partition("?")
     plain = urlsplit(normalise_url(address))
     if not query.isascii():
@@ -65,7 +65,7 @@ def parse_server_url(text: str) -> ServerUrl:
 
 
 def check_server_url(text: str) -> str:
-    """Return the text without surrounding blanks if `parse_server_url` accepts it. Raises the same errors."""
+    """Return the text without surrounding spaces if `parse_server_url` accepts it. Raises the same errors."""
     parse_server_url(text)
     return text.strip()
 

@@ -19,6 +19,7 @@ from loadgen.plan import Plan
 from loadgen.servers.auth import (
     HEADER,
     Access,
+    fill_fields,
     read_secret,
     redact_header,
     register_secret,
@@ -148,31 +149,50 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
     backend, or chat. The dialect matches the server's version, and leaves out the request fields that the server
     refuses. Raises EndpointError, NoEndpointError, RefusedModelError, VersionError or UnauthorizedError.
     """
-    from loadgen.servers.discovery import check_version, dialect_for_version, endpoint_dialect
-    from loadgen.servers.endpoint_probe import choose_endpoint, relocated
+    from loadgen.servers.discovery import check_version, dialect_for_version
+    from loadgen.servers.endpoint_probe import choose_endpoint
 
-    endpoint = endpoint or plan.endpoint
-    first = relocated(endpoint_dialect(plan.server, endpoint), facts)
-    dialects = [first]
-    if endpoint is None and not first.chat and first.refusable_fields:
-        dialects.append(relocated(endpoint_dialect(plan.server, "chat"), facts))
-    if (
-        facts.name == GENERIC and facts.api_path
-    ):  # a gateway without a list of models may have its routes directly below the base
-        below_base = structs.replace(facts, api_path="", query="")
-        dialects += [relocated(dialect, below_base) for dialect in dialects]
+    dialects = _possible_dialects(plan, facts, endpoint or plan.endpoint)
+    result = dialects[0]
     if not plan.force:
-        check_version(first, facts)
-    result = first
-    if needs_test_request(first, facts):
-        # Without fields of the user, which may contradict the length of this request.
-        request = Request(0, "Hello", 0, 1 if first.streams else 0, ignore_eos=not plan.may_stop_early)
+        check_version(result, facts)
+    if needs_test_request(result, facts):
+        request = _test_request(plan, result)
         result = choose_endpoint(dialects, facts, request, say, timeout_s=plan.timeout_s, access=access)
     elif not facts.listed:
         say(f"{facts.url} does not list the model {facts.model}; requesting it all the same")
     if not plan.force:
         check_version(result, facts)
     return dialect_for_version(result, facts, say)
+
+
+def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> list[Dialect]:
+    """Return the dialects that the server may accept, in the order in which they are tried.
+
+    Raises EndpointError if the backend does not have the endpoint.
+    """
+    from loadgen.servers.discovery import endpoint_dialect
+    from loadgen.servers.endpoint_probe import relocated
+
+    result = [relocated(endpoint_dialect(plan.server, endpoint), facts)]
+    if endpoint is None and not result[0].chat and result[0].refusable_fields:
+        result.append(relocated(endpoint_dialect(plan.server, "chat"), facts))
+    if facts.name == GENERIC and facts.api_path:
+        # A gateway without a list of models may have its routes directly below the base.
+        below_base = structs.replace(facts, api_path="", query="")
+        result += [relocated(dialect, below_base) for dialect in result]
+    return result
+
+
+def _test_request(plan: Plan, dialect: Dialect) -> Request:
+    """Return the request for one token that is sent before a run.
+
+    It has the user's fields, because a gateway may require them. Minimum lengths would contradict the length of this
+    request.
+    """
+    fields = {name: value for name, value in fill_fields(plan.extra_body).items() if not name.startswith("min_")}
+    tokens = 1 if dialect.streams else 0
+    return Request(0, "Hello", 0, tokens, body=fields, ignore_eos=not plan.may_stop_early)
 
 
 def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -> bool:

@@ -114,7 +114,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"arrivals": "poison:20"}, "--arrivals poison:20: arrivals 'poison:20': there is no 'poison'; choose burst"),
         ({"window_s": (5, 2)}, "must begin at 0 or later and end after it begins"),
         ({"timeout_s": 0}, "--timeout 0: must be more than 0"),
-        ({"url": "my server"}, "--url my server: must not contain blanks"),
+        ({"url": "my server"}, "--url my server: must not contain spaces"),
         ({"url": "vllm"}, "--url vllm: must start with http:// or https://"),
         ({"tokenizer": Path("/nowhere/tokenizer.json")}, "--tokenizer /nowhere/tokenizer.json: there is no file"),
         ({"tokenizer": Path("no/such-model")}, "--tokenizer no/such-model: there is no file no/such-model, no folder"),

@@ -65,7 +65,7 @@ def test_each_form_is_split(text: str, address: ServerUrl) -> None:
         ("http://", "no valid host name"),
         ("h:99999", "not a valid URL"),
         ("http://[::1", "not a valid URL"),
-        ("a b:1", "must not contain blanks"),
+        ("a b:1", "must not contain spaces"),
         ("http://h/ü", "in ASCII"),
         ("http://h?ü=1", "in ASCII"),
     ],

@@ -264,7 +264,7 @@ class Store:
 
 
 def test_a_known_vocabulary_is_confirmed_with_a_few_texts_of_the_run() -> None:
-    """A stored vocabulary gives the same texts with 8 counts instead of 128. It is learned again if the server's counts
+    """A stored vocabulary gives the same texts with 9 counts instead of 129. It is learned again if the server's counts
     have changed."""
     store = Store()
 
@@ -274,7 +274,7 @@ def test_a_known_vocabulary_is_confirmed_with_a_few_texts_of_the_run() -> None:
 
     first, again, changed = Counts(), Counts(), Counts(2)
     assert texts(first) == texts(again)
-    assert (len(first.asked), len(again.asked)) == (128, 8)
+    assert (len(first.asked), len(again.asked)) == (129, 9)
     assert {len(text.split()) for text in texts(changed)} == {28}
     assert store.vocabulary is not None
     assert store.vocabulary.alone["the"] == 3

@@ -114,7 +114,8 @@ def _looks_like_key(word: str) -> bool:
 def key_hint(headers: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
     """Return a hint for a server that requires an API key, or that refuses the one in these request headers.
 
-    The hint names a variable in which users of other tools keep a key, if that key was not sent."""
+    If a variable of another tool, such as OPENAI_API_KEY, is set and its key was not sent, the hint names this
+    variable."""
     sent = " ".join(headers.values())
     for variable in _KEY_VARIABLES:
         key = environ.get(variable, "").strip()
@@ -296,7 +297,9 @@ def redact_header(line: str) -> str:
 
 
 def _is_secret_field(name: str, value: Any) -> bool:
-    """Return True if a field of a request body holds a secret. A text with a variable, such as `$KEY`, is no secret."""
+    """Return True if a field of a request body holds a secret.
+
+    Text that contains a variable, such as `$KEY`, does not count as a secret."""
     if isinstance(value, str):
         named_secret = _SECRET_FIELD.fullmatch(name) and value and not _VARIABLE.search(value)
         return bool(named_secret or _SECRET_TEXT.search(value))
@@ -334,7 +337,7 @@ def register_fields(fields: Any, name: str = "") -> Any:
 
 
 def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str = "") -> Any:
-    """Return fields of a request body with the variables in secret fields, such as `$API_KEY`, filled in.
+    """Return fields of a request body, with each variable in a secret field, such as `$API_KEY`, replaced by its value.
 
     Raises SecretError if a variable is not set, or if its content is too short to be hidden."""
     if isinstance(fields, Mapping):

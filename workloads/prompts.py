@@ -89,9 +89,10 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def plain(self) -> Tokenizer | None:
-        """Counter of text alone, without the tokens that the endpoint adds. It does not run the text.
+        """Counter of the text alone, without the tokens that the endpoint adds.
 
-        Needed only if `generates` is True. None if the server has no such counter."""
+        With this counter, the server does not run the text. Needed only if `generates` is True. None if the server has
+        no such counter."""
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):

@@ -11,8 +11,9 @@
                   Response tokens,...                      columns).
 
 Some files use Mooncake's field names with timestamps in other units and blocks of other sizes. The layout's unit is
-therefore used only if it gives a plausible rate. The number of hash ids must match the length of the prompt. If a trace
-fails one of these checks, WorkloadError tells the user to state `unit=` or `block=`.
+therefore used only if it gives a plausible rate. Mooncake's `hash_ids` identify the blocks of tokens that make up a
+prompt, and their number must match the length of the prompt. If a trace fails one of these checks, WorkloadError tells
+the user to state `unit=` or `block=`.
 
 A row without input or output tokens, such as a failed request in BurstGPT, cannot be replayed. Such rows are skipped
 and counted. Any other deviation from the layout is an error that names the line.
@@ -123,8 +124,8 @@ def format_of(path: Path, unit: str | None = None, block_tokens: int | None = No
     """Return the format in which `trace` reads a file.
 
     A file is a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file. `unit` and `block_tokens` replace the
-    defaults of the format, if it has such a setting. Raises WorkloadError if the file is not a trace, if the format
-    does not have a given setting, or if the time unit is implausible.
+    unit and the block size that the layout defines. Raises WorkloadError if the file is not a trace, if its layout has
+    no such setting, or if the time unit is implausible.
     """
     with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)
@@ -235,7 +236,7 @@ def _json_rows(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[
 
 
 def _blocks(hash_ids: Any, input_tokens: int, block_tokens: int) -> tuple[int, ...]:
-    """Check the block ids of a prompt, and return them.
+    """Check the ids of a prompt's blocks of tokens (the field `hash_ids` of a row), and return them.
 
     Raises ValueError for an invalid id, and WorkloadError if the number of ids does not match the length of the prompt.
     """

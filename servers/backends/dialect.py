@@ -148,7 +148,11 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def max_piece_tokens(self) -> int:
-        """The largest `piece_tokens` of any server version, or 0 if no version generates responses in pieces."""
+        """The largest `piece_tokens` of any server version, or 0 if no version generates responses in pieces.
+
+        A server that works in pieces generates a long response in parts of `piece_tokens` tokens, and always completes
+        the last part.
+        """
         return max((rule.piece_tokens for rule in self.versions), default=0)
 
 

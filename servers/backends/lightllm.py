@@ -86,10 +86,10 @@ def _exact(request: Request) -> dict[str, Any]:
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Return True if a chat chunk without text stands for a token (an EmptyRule).
+    """Return True if a chat chunk without text stands for a token.
 
     Up to version 1.1.0, every chunk has a role and is a token. Since 1.2.0, only the first chunk has a role, and this
-    chunk is not a token."""
+    chunk is not a token. The signature is that of EmptyRule in loadgen.servers.backends.openai."""
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)
 

@@ -413,7 +413,7 @@ def _text_in(value: Any) -> str:
 
 
 def _is_plain_token(chunk: Chunk) -> bool:
-    """Return True if a chunk stands for exactly one token that only its text shows.
+    """Return True if a chunk stands for exactly one token, and contains nothing about this token except its text.
 
     A chunk with token ids, a finish reason or an error is not such a token."""
     choice = chunk.choices[0] if chunk.choices else _NO_CHOICE

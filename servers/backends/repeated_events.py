@@ -53,8 +53,8 @@ def drop_repeats(
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
     """Decode the payloads, except those of repeated events.
 
-    `is_plain_token` returns True if an event stands for exactly one token that only its text shows. `drop_repeats`
-    returns
+    `is_plain_token` returns True if an event stands for exactly one token, and contains nothing about this token except
+    its text. Only such events can be dropped. `drop_repeats` returns
 
     - the retained payloads, which always include the first two.
     - the decoded events of these payloads, with the tokens of dropped events subtracted from running totals.
@@ -103,11 +103,11 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """Return the number of events directly after event `first` that repeat event `first`.
+    """Return how many of the events directly after event `first` are repetitions of it.
 
-    Event `first` stands for one token. An event repeats it if only the text differs and is not empty. If event `first`
-    reports the running total `total`, the totals must also grow by one per event. The result may be too small, but is
-    never too large."""
+    Event `first` stands for one token. A repetition differs from it only in the text, which must not be empty. If event
+    `first` reports the running total `total`, this total must also grow by one per event. The result may be too small,
+    but is never too large."""
     payload = payloads[first]
     following = payloads[first + 1 :]
     text = _TEXT.search(payload)
@@ -147,10 +147,11 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return the closings of events whose running total is 0 to `count` - 1 tokens.
+    """Return the closing (the part after the text) of an event, for each running total from 0 to `count` - 1 tokens.
 
-    A closing is the part of an event after its text. `template` contains one `%d` per number, and each number is the
-    total plus its offset. The result is cached, because responses to prompts of equal length have the same closings."""
+    `template` is the closing with a `%d` in place of each number. Each number is the running total plus the entry of
+    `offsets` that belongs to this `%d`. The result is cached, because responses to
+    prompts of equal length have the same closings."""
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 
 

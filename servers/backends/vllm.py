@@ -5,7 +5,7 @@ fields, which versions without support ignore:
 
 - `ignore_eos` and `min_tokens` fix the output length.
 - `continuous_usage_stats` reports the token count of each chunk, because a chunk holds several tokens under load.
-- `include_usage` adds the totals.
+- `include_usage` adds an event with the total token counts.
 
 Two fields are never sent. `return_token_ids` makes the first event repeat the prompt's ids, and stop strings make the
 server hold text back. `[DONE]` ends every response, also a failed one.

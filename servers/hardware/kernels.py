@@ -53,11 +53,12 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
 
 
 def power_scale(gpu: Gpu) -> float:
-    """Return the correction of this GPU's reached share of peak FLOP/s for its power.
+    """Return the factor that corrects the FLOP/s of this GPU for its power limit.
 
-    The clock falls if there are fewer watts per TFLOP/s. With `w` watts per TFLOP/s for this GPU and `w0` for the GPU
-    on which its architecture was measured, the result is the factor `(w / w0)**power_exponent`. It is 1 if the power of
-    this GPU is unknown.
+    The share of the peak FLOP/s that kernels reach was measured on one GPU per architecture. A GPU with fewer watts per
+    TFLOP/s lowers its clock under load, and therefore reaches a smaller share. The factor is
+    `(w / w0)**power_exponent`, with `w` watts per TFLOP/s for this GPU and `w0` for the measured GPU. It is 1 if the
+    power of this GPU is unknown.
     """
     if not gpu.watts:
         return 1.0
@@ -162,8 +163,8 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
     The algorithms depend on `library`:
 
     - `nccl`: a ring, or NVLS if the switch can compute sums.
-    - `custom`: those of `nccl`, and direct reads between GPUs. Either each GPU reads everything at once (one shot), or
-      a reduce-scatter is followed by an all-gather (two shots).
+    - `custom`: those of `nccl`, and two algorithms in which GPUs read from each other directly. In the first one, each
+      GPU reads everything at once (one shot). The second one is a reduce-scatter followed by an all-gather (two shots).
     """
     if gpus == 1:
         return 0.0 * as_float(message_bytes)

@@ -8,7 +8,9 @@ computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308
     TTFT  = server path + decode step / 2 + step with the prompt + queueing.
 
 `share` is the number of prompts per step. If it exceeds 1, every step computes `share` prompts, and TPOT is the
-duration of such a step.
+duration of such a step. `interference` is the share of the other prompts that is computed while a request decodes, and
+not while it waits. The server path is the time in the server outside of steps: from the arrival of a request to its
+first step, and from the first token to the client.
 
 Queueing is the wait of requests that arrive at the same time: the first prompt is computed alone, the others in groups
 that fit into a step. Requests that do not fit into the KV cache wait until other requests have ended.
@@ -160,10 +162,11 @@ def _with_kv_wait(
 
 
 def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone: Any) -> Any:
-    """Return the mean extra time of `batch` prompts that arrive together, compared with a single prompt.
+    """Return the mean time that each of `batch` prompts waits for other prompts if all of them arrive together.
 
-    The first prompt is computed alone, the others in groups. The time is divided by `1 + groups / drift_groups`: over
-    time many groups drift apart, because each request starts when another one ends.
+    The first prompt is computed alone, the others in groups. In a closed loop, each request starts when another one
+    ends. Their arrivals therefore drift apart over time, and more so if there are many groups. The result takes this
+    into account by dividing the time by `1 + groups / drift_groups`.
     """
     following = elementwise_max(batch - 1, 1e-9)
     prompts_per_step = elementwise_max(deployment.framework.chunk_tokens // prompt, 1)

@@ -152,7 +152,8 @@ def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
     - residuals: 6.
     - attention scores: 8 (scaled, masked in a copy, normalised).
 
-    Gradients pass the same operators, and products twice. They are added up where several operators read one value.
+    The backward pass applies the same operators to the gradients, and computes one gradient for each factor of a
+    product. Where several operators read one value, their gradients are added up.
     """
     model = step.model
     rotated = (model.heads + model.kv_heads) * model.head_dim
@@ -227,7 +228,7 @@ def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
 
 
 def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return two values by phase: the seconds of collective operations, and of the copies that these need."""
+    """Return the seconds of collective operations by phase, and the seconds of the copies that they need by phase."""
     if step.data == 1:
         return _phases(), _phases()
     return _fsdp_communication(step, machine) if step.zero >= 2 else _ddp_communication(step, machine)

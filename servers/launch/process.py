@@ -1,8 +1,8 @@
 """Starts servers without containers, as processes of this machine. They are real servers or simulated ones.
 
 Each server leads a separate process group. A server is identified by its process id, never by its name. Process ids are
-reused, so the id is stored together with the start time of the process (/proc/PID/stat, field 22). These facts are in a
-file in which later commands find the server. The module runs only on Linux.
+reused, so the id is stored together with the start time of the process (/proc/PID/stat, field 22). Later commands read
+the file with these facts to find the server. The module runs only on Linux.
 """
 
 from __future__ import annotations
@@ -337,8 +337,8 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> 
 def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
     """End a process that `start_process` started, and all other processes of its group.
 
-    The process gets SIGTERM first, and then the rest of the group. Processes that do not end get SIGKILL. A process
-    that has already ended is not an error."""
+    The process itself gets SIGTERM first. When it has ended, the rest of its group gets SIGTERM. Processes that do not
+    end in time get SIGKILL. A process that has already ended is not an error."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if _wait(lambda: start_ticks(pid) is None, timeout_s):

@@ -183,7 +183,9 @@ class ServerState:
             self._finalise_one()
 
     def figures(self) -> dict[str, MetricValue]:
-        """Return the values of the metrics page, by the names in the column `figure` of the CSV files."""
+        """Return the values of the metrics page.
+
+        The keys are the names in the column `figure` of the metric CSV files."""
         return {
             **asdict(self.gauges()),
             **self.histograms,

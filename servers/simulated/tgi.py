@@ -117,7 +117,7 @@ def _openai_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_for(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse:
-    """Return a function that creates validation errors for this request from their messages."""
+    """Return a function that takes a message and returns TGI's validation error for this request."""
     head = tgi_checks.stream_headers(sum(len(prompt.text) for prompt in prompts))
     openai = request.path.startswith("/v1/")
 

@@ -36,7 +36,7 @@ def compute_headers(characters: int) -> Headers:
 
 
 def stream_headers(characters: int) -> Headers:
-    """Return the headers of an event stream that follow its content type."""
+    """Return the headers that an event stream has after the header with its content type."""
     return (*compute_headers(characters), ("x-accel-buffering", "no"))
 
 
@@ -114,8 +114,9 @@ def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | 
     Since 3.0, TGI generates long responses in pieces of up to DEFAULT_GENERATION_LENGTH tokens. TGI 1.x generates every
     response in one piece. The result assumes that the model does not stop earlier.
 
-    - With `max_new_tokens`, all pieces have the same length, because the router requests this length again for every
-      piece. The last piece is the one that reaches `max_new_tokens`, or the last one that fits the context.
+    - With `max_new_tokens`, all pieces have the same length, because the router requests the length of the first piece
+      for every further piece. The response ends with the piece that reaches or exceeds `max_new_tokens`, or earlier if
+      the next piece does not fit the context.
     - Without `max_new_tokens`, the pieces fill the context.
 
     Raises the ErrorReply that `refuse` creates if the prompt or the first piece does not fit the context.

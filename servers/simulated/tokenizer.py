@@ -2,7 +2,7 @@
 
 The tokenizer splits a word greedily into the longest pieces of a fixed vocabulary, as WordPiece does. All other
 characters become one token per byte. If a text is cut at the end of a token, the tokens before the cut do not change.
-Prompts of an exact length rely on this property. The token ids are:
+Code that builds prompts of an exact length relies on this property. The token ids are:
 
     0 <unk>  1 <s>  2 </s>  3..258 bytes  then one to three letters, common words, and invented words up to the end
 """
@@ -104,7 +104,7 @@ class Vocabulary:
     """The random words that the simulated model generates. Every word is one token.
 
     `ids` contains the token ids, and `texts` contains the words, escaped for a JSON string. Both lists repeat after
-    PERIOD words. Their length allows `max_tokens` tokens from any start below PERIOD.
+    PERIOD words. They are long enough for a response of `max_tokens` tokens that starts at any index below PERIOD.
     """
 
     def __init__(self, seed: int, max_tokens: int) -> None:
@@ -206,7 +206,7 @@ def write_model(folder: Path, max_model_len: int) -> None:
 def _tokenizer_file() -> str:
     """Return the content of tokenizer.json, with which the library `tokenizers` behaves like this module.
 
-    The file describes a WordPiece model over GPT-2's visible bytes.
+    The file describes a WordPiece model over the characters that represent bytes in GPT-2 (see `_visible_bytes`).
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 

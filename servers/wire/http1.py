@@ -57,8 +57,8 @@ class ResponseFraming:
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
         """Scan the new bytes of the response, and return True once the response is complete.
 
-        `raw` is the response from offset `start` on. In a chunked body, bytes before `position` may be left out. Raises
-        ProtocolError if the bytes are not valid HTTP/1.1."""
+        `raw` is the response from offset `start` on. In a chunked body, `start` may be up to `self.position`, because
+        earlier bytes have been scanned. Raises ProtocolError if the bytes are not valid HTTP/1.1."""
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
@@ -223,20 +223,20 @@ def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
 
 @lru_cache(4096)
 def _usual_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse the size line of a chunk. Return the length of the line, and this length plus the size of the chunk.
+    """Parse the size line of a chunk, and return the offsets at which the chunk's data start and end.
 
-    `begin` starts at the line end before the size line, and both lengths count from there. Returns None unless the size
-    has two or three hexadecimal digits and is not 0."""
+    `begin` starts with the line end (CRLF) before the size line, and the offsets count from there. Returns None unless
+    the size has two or three hexadecimal digits and is not 0."""
     line = _USUAL_LINE.match(begin)
     return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse a chunk's size line between the end of an event and the next event.
+    """Parse a chunk's size line that has the end of an event before it and the start of the next event after it.
 
-    Returns the result of `_usual_size`, or None if the size line is not between two events. `begin` starts two bytes
-    earlier than for `_usual_size`."""
+    `begin` starts with the two newlines that end the first event, followed by the bytes that `_usual_size` expects.
+    Returns the result of `_usual_size`, or None if the size line is not between two events."""
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None
 

@@ -58,10 +58,10 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 def checked_instants(
     source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return the result of `source.instants_batch`, with inconsistent timestamps replaced.
+    """Return the result of `source.instants_batch`, after replacing timestamps that fail the check `in_order`.
 
-    If the timestamps of a response are not consistent with its request, the response gets those of the first fallback
-    source that are."""
+    For a response with such timestamps, the fallback sources are tried in turn. The response gets the timestamps of the
+    first source that passes the check, or those of the last source."""
     results = source.instants_batch(responses, to_monotonic)
     for index, (received, ends) in enumerate(responses):
         arrivals, (instants, used) = results[index]
@@ -73,9 +73,9 @@ def checked_instants(
 
 
 def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
-    """Return True if the ring sees the packets of an open connection, which is so if the ring has the SYN-ACK.
+    """Wait up to `within_ns` for the SYN-ACK of an open connection, and return True if the ring has it.
 
-    The function waits up to `within_ns` for the SYN-ACK. The ring does not see the packets if NAT on this machine
+    If the ring has the SYN-ACK, it sees the packets of the connection. It does not see them if NAT on this machine
     changes their addresses after they pass the ring. A port that Docker publishes is an example."""
     until_ns = monotonic_ns() + within_ns
     while key not in syn_acks and monotonic_ns() < until_ns:

@@ -110,13 +110,13 @@ class TimestampSource:
         return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
-        """Return True if all timestamps of a response are available, or if the missing ones will never be.
+        """Return True if all timestamps of a response are available, or if the missing ones are lost.
 
         If the result is False, the caller tries again after RETRY_S seconds."""
         return True
 
     def piece_counts(self, responses: Collection[Received]) -> list[int]:
-        """Return the number of pieces (packets or reads) of each response that are known to have arrived."""
+        """Return, for each response, how many of its pieces (packets or reads) are known to have arrived."""
         return [*map(len, map(_SIZES, responses))]
 
     def collect(self) -> None:

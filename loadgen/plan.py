@@ -324,6 +324,8 @@ class Plan:
                 f"--max-in-flight {self.max_in_flight}: write --arrivals closed:{self.max_in_flight}, or leave "
                 "--max-in-flight out"
             )
+        if self.extra_body.get("ignore_eos") and not self.ignore_eos:
+            yield "--extra-body asks for ignore_eos, --no-ignore-eos forbids it: choose one"
         if self.gpu and self.dcgm_url:
             yield "--gpu reads the GPUs of this machine, --dcgm-url those of another machine: choose one"
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):

@@ -292,7 +292,7 @@ class HostMemory:
         missing = [str(pid) for pid in self._pids if not psutil.pid_exists(pid)]
         if missing:
             raise NotMeasuredError(f"there is no process {', '.join(missing)}")
-        self.facts: dict[str, Any] = {"memory_total_bytes": int(psutil.virtual_memory().total), "processes": []}
+        self.facts: dict[str, Any] = {"memory_total_bytes": int(self._memory().total), "processes": []}
         for pid in self._pids:
             name = ""
             with suppress(psutil.Error):
@@ -304,12 +304,21 @@ class HostMemory:
 
         `rss_bytes` is the sum over a process and its descendants. A memory page that several of these processes share
         is counted several times."""
-        memory = self._psutil.virtual_memory()
+        memory = self._memory()
         used_bytes = int(memory.total - memory.available)
         return {"memory_used_bytes": used_bytes, "processes": [self._tree(pid) for pid in self._pids]}
 
     def close(self) -> None:
         """Do nothing, because this source keeps nothing open."""
+
+    def _memory(self) -> Any:
+        """Return the memory of the host as psutil reports it.
+
+        Raises NotMeasuredError if the kernel does not tell, for example because /proc is not mounted in a container."""
+        try:
+            return self._psutil.virtual_memory()
+        except (OSError, ValueError, KeyError) as error:
+            raise NotMeasuredError(f"the memory of this machine cannot be read: {error}") from None
 
     def _tree(self, pid: int) -> dict[str, Any]:
         psutil = self._psutil

@@ -250,7 +250,9 @@ def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
     parameters = fields.get("parameters", {})  # of TGI and LightLLM
     if not isinstance(parameters, Mapping):
         raise ValueError("'parameters' must be an object")
-    for field in (*fields, *parameters):
+    for field, value in (*fields.items(), *parameters.items()):
+        if field == "ignore_eos" and value is True:
+            continue  # needed for servers whose dialect does not set it, such as llama.cpp and SGLang
         if field in RESERVED_FIELDS:
             raise ValueError(f"{field!r} cannot be set here: {RESERVED_FIELDS[field]}")
     return fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -230,9 +231,8 @@ def main() -> None:
     """Run the command line. Expected errors are printed as a message and a hint, and set the exit code."""
     out, _ = protect()
     try:
-        not_utf8 = [word for word in sys.argv if re.search("[\ud800-\udfff]", word)]
-        if not_utf8:
-            raise PlanError(f"not UTF-8: {not_utf8[0]!r}", "Write the names of files and folders in UTF-8.")
+        for word in sys.argv:
+            _check_argument(word)
         try:
             app(prog_name="loadgen")
         finally:
@@ -256,6 +256,20 @@ def main() -> None:
         if hint:
             print(f"  {hint}", file=sys.stderr)
         sys.exit(code)
+
+
+def _check_argument(word: str) -> None:
+    """Raise PlanError for a command-line argument that Python could not decode."""
+    if not re.search("[\ud800-\udfff]", word):
+        return
+    try:
+        text = os.fsencode(word).decode()
+    except UnicodeDecodeError:
+        raise PlanError(f"not UTF-8: {word!r}", "Write the names of files and folders in UTF-8.") from None
+    raise PlanError(
+        f"{text!a}: the locale of this terminal is not UTF-8, so only ASCII letters can be used",
+        "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1.",
+    )
 
 
 def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:

@@ -96,7 +96,7 @@ def run_load(
             raise PlanError(
                 "--expect-workers is missing", "Give the number of machines that will run `loadgen worker`."
             )
-        spread = master.MachinePlan(expect_workers, address_of(bind, "--bind"), join_timeout_s)
+        spread = master.MachinePlan(expect_workers, address_of(bind, "--bind", listening=True), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
     with folders.run_folder(out, plan.server, plan.label) as folder:
         if plan.repeats == 1:

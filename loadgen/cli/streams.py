@@ -35,7 +35,7 @@ class TolerantStream:
         self.needed = True
         """True if the command fails when its text cannot be written."""
         with suppress(AttributeError, io.UnsupportedOperation, ValueError):
-            if stream.errors == "strict":
+            if stream.errors in ("strict", "surrogateescape"):  # the second one in the locale C
                 cast("io.TextIOWrapper", stream).reconfigure(errors="replace")  # ASCII terminals get a question mark
 
     def write(self, text: str) -> int:

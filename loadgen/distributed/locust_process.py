@@ -37,6 +37,9 @@ CHANNEL = "loadgen"
 ACCEPTED_TYPES = {"client_ready", "heartbeat", "quit", CHANNEL}
 """Message types that the master accepts. Messages of other types are ignored. Locust needs the first three types to
 track machines."""
+ACCEPTED_BY_WORKER = {"ack", "heartbeat", "quit", "reconnect", CHANNEL}
+"""Message types that a worker accepts. Messages of other types are ignored. Locust needs all but the last for the
+connection."""
 LOST_HEARTBEATS = -5
 """Heartbeat count at which a machine is lost, about eight seconds after its last message.
 
@@ -73,6 +76,25 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
         while True:
             try:
                 super().client_listener()
+            except Exception:  # noqa: S112 - a stranger's bytes may raise anything
+                continue
+
+
+class GuardedWorker(locust_runners.WorkerRunner):  # type: ignore[misc] # Locust is not typed throughout
+    """Locust's worker runner, restricted to the accepted message types and robust against malformed bytes.
+
+    The peer at the master's address may be any program."""
+
+    def handle_message(self, msg: Message) -> None:
+        """Handle a message if its type is accepted. Ignore any other message, such as Locust's order to start users."""
+        if msg.type in ACCEPTED_BY_WORKER:
+            super().handle_message(msg)
+
+    def worker(self) -> NoReturn:
+        """Receive messages, and continue after malformed bytes. Locust's own loop would end on them."""
+        while True:
+            try:
+                super().worker()
             except Exception:  # noqa: S112 - a stranger's bytes may raise anything
                 continue
 
@@ -280,7 +302,7 @@ def main(role: str, host: str, port: int, fd: int) -> None:
     environment = Environment()
     at_master = role == protocol.MASTER
     try:
-        runner = GuardedRunner(environment, host, port) if at_master else environment.create_worker_runner(host, port)
+        runner = (GuardedRunner if at_master else GuardedWorker)(environment, host, port)
     except (Exception, SystemExit) as error:
         if at_master and isinstance(error, SystemExit):
             reason = "the port is in use"

@@ -28,6 +28,7 @@ import contextlib
 import hashlib
 import hmac
 import os
+import re
 import select
 import socket
 import struct
@@ -397,6 +398,9 @@ def require_locust() -> None:
         raise DistributedError("runs over several machines need Locust, which is not installed", install_hint("ui"))
 
 
+_ADDRESS = re.compile(r"(?P<host>[\w.-]+|\*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>\d{1,5}))?")
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """A host and a port."""
@@ -421,16 +425,20 @@ class Address:
             raise DistributedError(f"{self.host}: {error.strerror}", "Name this machine's own address.") from error
 
 
-def address_of(text: str, option: str) -> Address:
-    """Parse HOST or HOST:PORT. Raises DistributedError, which names `option`, for any other text."""
-    name, colon, number = text.rpartition(":")
-    if not colon:
-        return Address(text)
-    if not name or not number.isdecimal() or int(number) > 65535:
-        raise DistributedError(
-            f"{option} {text}: not an address", f"Write HOST or HOST:PORT, such as {text or 'bench-1'}:{PORT}."
-        )
-    return Address(name, int(number))
+def address_of(text: str, option: str, *, listening: bool = False) -> Address:
+    """Parse HOST or HOST:PORT.
+
+    An address for `listening` may have the host `*` (every address of this machine) and port 0 (any free port). Raises
+    DistributedError, which names `option`, for any other text.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match and (listening or match["host"] != "*"):
+        port = int(match["port"] or PORT)
+        if (0 if listening else 1) <= port <= 65535:
+            return Address(match["host"], port)
+    raise DistributedError(
+        f"{option} {text or repr(text)}: not an address", f"Write HOST or HOST:PORT, such as bench-1:{PORT}."
+    )
 
 
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:

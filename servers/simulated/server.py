@@ -51,6 +51,8 @@ from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
 STATUS_PATH = "/simulated/status"
 """Path of the status page, which no real server has. A client can recognise a simulated server by this page."""
+DEEP_BODY = b"[" * 100_000
+"""A body that is nested too deeply for every decoder."""
 
 # LightLLM polls for a free slot with these waits (httpserver/manager.py).
 _FIRST_WAIT_S = 0.1
@@ -259,6 +261,8 @@ class HttpServer:
                 result = self._page(request, fields)
         except ErrorReply as error:
             result = error.reply
+        except RecursionError:  # a body that could just be decoded is too deep to be repeated in an error message
+            result = self._too_deep(request.path)
         if isinstance(result, Reply):
             data = result.body if request.method != "HEAD" else b""
             if result.chunked:
@@ -269,6 +273,14 @@ class HttpServer:
                 return self._close
             transport_of(request).write(self.head(request, result, len(result.body)) + data)
         return self._keep_alive if result and request.keep_alive else self._close
+
+    def _too_deep(self, path: str) -> Reply:
+        """Return the response to a body that is nested too deeply."""
+        try:
+            self.protocol.read_body(path, DEEP_BODY)
+        except ErrorReply as error:
+            return error.reply
+        raise AssertionError("a body of 100,000 open brackets was accepted")
 
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
         """Return the response head: the status line and the headers, in the order of the real server.

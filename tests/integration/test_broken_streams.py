@@ -87,6 +87,7 @@ BROKEN = {
     "a full standard output": "{} >/dev/full",
     "both streams full": "{} >/dev/full 2>&1",
     "an encoding without our characters": "PYTHONIOENCODING=ascii {}",
+    "a locale without our characters": "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 {}",
 }
 
 
@@ -96,6 +97,32 @@ def test_a_run_outlives_its_streams(line: str, url: str, tmp_path: Path) -> None
     done = shell(tmp_path, line.format(command(url)))
     assert done.returncode in FINE, (done.returncode, done.stderr)
     assert kept(tmp_path)
+
+
+@pytest.mark.parametrize("setting", ["PYTHONIOENCODING=ascii", "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"])
+def test_results_are_printed_in_ascii(setting: str, url: str, tmp_path: Path) -> None:
+    """A terminal that has only ASCII shows the whole report, with question marks in place of other characters."""
+    done = shell(tmp_path, f"{setting} {command(url)}")
+    assert done.returncode in FINE
+    assert "TTFT" in done.stdout
+    assert "report.html" in done.stdout.splitlines()[-1] or "summary.json" in done.stdout.splitlines()[-1]
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (b"runs-\xc3\xbc", "the locale of this terminal is not UTF-8"),
+        (b"runs-\xff", "not UTF-8"),
+    ],
+)
+def test_a_name_that_the_locale_cannot_decode(name: bytes, words: str, tmp_path: Path) -> None:
+    """Valid UTF-8 is not called invalid in the locale C: the message says which setting helps."""
+    environ = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "loadgen", "burst", "--server", "vllm", "--out", name]
+    done = subprocess.run(program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, words in done.stderr) == (EXIT_USAGE, True), done.stderr
+    assert ("LC_ALL=C.UTF-8" in done.stderr) == (words != "not UTF-8")
 
 
 @pytest.mark.parametrize("line", ["{} >&- 2>&-", "{} 2>&1 | true", "{} --quiet 2>/dev/full"])

@@ -156,6 +156,47 @@ def test_a_machine_that_stays_outlives_a_run_and_not_its_master(tmp_path: Path, 
     assert sum('"type":"request"' in line for line in lines) == 6
 
 
+SPAWN = {"timestamp": 1.0, "host": None, "stop_timeout": 0.0, "parsed_options": {}, "user_classes_count": {"A": 1}}
+ROGUE = (
+    b"",
+    b"\xc1",
+    b"\xff" * 40,
+    b"not msgpack",
+    msgpack.dumps([]),
+    msgpack.dumps(7),
+    msgpack.dumps(["ack", 5, None]),
+    msgpack.dumps(["ack", {"index": "A"}, None]),
+    msgpack.dumps(["spawn", None, None]),
+    msgpack.dumps(["spawn", SPAWN, None]),
+    msgpack.dumps(["update_user_class", {"x": 1}, None]),
+    msgpack.dumps(["spawning_complete", {}, None]),
+    msgpack.dumps(["loadgen", {"step": "challenge", "nonce": 7}, None]),
+    msgpack.dumps(["loadgen", {"step": "welcome", "proof": b"x"}, None]),
+    msgpack.dumps(["loadgen", [1], None]),
+)
+"""Messages of a program that is no loadgen master. The worker that receives them must not print a traceback."""
+
+
+def test_a_worker_survives_a_program_that_is_no_master(tmp_path: Path, started: list[Process]) -> None:
+    """Whatever a program at the master's address sends, the worker ends with one sentence and exit code 2."""
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.RCVTIMEO, 30_000)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    try:
+        worker = start(tmp_path, "--master", f"127.0.0.1:{port}", command="worker", LOADGEN_TOKEN=TOKEN)
+        started.append(worker)
+        node = socket.recv_multipart()[0]
+        for message in ROGUE:
+            socket.send_multipart([node, message])
+        _, err = worker.communicate(timeout=60)
+    finally:
+        context.destroy(linger=0)
+    assert worker.returncode == 2, err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 2, err
+
+
 BURST = ("burst", "--server", "tgi", "--n", "2", "--distributed")
 
 

@@ -204,6 +204,16 @@ def test_a_body_that_is_not_json(servers: dict[str, httpx.Client], server: str, 
     assert response.status_code == status
 
 
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
+@pytest.mark.parametrize("depth", [*range(960, 985, 4), 1_000, 10_000])
+def test_a_deeply_nested_body_is_refused(servers: dict[str, httpx.Client], server: str, depth: int) -> None:
+    """A depth that can just be decoded, but not repeated in a message, gets a client error as any other depth does."""
+    body = b'{"a":' * depth + b"1" + b"}" * depth
+    for path in (COMPLETIONS, "/v1/chat/completions"):
+        response = servers[server].post(path, content=body, headers={"Content-Type": "application/json"})
+        assert 400 <= response.status_code < 500, response.text[:200]
+
+
 def test_a_body_that_is_too_large(servers: dict[str, httpx.Client]) -> None:
     """TGI's limit is two million bytes, whether the length is announced or the body comes in chunks."""
     headers = {"Content-Type": "application/json"}

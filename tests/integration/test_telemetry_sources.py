@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from loadgen.servers import telemetry
 from loadgen.servers.auth import Access
 from loadgen.servers.backends.dialect import bearer_header
-from loadgen.servers.telemetry import MIB, Dcgm, GapError, NotMeasuredError, ServerMetrics
+from loadgen.servers.telemetry import MIB, Dcgm, GapError, HostMemory, NotMeasuredError, ServerMetrics
 from tests.contract.recorded import response
 from tests.support.raw_server import CLOSE, DRIP, HANG, page, serving
 
@@ -97,6 +99,18 @@ def test_a_server_without_metrics_is_not_measured(status: str) -> None:
         pytest.raises(NotMeasuredError, match=status[:3]),
     ):
         source.read(PATIENT_S)
+
+
+@pytest.mark.parametrize("content", [None, "", "MemTotal: many kB\n"], ids=["no /proc", "empty", "odd"])
+def test_host_memory_without_proc_is_not_measured(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have no /proc, or another one. The source then says so instead of ending the run."""
+    if content is not None:
+        (tmp_path / "meminfo").write_text(content)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    with pytest.raises(NotMeasuredError, match="the memory of this machine cannot be read"):
+        HostMemory()
 
 
 def test_one_connection_and_the_runs_own_key() -> None:

@@ -194,6 +194,14 @@ def test_the_signature_names_every_field() -> None:
     inspect.signature(Plan).bind(server="vllm", n=4)
 
 
+def test_ignore_eos_may_be_added_to_the_body() -> None:
+    """Servers such as llama.cpp and SGLang know the field, which the generic dialect does not set."""
+    fields = {"ignore_eos": True, "parameters": {"ignore_eos": True}}
+    assert Plan(server="openai", url="http://h", n=1, extra_body=fields).extra_body == fields
+    with pytest.raises(PlanError, match="--no-ignore-eos forbids it: choose one"):
+        Plan(server="openai", url="http://h", n=1, extra_body={"ignore_eos": True}, ignore_eos=False)
+
+
 def test_who_answers_may_be_left_to_the_url() -> None:
     """A plan names a server or says where one is; who is named neither way is missing. Other clients may well be fewer
     than a limit in flight."""

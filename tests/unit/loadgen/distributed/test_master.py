@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_strangers_do_not_reach_the_master(
 ) -> None:
     """Before the server is asked anything."""
     monkeypatch.setenv("LOADGEN_TOKEN", token)
-    spread = MachinePlan(2, address_of(bind, "--bind"), 1.0)
+    spread = MachinePlan(2, address_of(bind, "--bind", listening=True), 1.0)
     with pytest.raises(TokenError, match=said):
         master.run(
             Plan(server="tgi", n=2),
@@ -173,10 +174,20 @@ def test_strangers_do_not_reach_the_master(
 
 
 def test_an_address_has_a_host_and_a_port() -> None:
-    """Anything else names the option."""
+    """The port has a default. Only an address for listening may name every address, or port 0 for any free port."""
     assert address_of("bench-1", "--bind") == Address("bench-1", 5557)
-    with pytest.raises(DistributedError, match="--bind bench:port: not an address"):
-        address_of("bench:port", "--bind")
+    assert address_of("[::1]:5000", "--master") == Address("[::1]", 5000)
+    assert address_of("*:0", "--bind", listening=True) == Address("*", 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":5557", "bench:port", "bench:65536", "127.0.0.1:0", ":0", "*", "a b", "http://bench-1:5557", "b:-1"]
+)
+def test_other_text_is_no_address_of_a_master(text: str) -> None:
+    """A worker must not wait for minutes at an address where no master can be. The message names the option."""
+    with pytest.raises(DistributedError, match=re.escape(f"--master {text or repr(text)}: not an address")) as caught:
+        address_of(text, "--master")
+    assert "HOST:PORT" in caught.value.hint
 
 
 @pytest.mark.parametrize(

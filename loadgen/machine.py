@@ -169,7 +169,7 @@ def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which loadgen keeps what it has learned. Raises OSError if the user has no home directory.
+    """Return the folder for data that later runs use. Raises OSError if the user has no home directory.
 
     The folder follows the XDG Base Directory Specification: a relative path in XDG_CACHE_HOME is ignored.
     """

@@ -1,11 +1,12 @@
-"""Prepares the text prompts of a run: which texts it needs, which words they consist of, and who counts them.
+"""Prepares the text prompts of a run in three stages.
 
-    rehearsal ──> TextSurvey     the lengths of all texts, without building one
-    counter ────> WordCosts     the words and their costs, from an earlier run or counted now
-    sample ─────> TextWriter     a few texts of the run are counted as a whole
+    1. The requests of the run are generated without texts, and a TextSurvey notes which lengths the texts must have.
+    2. The costs of the words in tokens (WordCosts) are loaded from an earlier run, or measured now.
+    3. A TextWriter writes a few of the texts as a sample, and each text of the sample is counted as a whole.
 
-If the sample confirms that words add up, the workers write each text shortly before it is sent, for any number of
-requests. Otherwise every text is counted before the run, or by the worker if it has a tokenizer file.
+If the texts of the sample have the requested lengths, the costs of words add up. The workers then write each text
+shortly before it is sent, for any number of requests. Otherwise every text is counted before the run, or by the worker
+if it has a tokenizer file.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def text_prompt(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> tuple[Prompt, list[TextSpec]]:
-    """Return a `Prompt` that returns texts of exact length for the requests of a run, and the specs of a few texts.
+    """Return a `Prompt` that returns texts of exact length for the requests of a run, and the specs of the sample.
 
-    `prompts` are the requests of the run, whose prompts are not known yet. The specs are empty if the run needs no
-    text. Raises PromptError if a length cannot be exact, and WorkloadError for a malformed file."""
+    `prompts` generates the requests of the run, but cannot build their texts yet. The sample is empty if the run needs
+    no text. Raises PromptError if a length cannot be exact, and WorkloadError for a malformed file."""
     builder = _TextBuilder(prompts, counter, progress)
     if counter.offline:
         store = None  # counting takes no time
@@ -108,15 +109,15 @@ class _TextBuilder:
         self._survey, self.samples = _survey(prompts, progress)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text, with the frame that is added when it is sent."""
+        """Return the number of tokens of each text as it is sent, with the counter's frame word at both ends."""
         return self._counter.count(self._counter.framed(texts))
 
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
         """Return a writer of the run's texts.
 
-        Short texts may need more information than is usually collected: the lengths of all texts, and the lengths of
-        more words at the start of a text. Both are collected here when they are needed. Raises PromptError if a length
-        cannot be reached, or if there are not enough different texts of a length."""
+        If there are not enough different short texts at first, this method surveys the lengths of all texts, and counts
+        every word at the start of a text. Raises PromptError if a length still cannot be reached, or if there are still
+        too few different texts of a length."""
         try:
             return self._writer(vocabulary, OPENINGS, count)
         except PromptError:
@@ -147,8 +148,8 @@ class _TextBuilder:
     def counted(self, writer: TextWriter) -> Prompt:
         """Return a `Prompt` that returns texts which were counted as a whole, because their words do not add up.
 
-        The texts are built now, or when they are needed if their number is unknown and counting needs no server. Raises
-        PromptError if a text cannot be exact."""
+        The texts are normally built now. If the number of requests is unknown, each text is built when it is needed,
+        which requires a tokenizer file. Raises PromptError if there is none, or if a text cannot be exact."""
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:
                 return self.written(writer)
@@ -177,8 +178,9 @@ class _TextBuilder:
 def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
     """Return the survey of a run's texts, and the specs of a few of them.
 
-    Only the first prompts are surveyed if the number of requests is unknown, and if all prompts have the same length,
-    unless `complete` is True. Prompts from a file need no text, so only the warm-up requests are surveyed for them."""
+    Usually all prompts are surveyed. Only the first prompts are surveyed in two cases: if the number of requests is
+    unknown, or if all prompts have the same length and `complete` is False. If the prompts come from a file, only the
+    warm-up requests need texts and are surveyed."""
     spec = prompts.spec
     from_file = _is_from_file(prompts)
     endless = spec.n is None and spec.trace is None
@@ -210,7 +212,9 @@ def _is_from_file(prompts: Prompts) -> bool:
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
-    """Generate the first `limit` requests, or all, and the warm-up requests. `prompts.prompt` notes what they need."""
+    """Generate the first `limit` requests (None: all) and the warm-up requests, and discard them.
+
+    `prompts.prompt` is a function that notes the texts that the requests need."""
     requests = prompts.conversations() if prompts.has_sessions else prompts.requests()
     for done, _ in enumerate(islice(requests, limit), 1):
         if done % PROGRESS_EVERY == 0:

@@ -52,7 +52,9 @@ Progress = Callable[[int], None]
 
 
 class WordCosts(msgspec.Struct, frozen=True):
-    """The counts from which `Words` are made. They can be stored for later runs on the same server."""
+    """The token counts of a tokenizer's words, as `measure_words` determines them and `words_of` uses them.
+
+    The counts can be stored for later runs on the same server."""
 
     alone: dict[str, int]
     """Length in tokens of the prompt that consists of the word alone."""
@@ -127,8 +129,9 @@ class Words(msgspec.Struct, frozen=True):
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
     """Count the tokens of the candidate words, and return the costs of the usable words.
 
-    Most vocabularies have one token for each candidate. Texts that contain every pair of words show that with few
-    counts. Otherwise each word is counted after another word, and words of more than COST_LIMIT tokens are left out.
+    In most vocabularies, every candidate is one token. A few long texts, which together contain every pair of words,
+    prove this if each text has one token per word. Otherwise each word is counted after another word, and words of more
+    than COST_LIMIT tokens are left out.
 
     The first `openings` words are also counted alone, at the start of a prompt."""
     first = candidates[0]
@@ -159,16 +162,16 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 
 
 def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
-    """Return the vocabulary with the length of every word alone, at the start of a prompt."""
+    """Return the vocabulary, with every word also counted alone, at the start of a prompt."""
     missing = [word for word in vocabulary.costs if word not in vocabulary.alone]
     alone = vocabulary.alone | dict(zip(missing, count(missing), strict=True))
     return replace(vocabulary, alone=alone) if missing else vocabulary
 
 
 def pair_texts(first: str, words: Sequence[str]) -> list[str]:
-    """Return texts that together contain every word after every word, and each word at the end of a text.
+    """Return texts in which every pair of two words occurs, including each word twice in a row.
 
-    Every text begins with the word `first`."""
+    Every text begins with the word `first`, and each word ends one of the texts."""
     texts = []
     for position, word in enumerate(words):
         pairs = [f"{other} {word}" for other in words[position + 1 :]]
@@ -177,7 +180,9 @@ def pair_texts(first: str, words: Sequence[str]) -> list[str]:
 
 
 def _add_up(texts: Sequence[str], counts: Sequence[int], first_tokens: int, costs: Mapping[str, int]) -> bool:
-    """Return True if each count is the sum of the text's words. The first word of each text has `first_tokens`."""
+    """Return True if the token count of each text is the sum of its words' costs.
+
+    All texts begin with the same word, which costs `first_tokens` tokens at the start of a text."""
     return all(
         tokens == first_tokens + sum([costs[word] for word in text.split()[1:]])
         for text, tokens in zip(texts, counts, strict=True)
@@ -215,18 +220,18 @@ class PromptDraft(msgspec.Struct):
 
 
 class TextSurvey:
-    """The texts of a run that start a prompt: texts without shared spans, and first spans.
+    """The starts of a run's prompts. The start of a prompt is its first shared span, or the whole text without spans.
 
-    Each of them has a position, and the words at its start encode this position. All starts are therefore different.
+    Each start has a position, and its first words encode this position. All starts are therefore different.
 
-    A run that repeats `note` for every prompt has a complete survey. The survey of an endless run covers only its first
-    prompts. It assumes that all prompts may have the same length."""
+    The survey is complete if `note` was called for every prompt of the run. An endless run calls `note` only for its
+    first prompts. Its survey therefore allows for the worst case, in which all prompts have the same length."""
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
         """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
 
-        `spans` is the number of shared spans if they have consecutive numbers from -1 down. If `complete` is False,
-        `note` is not called for every prompt."""
+        `spans` is the number of shared spans, if their numbers are -1, -2, ... `complete` is False if `note` is not
+        called for every prompt."""
         self.complete = complete
         self.lengths = Counter[int]()
         """Number of starts by their length in tokens."""
@@ -240,7 +245,9 @@ class TextSurvey:
         return self._texts + (self._spans or len(self._span_positions))
 
     def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Add one prompt to the survey. The parameters are those of a `Prompt`, and the result is an empty text."""
+        """Add one prompt to the survey.
+
+        This method can take the place of a `Prompt`, so it returns a text, which is always empty."""
         start = shared[0] if shared else (number, tokens)
         if start[0] >= 0:
             self.lengths[start[1]] += 1
@@ -263,8 +270,9 @@ class TextSurvey:
 class Openings:
     """Chooses the opening words of each text or span that starts a prompt.
 
-    The opening words encode the position of the text, which makes the texts different. A text may be too short for its
-    position. It is then numbered among the texts of its length, and differs from all other texts by its length."""
+    The opening words encode a number, which makes the texts different. Normally this number is the position of the text
+    in the survey. If the words for all positions do not fit into a short text, the number is the rank of the text among
+    the texts of equal length. Such a text differs from all others by its length."""
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
         """Prepare the openings of the surveyed texts.
@@ -280,7 +288,9 @@ class Openings:
         """Lengths of texts that are too short for their position. `rank` must be called for each of these texts."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Number one prompt among the texts of its length, if it is short. The result is an empty text."""
+        """Give the start of one prompt the next rank among the starts of its length, if this length is in `short`.
+
+        This method can take the place of a `Prompt`, so it returns a text, which is always empty."""
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:
             self._ranks[start] = self._next_ranks[start[1]]
@@ -327,7 +337,7 @@ class TextWriter(msgspec.Struct, frozen=True):
         return _build_exact(self.count, self.words, map(self._draft, specs), progress)
 
     def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
-        """Write these spans, which start texts, now. Spans that are counted are then counted together."""
+        """Write all these spans, which start texts, at once. If they need counting, this takes fewer requests."""
         wanted = list(dict.fromkeys(spans))
         for span, text in zip(wanted, self.texts(TextSpec(*span) for span in wanted), strict=True):
             self.spans[span, True] = text.split()
@@ -442,7 +452,7 @@ def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tu
 
     - the wheels.
     - the number of tokens left to fill.
-    - False if the wheels number all `n` texts, True if they have room only for the `group_size` texts of this length.
+    - False if the wheels can number all `n` texts, True if they can number only the `group_size` texts of this length.
 
     Raises PromptError if there are not enough different texts of this length.
     """

@@ -152,8 +152,10 @@ class Plan:
     repeat: Annotated[int, in_range(0, 1000)] = 0
     """Number of this repeat, from 1. It is 0 if the plan runs only once."""
     workload: Annotated[str, WORKLOAD, RunOption("Prompts", "form")] = "synthetic"
-    """Source of prompts: synthetic, sharegpt:FILE, jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K
-    (sessions), ..."""
+    """Source of prompts: synthetic, FILE (its format is recognised), sharegpt:FILE, jsonl:FILE,
+    shared-prefix:groups=G,tokens=P, multi-turn:turns=K (sessions), ..."""
+    repeat_file: Annotated[bool, RunOption("Prompts", "start")] = False
+    """Repeat the prompts of a file if the run needs more. A prefix cache may then help the server."""
     # A number or the canonical text of loadgen.workloads.lengths.
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
     """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact according to the
@@ -312,8 +314,7 @@ class Plan:
         if not (self.server or self.url or self.simulated):
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
         yield from self._simulated_mistakes()
-        if not process.ends(self.n, self.duration_s):
-            yield f"--arrivals {self.arrivals} would never end: limit it with --n or --duration"
+        yield from self._end_mistakes()
         if self.n is not None and self.workers > self.n:
             yield f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer"
         if self.image and self.uses_sessions:
@@ -333,6 +334,14 @@ class Plan:
                 yield f"--lengths {self.lengths} needs no tokenizer: leave --tokenizer out"
             else:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
+
+    def _end_mistakes(self) -> Iterator[str]:
+        """Yield a message for each mistake about the end of the load. A file that is not repeated is an end."""
+        if self.repeat_file and not self.uses_file:
+            yield f"--repeat-file: --workload {self.workload} reads no file"
+        ends = self.arrival_process.ends(self.n, self.duration_s)
+        if not ends and (self.repeat_file or not self.uses_file):
+            yield f"--arrivals {self.arrivals} would never end: limit it with --n or --duration"
 
     def _simulated_mistakes(self) -> Iterator[str]:
         """Yield a message for each mistake that involves --simulated."""

@@ -2,9 +2,13 @@
 
     sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}.
     alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}.
+               Both may also be JSON Lines: one element per line.
     jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line. Only the prompt is
                required, and other keys are ignored. `body` holds fields for this request, like --extra-body for all
                requests. `image` or `images` are URLs, or paths of files relative to the dataset's folder.
+               A line may have OpenAI chat messages instead of a prompt: {"messages": [{"role": ..., "content": ...}]}.
+               A last message of the assistant is the recorded answer. Lines for OpenAI's batch API, which have the
+               messages in their `body`, are read too.
 
 Some entries fit the format but have no question: dialogues without a human turn that is followed by an answer, and
 elements with an empty instruction. These entries are skipped, as other tools do. Any other deviation from the format is
@@ -16,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
@@ -37,9 +42,20 @@ ELEMENT_LIMIT = 1 << 26
 USER_ROLES = ("human", "user")
 ASSISTANT_ROLES = ("gpt", "chatgpt", "bing", "bard", "assistant", "model")
 FORMAT_HINT = "check that the file has the format that --workload names"
+FORMAT_CHOICE = 'write one {"prompt": "..."} or {"messages": [...]} per line, or an array in ShareGPT or Alpaca format'
 LINE_HINT = "correct or remove the line"
 TEMPLATE_FIELDS = {"chat_template", "chat_template_kwargs", "documents", "query", "tools"}
 """Fields of a request body that change the number of prompt tokens."""
+
+BATCH_FIELDS = ("messages", "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "n")
+"""Fields of a body for OpenAI's batch API that are not sent, because the run decides them."""
+FORMATS = {
+    "conversations": ("sharegpt", "ShareGPT conversations"),
+    "instruction": ("alpaca", "Alpaca instructions"),
+    "messages": ("jsonl", "OpenAI chat messages"),
+    "prompt": ("jsonl", "prompts"),
+}
+"""Name of the field that identifies a format, to the `kind` of the dataset and the description of the format."""
 
 Item = TypeVar("Item")
 
@@ -65,11 +81,20 @@ class Sample(msgspec.Struct, frozen=True):
     output_tokens: int | None = None  # Output length that the file states
     body: Mapping[str, Any] = {}  # Fields that are added to the request body
     images: tuple[str, ...] = ()  # URLs
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and content of each chat message. The last message is the prompt. Empty: the prompt is the only message."""
 
     @property
     def uncountable(self) -> bool:
         """True if the length of the prompt is not the number of tokens of its text."""
-        return bool(self.images or TEMPLATE_FIELDS.intersection(self.body))
+        has_history = len(self.messages) > 1 or any(role not in USER_ROLES for role, _ in self.messages)
+        return bool(self.images or has_history or TEMPLATE_FIELDS.intersection(self.body))
+
+    def check_endpoint(self, *, chat: bool) -> None:
+        """Raise WorkloadError if the sample needs a chat endpoint, and `chat` is False."""
+        if (self.images or self.messages) and not chat:
+            name = "images" if self.images else "a list of messages"
+            raise WorkloadError(f"only chat requests can contain {name}", "use --endpoint chat")
 
 
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
@@ -92,12 +117,7 @@ def jsonl(path: Path) -> Iterator[Sample]:
     """Yield one sample per line of a JSON Lines file.
 
     Raises WorkloadError if the file is unreadable or has another format."""
-    with open_text(path, "the dataset") as file:
-        for line, text in lines(file, ELEMENT_LIMIT):
-            with error_location(f"{path}, line {line}", FORMAT_HINT):
-                check_file_text(text)
-                sample = _prompt(json.loads(text), path.parent)
-            yield sample
+    return _elements(path, partial(_prompt, folder=path.parent))
 
 
 @contextmanager
@@ -125,27 +145,41 @@ def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
 
 
 def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Item]:
-    """Yield the elements of a JSON array, converted by `convert`. The file is read as elements are needed.
+    """Yield the elements of a JSON array, or the lines of a JSON Lines file, converted by `convert`.
 
-    Elements for which `convert` returns None are skipped."""
-    decoder = json.JSONDecoder()
+    The file is read as elements are needed. Elements for which `convert` returns None are skipped."""
     with open_text(path, "the dataset") as file:
         buffer = _skip_blanks(file, "")
-        with error_location(f"{path}", FORMAT_HINT):
-            check_file_text(buffer[:1])
-        if not buffer.startswith("["):
-            raise WorkloadError(f"{path}: is not a JSON array", FORMAT_HINT)
-        buffer = _skip_blanks(file, buffer[1:])
-        for position in count(1):
-            if buffer.startswith("]"):
-                return
-            location = f"{path}, element {position}"
-            element, raw, buffer = _next_element(decoder, file, buffer, location)
+        elements = _array_elements(path, file, buffer[1:]) if buffer.startswith("[") else _line_elements(path, file)
+        for location, raw, decode in elements:
             with error_location(location, FORMAT_HINT):
                 check_file_text(raw)
-                item = convert(element)
+                item = convert(decode())
             if item is not None:
                 yield item
+
+
+def _line_elements(path: Path, file: TextIO) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Yield the location, the text and the decoder of each line that is not blank, from the start of the file."""
+    file.seek(0)
+    for line, text in lines(file, ELEMENT_LIMIT):
+        yield f"{path}, line {line}", text, partial(json.loads, text)
+
+
+def _array_elements(path: Path, file: TextIO, buffer: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Yield the location, the text and the value of each element of an array. `buffer` follows the opening bracket."""
+    decoder = json.JSONDecoder()
+    buffer = _skip_blanks(file, buffer)
+    for position in count(1):
+        if buffer.startswith("]"):
+            return
+        location = f"{path}, element {position}"
+        element, raw, buffer = _next_element(decoder, file, buffer, location)
+        yield location, raw, partial(_identity, element)
+
+
+def _identity(value: Any) -> Any:
+    return value
 
 
 def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location: str) -> tuple[Any, str, str]:
@@ -214,15 +248,78 @@ def _instruction(item: Any) -> Sample | None:
 
 
 def _prompt(item: Any, folder: Path) -> Sample:
+    batch_body = _batch_body(item)
+    if batch_body:
+        item = {**batch_body, "body": {name: batch_body[name] for name in batch_body if name not in BATCH_FIELDS}}
+    if "prompt" not in item and "messages" in item:
+        return _chat(item)
     prompt = _text(item["prompt"], "prompt")
-    output_tokens = item.get("output_tokens")
     if not prompt:
         raise ValueError("its prompt is empty")
-    if output_tokens is not None and (type(output_tokens) is not int or not 1 <= output_tokens <= TOKENS_LIMIT):
-        raise ValueError(f"output_tokens {output_tokens!r} is not a whole number of at least 1")
     urls = item.get("images", [item["image"]] if "image" in item else [])
     images = tuple(image_url(_text(url, "image"), folder) for url in urls)
+    output_tokens = _output_tokens(item, "output_tokens")
     return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
+
+
+def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the body of a line for OpenAI's batch API, or an empty mapping if this is another line."""
+    body = item.get("body")
+    is_batch = isinstance(body, Mapping) and "messages" in body and not {"prompt", "messages"} & item.keys()
+    return body if isinstance(body, Mapping) and is_batch else {}
+
+
+def _chat(item: Mapping[str, Any]) -> Sample:
+    """Return the sample of a line with OpenAI chat messages. A last message of the assistant is the recorded answer."""
+    if not isinstance(item["messages"], list) or not item["messages"]:
+        raise TypeError("its messages are not a list of at least one message")
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(item["messages"])]
+    answer = messages.pop()[1] if messages[-1][0] in ASSISTANT_ROLES and len(messages) > 1 else ""
+    if any(images for _, _, images in messages[:-1]):
+        raise ValueError("has an image in a message other than the last one of the user, which is not supported")
+    _, prompt, images = messages[-1]
+    if not prompt:
+        raise ValueError("its last message has no text")
+    history = tuple((role, text) for role, text, _ in messages)
+    return Sample(
+        prompt,
+        answer,
+        _output_tokens(item, "output_tokens", "max_completion_tokens", "max_tokens"),
+        body=_body(item.get("body")),
+        images=images,
+        messages=history,
+    )
+
+
+def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return the role, the text and the image URLs of a chat message. `name` is its name in errors."""
+    role = _text(message["role"], f"{name}.role")
+    content = message["content"]
+    if isinstance(content, str):
+        return role, _text(content, f"{name}.content"), ()
+    if not isinstance(content, list):
+        raise TypeError(f"{name} has no text that can be sent, but {content!r}"[:120])
+    texts: list[str] = []
+    images: list[str] = []
+    for part in content:
+        if part["type"] == "text":
+            texts.append(_text(part["text"], f"{name}.content"))
+        elif part["type"] == "image_url":
+            images.append(_text(part["image_url"]["url"], f"{name}.image_url"))
+        else:
+            raise ValueError(f"{name} has a part of type {part['type']!r}: only text and image_url can be sent")
+    return role, "\n".join(texts), tuple(images)
+
+
+def _output_tokens(item: Mapping[str, Any], *names: str) -> int | None:
+    """Return the output length that a line states under one of these names, or None if it states none."""
+    name = next((name for name in names if item.get(name) is not None), None)
+    if name is None:
+        return None
+    tokens = item[name]
+    if type(tokens) is not int or not 1 <= tokens <= TOKENS_LIMIT:
+        raise ValueError(f"{name} {tokens!r} is not a whole number of at least 1")
+    return tokens
 
 
 def _body(fields: Any) -> Mapping[str, Any]:
@@ -275,17 +372,67 @@ class Dataset(msgspec.Struct, frozen=True):
         """Yield the samples of the file in order. Raises WorkloadError if the file is malformed."""
         return SAMPLES[self.kind](self.path)
 
+    @property
+    def has_messages(self) -> bool:
+        """True if the first line has a list of chat messages, so that the requests need a chat endpoint."""
+        sample = next(self.samples(), None) if self.kind == "jsonl" else None
+        return sample is not None and bool(sample.messages)
+
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Yield one `Request` per sample, with ids 0, 1, 2, ... Raises WorkloadError if the file is malformed."""
         output_tokens = answer_tokens(prompts)
-        for number, sample in enumerate(self.samples()):
+        for number, sample in enumerate(repeated(self.samples, repeat=prompts.spec.repeat_file)):
             input_tokens = 0 if sample.uncountable else prompts.count_if_known(sample.prompt)
             yield Request(
-                number, sample.prompt, input_tokens, output_tokens(sample), body=sample.body, images=sample.images
+                number,
+                sample.prompt,
+                input_tokens,
+                output_tokens(sample),
+                sample.messages,
+                body=sample.body,
+                images=sample.images,
             )
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.path}"
+
+
+def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[Item]:
+    """Yield the entries that `read` yields. With `repeat`, read them again and again, unless there is none."""
+    empty = True
+    for entry in read():
+        empty = False
+        yield entry
+    while repeat and not empty:
+        yield from read()
+
+
+def describe_format(source: object) -> str:
+    """Return a description of the format of a file with prompts, such as `ShareGPT conversations`."""
+    if not isinstance(source, Dataset):
+        return FORMATS["conversations"][1]
+    if source.has_messages:
+        return FORMATS["messages"][1]
+    return next(description for kind, description in reversed(FORMATS.values()) if kind == source.kind)
+
+
+def recognise(path: Path) -> str:
+    """Return the kind of a dataset file, as in SAMPLES. The fields of its first element decide.
+
+    Raises WorkloadError if the file is unreadable or has another format."""
+    try:
+        (element,) = next(_elements(path, lambda element: (element,)), (None,))
+    except WorkloadError as error:
+        hint = FORMAT_CHOICE if error.hint in (LINE_HINT, FORMAT_HINT) else error.hint
+        raise WorkloadError(str(error), hint) from None
+    if element is None:
+        raise WorkloadError(f"{path} holds no prompts", FORMAT_CHOICE)
+    fields = element if isinstance(element, Mapping) else {}
+    kind = next((kind for name, (kind, _) in FORMATS.items() if name in fields or name in _batch_body(fields)), "")
+    if not kind:
+        names = ", ".join(map(repr, fields)) or "no fields"
+        raise WorkloadError(f"{path}: unknown format: its first element has {names[:200]}", FORMAT_CHOICE)
+    return kind
 
 
 def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:

@@ -11,6 +11,7 @@ module neither waits nor reads a clock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,7 +147,8 @@ class MultiTurn(msgspec.Struct, frozen=True):
 
     def _recorded(self, path: Path, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
         answer_tokens = datasets.answer_tokens(prompts)
-        for dialogue in datasets.sharegpt(path):
+        dialogues = partial(datasets.sharegpt, path)
+        for dialogue in datasets.repeated(dialogues, repeat=prompts.spec.repeat_file):
             yield tuple(
                 Turn(sample.prompt, 0 if index else prompts.count_if_known(sample.prompt), answer_tokens(sample))
                 for index, sample in enumerate(dialogue)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
 from loadgen.workloads.input_files import open_input
 
@@ -31,8 +31,8 @@ DURATION_EXAMPLES = "500ms, 10s, 2m, 1m30s or 1h"
 """Durations that `parse_duration_ns` accepts, for error messages."""
 
 
+GZIP_MAGIC = b"\x1f\x8b"
 NOT_TEXT = (
-    (b"\x1f\x8b", "compressed with gzip", "unpack it first: gunzip -k FILE"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it first: zstd -d FILE"),
     (b"\xfd7zXZ\0", "compressed with xz", "unpack it first: xz -dk FILE"),
     (b"BZh", "compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
@@ -167,22 +167,37 @@ def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict
 
 @contextmanager
 def open_text(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a user's file as UTF-8 text. Line ends are not changed.
+    """Open a user's file as UTF-8 text. Line ends are not changed. A file compressed with gzip is unpacked.
 
-    Raises WorkloadError if the file is unreadable or in a known format other than text. `name` is the file's name in
-    the message, such as `the dataset`."""
+    Raises WorkloadError if the file is unreadable, damaged, or in a known format other than text. `name` is the file's
+    name in the message, such as `the dataset`."""
     try:
-        content = open_input(path)
-        begin = content.read(8)
-        content.seek(0)
+        raw = open_input(path)
+        begin = raw.read(8)
+        raw.seek(0)
     except OSError as error:
         raise WorkloadError(f"cannot read {name} {path}: {error.strerror}") from error
+    content = raw
+    gzip_errors: tuple[type[Exception], ...] = ()
+    if begin.startswith(GZIP_MAGIC):
+        import gzip
+        import zlib
+
+        content = cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+        gzip_errors = (EOFError, gzip.BadGzipFile, zlib.error)
     # A byte that is not UTF-8 becomes half of a surrogate pair, which every reader refuses with its line.
-    with TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        for magic, form, hint in NOT_TEXT:
-            if begin.startswith(magic):
-                raise WorkloadError(f"{name} {path} is {form}, not text in UTF-8", hint)
-        yield file
+    with raw, TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        try:
+            if gzip_errors:
+                begin = content.read(8)
+                content.seek(0)
+            for magic, form, hint in NOT_TEXT:
+                if begin.startswith(magic):
+                    raise WorkloadError(f"{name} {path} is {form}, not text in UTF-8", hint)
+            yield file
+        except gzip_errors as error:
+            hint = "the file is damaged or incomplete"
+            raise WorkloadError(f"{name} {path} cannot be unpacked with gzip: {error}", hint) from error
 
 
 def format_number(value: Fraction) -> str:

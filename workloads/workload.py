@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from loadgen.workloads import sessions
 from loadgen.workloads.arrival_processes import Trace
-from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.datasets import Dataset, recognise
 from loadgen.workloads.images import SyntheticImage
 from loadgen.workloads.lengths import Fixed, Lengths
 from loadgen.workloads.prompts import (
@@ -36,6 +37,8 @@ from loadgen.workloads.text_prompts import Progress, VocabularyStore, ignore_pro
 from loadgen.workloads.texts import BATCH
 from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, CountingMethod, TokenCounter, choose_counter
 
+FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".gz", ".parquet", ".csv", ".txt", ".zst")
+"""Suffixes of names that can only be files, so that a missing file is named as such."""
 GROUPS_LIMIT = 1_000_000
 BLOCKS_LIMIT = 1 << 63  # Hash ids of blocks in a trace may be any number of 63 bits
 WARMUP_OUTPUT = Fixed(16)
@@ -84,14 +87,26 @@ class SharedPrefix(msgspec.Struct, frozen=True):
 Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
-@lru_cache(256)
 def parse(text: str) -> Workload:
-    """Parse a workload, such as `synthetic` or `sharegpt:FILE`.
+    """Parse a workload, such as `synthetic` or `sharegpt:FILE`. The name of a file alone is enough.
 
     Raises WorkloadError for invalid text. Its message names the invalid part, and its hint shows the syntax."""
-    kind, colon, rest = text.strip().partition(":")
+    kind = text.strip().partition(":")[0]
     if kind not in WORKLOADS:
-        raise WorkloadError(f"workload {text!r}: there is no {kind!r}", f"choose {', '.join(WORKLOADS)}")
+        path = Path(text.strip())
+        if path.exists() or path.suffix in FILE_SUFFIXES:
+            return Dataset(recognise(path), path)
+        raise WorkloadError(
+            f"workload {text!r}: there is no {kind!r}, and no file of this name",
+            f"choose {', '.join(WORKLOADS)}, or name a file",
+        )
+    return _parse_kind(text)
+
+
+@lru_cache(256)
+def _parse_kind(text: str) -> Workload:
+    """Parse a workload that begins with a key of WORKLOADS. Raises WorkloadError for invalid text."""
+    kind, colon, rest = text.strip().partition(":")
     parse_rest, syntax = WORKLOADS[kind]
     try:
         if bool(colon) != (kind != "synthetic"):
@@ -114,13 +129,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     trace: Trace | None = None
     request_fields: Mapping[str, Any] = {}
     """Additional fields of each `Request`, such as fields of its `body`."""
+    repeat_file: bool = False
+    """True if the prompts of a file are repeated from the first after the last."""
     image_sizes: tuple[tuple[int, int], ...] = ()
     """Width and height in pixels of each synthetic image that a request contains."""
-
-
-def images_need_chat() -> WorkloadError:
-    """Return the error for images on an endpoint whose requests have no messages."""
-    return WorkloadError("only chat messages can contain images", "use --endpoint chat")
 
 
 class Prompts(msgspec.Struct, frozen=True):
@@ -197,7 +209,7 @@ class Prompts(msgspec.Struct, frozen=True):
             for index, (width, height) in enumerate(spec.image_sizes)
         )
         if images and not self.chat:
-            raise images_need_chat()
+            raise WorkloadError("only chat requests can contain images", "use --endpoint chat")
         changes = dict(spec.request_fields)
         changes["body"] = merged(spec.request_fields.get("body", {}), request.body)
         changes["images"] = images
@@ -287,8 +299,7 @@ def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int],
 
     for entry in islice(samples or (), spec.n):
         for turn, sample in enumerate(entry if isinstance(entry, tuple) else (entry,)):
-            if sample.images and not prompts.chat:
-                raise images_need_chat()
+            sample.check_endpoint(chat=prompts.chat)
             if counter.any_text and not turn and not sample.uncountable:
                 waiting[sample.prompt] = None
             if spec.output is None and sample.output_tokens is None and sample.answer:

@@ -75,6 +75,8 @@ PLAIN_LINE_INTERVAL_S = 5.0
 """Time between two progress lines if stderr is not a terminal."""
 PREPARING = ("building prompts", "connecting")
 """Phases of a run before its first request is sent."""
+MANY_PROMPTS = 1_000
+"""Number of prompts from which on the progress of building them is shown. Fewer take no time."""
 MIN_BAR_CHARACTERS = 6
 MAX_BAR_CHARACTERS = 24
 """Minimum and maximum width of the progress bar. A terminal with less space shows no bar."""
@@ -418,7 +420,7 @@ class _ProgressLine:
 
     def _preparing(self, phase: str, counts: LiveCounters) -> str:
         """Return the progress before the start: the number of prompts that have been built, or the phase."""
-        if self._prepared[0] == self._prepared[1]:
+        if self._prepared[0] == self._prepared[1] or counts.prepared < MANY_PROMPTS:
             return phase
         total = "" if self._requests is None else f" of {self._requests:,}"
         return f"building prompts: {counts.prepared:,}{total}"

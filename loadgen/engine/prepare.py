@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from loadgen import folders, machine
 from loadgen.engine.resolve_server import (
@@ -42,7 +42,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
-from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
 from loadgen.workloads.sessions import MultiTurn
@@ -135,10 +135,12 @@ def prepare(
     from loadgen.servers.wire.addresses import describe_addresses, select_addresses
 
     check_inputs(plan)
+    show = PromptProgress(on_progress)
+    plan = until_file_ends(with_chat_endpoint(plan), show)
     access = access_for(plan)
     requested = endpoint_dialect(plan.server, plan.endpoint)
     schedule = build_schedule(plan)
-    check_prompt_file(plan, schedule)
+    about_file, repetition = check_prompt_file(plan, schedule, show)
     connections_per_worker = ceil(schedule.in_flight / plan.workers)
     machine.allow_open_files(connections_per_worker + machine.FILES_PER_WORKER * (plan.workers - 1))
     context = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
@@ -149,9 +151,12 @@ def prepare(
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
         dialect = dialect_for(plan, probed, access, say)
         announce_trace(plan, schedule, say)
+        if about_file:
+            say("; ".join(filter(None, (about_file, repetition))))
         with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
-            show = PromptProgress(on_progress)
             prompts = build_prompts(plan, schedule, dialect, tokenizer, probed, show)
+            if repetition:
+                prompts = replace(prompts, counting_method=f"{prompts.counting_method}; {repetition}")
             facts = apply_mark(probed, tokenizer.mark)
         if facts is not probed:
             say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
@@ -263,23 +268,70 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
         say(process.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
 
-def check_prompt_file(plan: Plan, schedule: Schedule) -> None:
+def with_chat_endpoint(plan: Plan) -> Plan:
+    """Return the plan with the chat endpoint if its file has lists of chat messages and no endpoint is requested."""
+    source = plan.prompt_source
+    if plan.endpoint is None and isinstance(source, Dataset) and source.has_messages:
+        return plan.replaced(endpoint="chat")
+    return plan
+
+
+def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
+    """Return the plan with the number of prompts in its file as `n`, if nothing else ends its load.
+
+    Raises WorkloadError for a malformed file, and PlanError for a file without prompts.
+    """
+    if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
+        return plan
+    count = _count_entries(plan, None, progress)
+    if count < plan.workers:
+        raise PlanError(
+            f"{plan.workload_file} holds {count} {_unit(plan)} for {plan.workers} workers",
+            f"Use --workers {count}." if count else "Name another file.",
+        )
+    return plan.replaced(n=count)
+
+
+def check_prompt_file(
+    plan: Plan, schedule: Schedule, progress: Callable[[int], None] = lambda _: None
+) -> tuple[str, str]:
     """Read the prompts of a plan's file once, before the server is contacted.
 
-    Raises WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file has fewer
-    prompts than the plan needs.
+    Return a line about the file, and a note if its prompts are repeated. Both are empty if they do not apply. Raises
+    WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file has fewer prompts
+    than the plan needs.
     """
     source = plan.prompt_source
-    samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
-    if samples is None:
-        return
-    count = sum(1 for _ in islice(samples, schedule.count))
-    if schedule.count is not None and count < schedule.count:
-        unit = "sessions" if plan.uses_sessions else "prompts"
+    if not plan.uses_file:
+        return "", ""
+    needed = schedule.count
+    count = _count_entries(plan, needed, progress)
+    if not count:
+        raise PlanError(f"{plan.workload_file} holds no {_unit(plan)}", "Name another file.")
+    about = f"prompts from {source}: {describe_format(source)}"
+    if plan.repeat_file and (needed is None or count < needed):
+        return about, f"the file's {count} {_unit(plan)} are repeated, so a prefix cache may help the server"
+    if needed is not None and count < needed:
         raise PlanError(
-            f"{getattr(source, 'path', '')} holds only {count} {unit}, but the plan needs {schedule.count}",
-            f"Request fewer: --n {count}",
+            f"{plan.workload_file} holds only {count} {_unit(plan)}, but the plan needs {needed}",
+            f"Request fewer: --n {count}. Or repeat them, so that a prefix cache may help the server: --repeat-file.",
         )
+    return about, ""
+
+
+def _count_entries(plan: Plan, limit: int | None, progress: Callable[[int], None]) -> int:
+    """Return the number of prompts or sessions in the plan's file, up to `limit`."""
+    source = plan.prompt_source
+    count = 0
+    samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
+    for count, _ in enumerate(islice(samples or (), limit), 1):
+        progress(count)
+    return count
+
+
+def _unit(plan: Plan) -> str:
+    """Return the name of what a plan counts."""
+    return "sessions" if plan.uses_sessions else "prompts"
 
 
 class PromptProgress:
@@ -341,6 +393,7 @@ def build_prompts(
         warmup=plan.warmup,
         trace=process if isinstance(process, arrival_processes.Trace) else None,
         request_fields=request_fields,
+        repeat_file=plan.repeat_file,
         image_sizes=tuple(map(images.parse_size, plan.image)),
     )
     return prepare_prompts(

@@ -168,7 +168,8 @@ class LiveTarget(msgspec.Struct):
 
     def with_plan(self, plan: Plan) -> LiveTarget:
         """Return a LiveTarget for the same server with another plan."""
-        return replace(self, plan=plan, _headers={}, _prompts={}, _draws={}, _ids=count())
+        plan = prepare.with_chat_endpoint(plan)
+        return replace(self, plan=plan, _dialects={}, _headers={}, _prompts={}, _draws={}, _ids=count())
 
     def restarted(self) -> LiveTarget:
         """Return a copy that starts again with the first prompt and id 0."""
@@ -180,6 +181,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
 
     The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError.
     """
+    plan = prepare.with_chat_endpoint(plan)
     access = access_for(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)

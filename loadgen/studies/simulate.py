@@ -22,7 +22,13 @@ import msgspec
 
 from loadgen.analysis.run.record import Record, record_for, unsent_record
 from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append_lines
-from loadgen.engine.prepare import BYTES_PER_CHUNK, BYTES_PER_RECORD, announce_trace, build_schedule
+from loadgen.engine.prepare import (
+    BYTES_PER_CHUNK,
+    BYTES_PER_RECORD,
+    announce_trace,
+    build_schedule,
+    until_file_ends,
+)
 from loadgen.engine.request_queue import Schedule
 from loadgen.engine.resolve_server import Say, max_length
 from loadgen.errors import OutputError, PlanError
@@ -132,6 +138,7 @@ def _run(
     take: Callable[[Record], object],
     say: Say,
 ) -> Run:
+    plan = until_file_ends(plan)
     resolved = resolve_model(plan, server_model)
     schedule = build_schedule(plan)
     prompts = _prompts(plan)
@@ -172,6 +179,7 @@ def run_in_memory(
     `draw` selects one bootstrap draw of a twin's constants. `resolved` is an earlier result of `resolve_model`. Raises
     LoadgenError or WorkloadError.
     """
+    plan = until_file_ends(plan)
     resolved = resolved or resolve_model(plan, server_model, draw)
     result = Run(Path("simulated/run.jsonl"), _header(plan, server_model, resolved, []), [], [], None)
 
@@ -331,6 +339,7 @@ def _prompts(plan: Plan) -> Prompts:
         plan.seed,
         n=plan.n,
         trace=process if isinstance(process, Trace) else None,
+        repeat_file=plan.repeat_file,
     )
     tokenizer = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
 

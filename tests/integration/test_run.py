@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from functools import partial
@@ -215,3 +216,27 @@ def test_a_file_with_too_few_prompts_says_how_many_there_are(tmp_path: Path) -> 
         code, _, err = run(tmp_path, "--server", "tgi", "--url", simulated.url, *asked)
     assert code == 2
     assert "--n 1" in err
+    assert "--repeat-file" in err
+
+
+def test_a_closed_loop_ends_with_its_file_or_repeats_it(tmp_path: Path) -> None:
+    """Chat messages are sent as they stand, on the chat endpoint without being told, once each. With --repeat-file they
+    are sent again, and the output and the run say so."""
+    prompts = tmp_path / "chats.jsonl"
+    turns = [[("system", "Be brief."), ("user", f"Name river {number}.")] for number in range(7)]
+    lines = ({"messages": [{"role": role, "content": text} for role, text in turn]} for turn in turns)
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with running(SimulatedConfig(server="tgi", **FAST)) as simulated:
+        asked = ["--server", "tgi", "--url", simulated.url, "--arrivals", "closed:4", "--workload", str(prompts)]
+        code, out, err = run(tmp_path, *asked, "--output-tokens", "3")
+        assert code in (0, 5), err
+        assert f"prompts from jsonl:{prompts}: OpenAI chat messages" in out
+        assert accounted(tmp_path, 7) == {"complete": 7}
+        (again := tmp_path / "again").mkdir()
+        code, out, err = run(again, *asked, "--output-tokens", "3", "--n", "9", "--repeat-file")
+        assert code in (0, 5), err
+        assert "the file's 7 prompts are repeated, so a prefix cache may help the server" in out
+    assert accounted(again, 9) == {"complete": 9}
+    stored = runfile.read(again / "run")
+    assert stored.header.plan["endpoint"] == "chat"
+    assert "7 prompts are repeated" in stored.header.client["prompts"]

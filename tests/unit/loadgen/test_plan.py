@@ -70,9 +70,21 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         Plan(server="tgi", n=4, workload="json:a")
     assert str(caught.value).splitlines() == [
-        "--workload json:a: workload 'json:a': there is no 'json'; choose synthetic, shared-prefix, sharegpt, alpaca, "
-        "jsonl, multi-turn"
+        "--workload json:a: workload 'json:a': there is no 'json', and no file of this name; choose synthetic, "
+        "shared-prefix, sharegpt, alpaca, jsonl, multi-turn, or name a file"
     ]
+
+
+def test_a_file_is_recognised_and_is_an_end(tmp_path: Path) -> None:
+    """The plan names the format that was recognised. A file ends a closed loop, unless it is repeated."""
+    file = tmp_path / "chats"
+    file.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n')
+    plan = Plan(server="tgi", arrivals="closed:4", workload=str(file))
+    assert (plan.workload, plan.n) == (f"jsonl:{file}", None)
+    with pytest.raises(PlanError, match="would never end"):
+        Plan(server="tgi", arrivals="closed:4", workload=str(file), repeat_file=True)
+    with pytest.raises(PlanError, match="--repeat-file: --workload synthetic reads no file"):
+        Plan(server="tgi", n=4, repeat_file=True)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from loadgen.workloads import datasets
+from loadgen.workloads import datasets, workload
 from loadgen.workloads.datasets import Sample
 from loadgen.workloads.spec_syntax import WorkloadError
 
@@ -57,6 +59,123 @@ def test_a_prompt_may_bring_fields_of_its_body(tmp_path: Path) -> None:
             list(datasets.jsonl(file))
 
 
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Name"}, {"type": "text", "text": "a river."}]},
+]
+HISTORY = (("system", "Be brief."), ("user", "Name\na river."))
+
+
+@pytest.mark.parametrize(
+    ("line", "sample"),
+    [
+        ({"messages": CHAT, "id": 7}, Sample("Name\na river.", messages=HISTORY)),
+        (
+            {"messages": [*CHAT, {"role": "assistant", "content": "The Elbe."}], "max_tokens": 9},
+            Sample("Name\na river.", "The Elbe.", 9, messages=HISTORY),
+        ),
+        (
+            {"messages": [{"role": "user", "content": "Hi."}], "output_tokens": 3, "body": {"temperature": 0.5}},
+            Sample("Hi.", output_tokens=3, body={"temperature": 0.5}, messages=(("user", "Hi."),)),
+        ),
+        (
+            {
+                "custom_id": "a",
+                "url": "/v1/chat/completions",
+                "body": {"model": "m", "messages": CHAT, "max_completion_tokens": 5, "stream": True, "top_p": 0.9},
+            },
+            Sample("Name\na river.", output_tokens=5, body={"top_p": 0.9}, messages=HISTORY),
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image_url", "image_url": {"url": "http://a/b.png"}},
+                            CHAT[1]["content"][0],
+                        ],
+                    }
+                ]
+            },
+            Sample("Name", images=("http://a/b.png",), messages=(("user", "Name"),)),
+        ),
+    ],
+)
+def test_chat_messages_are_read(tmp_path: Path, line: dict[str, object], sample: Sample) -> None:
+    """Lines with OpenAI chat messages: the last message is the prompt, and an answer of the assistant is the recorded
+    answer. Lines for the batch API lose the fields that the run decides."""
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    assert list(datasets.jsonl(file)) == [sample]
+    assert sample.uncountable == (len(sample.messages) > 1 or bool(sample.images))
+
+
+CONVERSATION = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}]}
+INSTRUCTION = {"instruction": "Sing.", "output": "La la."}
+
+
+@pytest.mark.parametrize("form", ["array", "lines"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("element", "kind", "description"),
+    [
+        (CONVERSATION, "sharegpt", "ShareGPT conversations"),
+        (INSTRUCTION, "alpaca", "Alpaca instructions"),
+        ({"prompt": "Hi."}, "jsonl", "prompts"),
+        ({"messages": CHAT}, "jsonl", "OpenAI chat messages"),
+        ({"body": {"messages": CHAT}}, "jsonl", "OpenAI chat messages"),
+    ],
+)
+def test_a_file_is_recognised_by_its_first_element(
+    tmp_path: Path, element: object, kind: str, description: str, packed: bool, form: str
+) -> None:
+    """Each format may be an array or JSON Lines, and may be compressed with gzip."""
+    file = tmp_path / "data.txt"
+    text = json.dumps([element] * 3, indent=1) if form == "array" else (json.dumps(element) + "\n") * 3
+    file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    source = workload.parse(str(file))
+    assert source == datasets.Dataset(kind, file)
+    assert datasets.describe_format(source) == description
+    assert len(list(source.samples())) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "hint"),
+    [
+        (b"name,age\n", "line 1: is not JSON", "per line"),
+        (b"", "holds no prompts", "per line"),
+        (b'{"text": "a"}\n', "unknown format: its first element has 'text'", "per line"),
+        (b"[1, 2]", "unknown format: its first element has no fields", "per line"),
+        (b"PAR1....", "is a Parquet file", "convert it"),
+        ("[]".encode("utf-16"), "is in UTF-16", "iconv"),
+        (gzip.compress(b'{"prompt": "a"}\n' * 1000, mtime=0)[:-20], "cannot be unpacked with gzip", "damaged"),
+    ],
+)
+def test_an_unknown_format_is_an_error_that_says_what_to_write(
+    tmp_path: Path, content: bytes, problem: str, hint: str
+) -> None:
+    """A file that is named without a format, and that has none of the known ones."""
+    file = tmp_path / "data"
+    file.write_bytes(content)
+    with pytest.raises(WorkloadError) as caught:
+        list(workload.parse(str(file)).samples())  # type: ignore[union-attr]
+    assert problem in str(caught.value)
+    assert hint in caught.value.hint
+    with pytest.raises(WorkloadError, match="cannot read the dataset nowhere"):
+        workload.parse("nowhere.json")
+
+
+def test_a_file_may_be_repeated(tmp_path: Path) -> None:
+    """The prompts start again after the last one, and an empty file does not repeat for ever."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    read = datasets.Dataset("jsonl", file).samples
+    assert [sample.prompt for sample in islice(datasets.repeated(read, repeat=True), 5)] == [*"ababa"]
+    assert [sample.prompt for sample in datasets.repeated(read, repeat=False)] == [*"ab"]
+    assert list(datasets.repeated(lambda: iter(()), repeat=True)) == []
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
 def test_arrays_are_decoded_wherever_the_reads_split_them(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dialogues do not depend on how many characters are read at a time."""
@@ -86,8 +205,8 @@ def test_an_element_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("read", "content", "problem"),
     [
-        (datasets.alpaca, "", "is not a JSON array"),
-        (datasets.alpaca, '{"instruction": 1}', "is not a JSON array"),
+        (datasets.alpaca, "hello", "line 1: is not JSON"),
+        (datasets.alpaca, '{"instruction": 1}', "line 1: expected text, found 1"),
         (datasets.alpaca, '[{"instruction": "a", "output": "b"}', "element 1: is not followed by a comma"),
         (datasets.alpaca, '[{"instruction": "a", "output": "b"} {}]', "element 1: is not followed by a comma"),
         (datasets.alpaca, '[{"instruction": "a", "output": "b"}, {"inst', "element 2: is not JSON"),
@@ -103,6 +222,21 @@ def test_an_element_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch
         (datasets.jsonl, '{"text": "a"}\n', "line 1: has no 'prompt'"),
         (datasets.jsonl, '"a"\n', "line 1: "),
         (datasets.jsonl, '{"prompt": "a", "output_tokens": 0}\n', "line 1: output_tokens 0 is not"),
+        (datasets.jsonl, '{"messages": []}\n', "line 1: its messages are not a list of at least one message"),
+        (datasets.jsonl, '{"messages": [{"content": "a"}]}\n', "line 1: has no 'role'"),
+        (
+            datasets.jsonl,
+            '{"messages": [{"role": "user", "content": null}]}\n',
+            "messages[0] has no text that can be sent",
+        ),
+        (datasets.jsonl, '{"messages": [{"role": "user", "content": " "}]}\n', "line 1: its last message has no text"),
+        (datasets.jsonl, '{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}\n', "part of type 'audio'"),
+        (
+            datasets.jsonl,
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "cut \\ud83d"}]}\n',
+            "line 1: messages[1].content",
+        ),
+        (datasets.jsonl, '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}\n', "max_tokens 0 is not"),
         (datasets.jsonl, '{"prompt": "a", "output_tokens": true}\n', "line 1: output_tokens True is not"),
     ],
 )

@@ -68,7 +68,7 @@ def test_each_request_has_pictures_of_its_own() -> None:
 
 def test_pictures_need_a_chat() -> None:
     """Elsewhere they would be left out in silence."""
-    with pytest.raises(WorkloadError, match="only chat messages can contain images"):
+    with pytest.raises(WorkloadError, match="only chat requests can contain images"):
         next(iter(prompts(chat=False).requests()))
 
 

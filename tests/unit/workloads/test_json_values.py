@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from datetime import date
 from pathlib import Path
@@ -136,7 +137,8 @@ def test_text_in_utf8_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("begin", "form"),
     [
-        (b"\x1f\x8b\x08\0", "gzip"),
+        (b"\x1f\x8b\x08\0", "cannot be unpacked with gzip"),
+        (gzip.compress(b"PAR1 and more", mtime=0), "Parquet"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
         (b"PAR1", "Parquet"),
         (b"\xff\xfe{\0", "UTF-16"),

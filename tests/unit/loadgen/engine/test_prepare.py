@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loadgen.engine import prepare
-from loadgen.engine.prepare import PromptProgress, build_schedule
+from loadgen.engine.prepare import PromptProgress, build_schedule, until_file_ends, with_chat_endpoint
 from loadgen.engine.resolve_server import max_length
 from loadgen.engine.worker import own_prompts
+from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.workloads.lengths import Fixed, parse
 from loadgen.workloads.sessions import MultiTurn
@@ -105,3 +108,29 @@ def test_progress_of_prompts_is_shown_after_a_moment_and_not_for_each_prompt(
         now_s = 100.6 + 0.06 * step
         progress(100 + step)
     assert shown == [("building prompts", number) for number in (100, 102, 104, 106)]
+
+
+def test_the_number_of_prompts_in_a_file_ends_its_load(tmp_path: Path) -> None:
+    """Only where nothing else ends the load. A file without prompts, or with fewer than workers, is an error."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    settings: dict[str, Any] = {"server": "tgi", "workload": f"jsonl:{file}", "arrivals": "closed:4"}
+    assert until_file_ends(Plan(**settings)).n == 2
+    assert until_file_ends(Plan(**settings, n=1)).n == 1
+    assert until_file_ends(Plan(**settings, duration_s=9.0)).n is None
+    with pytest.raises(PlanError, match="holds 2 prompts for 3 workers"):
+        until_file_ends(Plan(**settings, workers=3))
+    file.write_text("")
+    with pytest.raises(PlanError, match="holds 0 prompts"):
+        until_file_ends(Plan(**settings))
+
+
+def test_messages_are_sent_to_the_chat_endpoint_unless_another_is_requested(tmp_path: Path) -> None:
+    """The first line decides. Prompts keep the server's native endpoint."""
+    file = tmp_path / "prompts.jsonl"
+    settings: dict[str, Any] = {"server": "tgi", "workload": f"jsonl:{file}", "n": 1}
+    file.write_text('{"prompt": "a"}\n')
+    assert with_chat_endpoint(Plan(**settings)).endpoint is None
+    file.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n')
+    assert with_chat_endpoint(Plan(**settings)).endpoint == "chat"
+    assert with_chat_endpoint(Plan(**settings, endpoint="generate")).endpoint == "generate"

@@ -79,7 +79,7 @@ def expressions_for(
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
     """Return the objectives of a run, the bounds of its requests, and a note for each expression that cannot be parsed.
 
-    Both come from the run's header, unless `objectives` or `bounds` is not empty and replaces them.
+    Objectives and bounds come from the run's header. If `objectives` or `bounds` is not empty, it is used instead.
     """
     own_objectives = () if objectives else header.objectives
     own_bounds = () if bounds else header.goodput

@@ -86,7 +86,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def uncountable(self) -> bool:
-        """True if the length of the prompt is not the number of tokens of its text."""
+        """True if the tokens of the text are not the whole prompt, for example because the prompt has images."""
         has_history = len(self.messages) > 1 or any(role not in USER_ROLES for role, _ in self.messages)
         return bool(self.images or has_history or TEMPLATE_FIELDS.intersection(self.body))
 

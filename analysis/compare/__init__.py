@@ -574,7 +574,7 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
 def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
     """Return the table of the compared figures, with one row per figure.
 
-    If `brief` is true, verdicts are single words that fit into 80 columns, and details are below the table.
+    If `brief` is true, each verdict is one short word, so that the table fits into 80 columns. Details follow below it.
     """
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
@@ -588,7 +588,11 @@ def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
 
 
 def _table_notes(comparison: Comparison) -> list[str]:
-    """Return the lines below the brief table: the meaning of its words, reasons, and numbers that would decide."""
+    """Return the lines below the brief table.
+
+    They explain the short verdicts, give the reasons for verdicts, and state how many more requests or runs would
+    probably decide an inconclusive comparison.
+    """
     verdicts = {row.verdict for row in comparison.rows}
     notes = []
     if "no difference" in verdicts:

@@ -246,7 +246,7 @@ def streaming_findings(summary: Summary) -> list[Finding]:
 
 
 def _counted_by_chunks(summary: Summary) -> int:
-    """Return the number of complete responses whose chunks, but not tokens, could be counted."""
+    """Return the number of complete responses in which only the chunks could be counted, and not the tokens."""
     return summary.tokens.counted_by.get("chunks", 0)
 
 

@@ -374,7 +374,7 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """After a Record, use the time to build the next request, before this request is due.
+        """Build the next request in advance, each time a Record is complete.
 
         In a closed loop, the Record also shows whether the server rejects requests inside responses with status 200. If
         the server does so, a client waits for the Record of its response before it sends the next request.

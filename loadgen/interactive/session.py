@@ -303,10 +303,10 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """Return the names of the Plan fields that can be set at one of these times.
+    """Return the names of the Plan fields whose value of RunOption.interactive is in `when`.
 
-    `form` means in the form on Locust's start page, before each run. `start` means on the command line, when Locust
-    starts. The times of a field are in RunOption.interactive.
+    `form` stands for the fields that the form on Locust's start page sets before each run. `start` stands for the
+    fields that only the command line sets, when Locust starts.
     """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 

@@ -4,8 +4,8 @@
 
 The constants depend on what is known about the server:
 
-- If the GPU and the model are known, the constants are the host (CPU) time per step, and two factors by which the
-  server's memory bandwidth and compute rate differ from those of typical kernels.
+- If the GPU and the model are known, the constants are the host (CPU) time per step and two factors. The factors
+  compare the server's memory bandwidth and compute rate with those of typical kernels.
 - Otherwise the constants are the coefficients of a linear step duration (`LinearStepTime`).
 
 In both cases there are two more constants: the time that the server's HTTP front end takes per request, and the time

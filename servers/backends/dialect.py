@@ -120,7 +120,7 @@ class Dialect(msgspec.Struct, frozen=True):
         return next((rule.misleading_reason.format(version=version) for rule in rules), None)
 
     def caution(self, version: str) -> str:
-        """Return what to keep in mind about figures of this server version, or an empty string."""
+        """Return a warning about the figures of this server version, or an empty string if there is none."""
         return next((rule.caution for rule in self.versions if rule.caution and rule.applies_to(version)), "")
 
     def variant(self, version: str) -> Dialect:
@@ -131,7 +131,10 @@ class Dialect(msgspec.Struct, frozen=True):
         return replace(self, decode=decode, piece_tokens=piece_tokens) if rules else self
 
     def without(self, dropped_fields: tuple[str, ...], test_tokens: int) -> Dialect:
-        """Return the dialect without the refused fields, whose test requests generate `test_tokens` tokens."""
+        """Return a copy of the dialect that omits `dropped_fields` from requests, because the server refuses them.
+
+        Test requests of the copy generate `test_tokens` tokens.
+        """
         assert self.request_form is not None, "the requests of this dialect cannot be changed"
         encode, counting = self.request_form(dropped_fields, test_tokens)
         return replace(
@@ -143,7 +146,7 @@ class Dialect(msgspec.Struct, frozen=True):
         )
 
     def at(self, path: str) -> Dialect:
-        """Return the dialect with another path for its requests."""
+        """Return a copy of the dialect that sends its requests to `path`."""
         return replace(self, path=path, count_by_running=replace(self.count_by_running, path=path))
 
     @property

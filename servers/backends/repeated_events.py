@@ -150,8 +150,8 @@ def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[byt
     """Return the closing (the part after the text) of an event, for each running total from 0 to `count` - 1 tokens.
 
     `template` is the closing with a `%d` in place of each number. Each number is the running total plus the entry of
-    `offsets` that belongs to this `%d`. The result is cached, because responses to
-    prompts of equal length have the same closings."""
+    `offsets` that belongs to this `%d`. The result is cached, because responses to prompts of equal length have the
+    same closings."""
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 
 

@@ -228,7 +228,7 @@ def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
 
 
 def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of collective operations by phase, and the seconds of the copies that they need by phase."""
+    """Return the seconds of collective operations and of the copies that they need, each by phase."""
     if step.data == 1:
         return _phases(), _phases()
     return _fsdp_communication(step, machine) if step.zero >= 2 else _ddp_communication(step, machine)
@@ -239,7 +239,7 @@ def _phases() -> dict[str, float]:
 
 
 def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of FSDP's collective operations by phase, and of the copies that these need.
+    """Return the seconds of FSDP's collective operations and of the copies that they need, each by phase.
 
     FSDP gathers the weights of each layer before the layer is computed, and scatters its gradients. At stage 3 it
     gathers the weights for the backward pass again.
@@ -267,7 +267,7 @@ def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[st
 
 
 def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of DDP's collective operations by phase, and of the copies that these need.
+    """Return the seconds of DDP's collective operations and of the copies that they need, each by phase.
 
     DDP sums gradients during the backward pass. At ZeRO stage 1, the updated weights are broadcast after the optimiser.
     """

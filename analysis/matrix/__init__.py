@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
+from loadgen.analysis.compare import FIGURES as FIGURES_COMPARED
 from loadgen.analysis.compare import MAX_LENGTH_DIFFERENCE
-from loadgen.analysis.compare.figures import RUN_VARIATION, compare_values
+from loadgen.analysis.compare.figures import compare_groups, judge_figures
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
@@ -170,9 +171,12 @@ class CellDifference(msgspec.Struct, frozen=True):
     ratio: float | None
     """Ratio `a / b` of the geometric means over the runs of each cell."""
     ci95: tuple[float, float] | None
-    verdict: Literal["different", "no difference seen", "inconclusive"]
-    """`different` if the interval does not include 1, and `no difference seen` if it does. `inconclusive` without a
-    valid interval: a cell has fewer than two runs or no valid run, or its runs differ too much."""
+    verdict: Literal["better", "worse", "no difference", "inconclusive"]
+    """Verdict on `a` compared with `b`, as `loadgen compare` gives it. `inconclusive` also if a cell has fewer than two
+    runs or no valid run."""
+    needs_more: int | None
+    """For an inconclusive verdict: approximate number of additional repeats of each cell that would decide. None if no
+    practical number would."""
     equal_work: bool
     """False if the mean response lengths of the two cells differ."""
 
@@ -326,8 +330,10 @@ def summarise_matrix(
     failures_by_cell = Counter(failure.cell for failure in failures)
     repeats = plan["repeats"]
     cells = []
+    summaries = {}
     for cell in order:
         runs = [run for run in measured if run.cell == cell]
+        summaries[cell] = _valid_summaries(runs)
         cells.append(_cell(cell, kinds[cell.server], runs, repeats, failures_by_cell[cell]))
     length_files = []
     for cell in order:
@@ -365,11 +371,17 @@ def summarise_matrix(
         plan=plan,
         cells=cells,
         sweeps=list(sweeps),
-        differences=list(_differences([cell for cell in cells if cell.runs])),
+        differences=list(_differences([cell for cell in cells if cell.runs], summaries)),
         skipped=[{"cell": cell, "reason": reason} for cell, reason in skipped.items()],
         failures=failures,
         server_starts=msgspec.convert(starts, list[ServerStart]),
     )
+
+
+def _valid_summaries(runs: Sequence[CellRunData]) -> list[Summary]:
+    """Return the summaries of the runs in which the client was not a bottleneck, or of all runs if there is none."""
+    summaries = [run.summary for run in runs]
+    return [summary for summary in summaries if summary.client.ok] or summaries
 
 
 def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, failed: int) -> CellSummary:
@@ -377,8 +389,7 @@ def _cell(cell: CellName, kind: str, runs: Sequence[CellRunData], planned: int, 
     state: Any = "measured" if len(runs) == planned else "partly measured"
     if not runs:
         state = "failed" if failed else "not measured"
-    valid = [summary for summary in summaries if summary.client.ok] or summaries
-    values = [figures_of(summary) for summary in valid]
+    values = [figures_of(summary) for summary in _valid_summaries(runs)]
     errors = sum((Counter(summary.requests.errors) for summary in summaries), Counter[str]())
     return CellSummary(
         *astuple(cell),
@@ -471,12 +482,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return round(fmean(known), 4) if known else None
 
 
-def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
+def _differences(
+    cells: Sequence[CellSummary], summaries: Mapping[CellName, Sequence[Summary]]
+) -> Iterator[CellDifference]:
     """Yield the differences between all pairs of measured cells that differ only in the server or only in the host.
 
-    A figure has one value per run. The confidence interval is that of Welch's t test on the logarithms of the values,
-    so it is an interval of the ratio. As in `loadgen compare`, the interval is limited to the plausible variation
-    between runs.
+    `summaries` contains the runs behind the figures of each cell. Verdicts and intervals are those of `loadgen compare`
+    for the same runs: the same figures are tested together, and the margin and the assumed variation between runs are
+    its defaults.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]
@@ -484,19 +497,22 @@ def _differences(cells: Sequence[CellSummary]) -> Iterator[CellDifference]:
             continue
         means = [cell.lengths.mean for cell in (a, b) if cell.lengths.mean is not None]
         equal_work = len(means) == 2 and abs(means[0] - means[1]) <= MAX_LENGTH_DIFFERENCE * max(means)
+        runs_a, runs_b = summaries[a.cell], summaries[b.cell]
+        enough_runs = min(len(runs_a), len(runs_b)) > 1
+        judged = enough_runs and a.valid and b.valid
+        rows = list(compare_groups(runs_b, runs_a, FIGURES_COMPARED))
+        by_figure = {row.figure: row for row in (judge_figures(rows) if judged else rows)}
         for name in COMPARED:
-            result = compare_values(name, b.figures[name].values, a.figures[name].values, RUN_VARIATION)
-            interval = result.ratio_ci95 if result.count > 1 else None
-            verdict: Literal["different", "no difference seen", "inconclusive"] = "inconclusive"
-            if interval and a.valid and b.valid:
-                verdict = "no difference seen" if interval[0] <= 1 <= interval[1] else "different"
+            row = by_figure[name]
+            interval = row.ratio_ci95 if enough_runs else None
             yield CellDifference(
                 figure=name,
                 by="host" if equal_names[0] else "server",
                 a=a.cell,
                 b=b.cell,
-                ratio=result.ratio and round(result.ratio, 6),
+                ratio=row.ratio and round(row.ratio, 6),
                 ci95=interval and (round(interval[0], 6), round(interval[1], 6)),
-                verdict=verdict,
+                verdict=row.verdict,
+                needs_more=row.needs_more,
                 equal_work=equal_work,
             )

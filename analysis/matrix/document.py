@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis import report as doc
+from loadgen.analysis.compare.figures import MARGIN
 from loadgen.analysis.format import (
     UNKNOWN,
     byte_size,
@@ -40,7 +41,7 @@ from loadgen.analysis.matrix import (
     MatrixSummary,
 )
 from loadgen.analysis.matrix.sweeps import sweep_findings, sweep_rows
-from loadgen.analysis.metrics import METRICS, metric_by_key
+from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import (
     Block,
     ChartRef,
@@ -64,12 +65,13 @@ MAIN = "output_tokens_per_s"
 BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95 % interval of the mean."
 CURVES = """Share of complete requests at or below each latency, over all repeats of a cell. Thin lines are single
 repeats. If thin lines are far apart, runs differ more than requests do."""
-RATIOS = """Ratio of the figures of two servers on one platform, or of one server on two platforms, with its 95 %
-interval (Welch's t; runs of one server are assumed to differ by at most 10 %). ▲ means better and ▼ worse: the interval
-does not include 1. About one in twenty comparisons of equal cells is marked by chance."""
+RATIOS = f"""Ratio of the figures of two servers on one platform, or of one server on two platforms, with its 95 %
+interval. ▲ means better and ▼ worse, by the verdict of `loadgen compare` on the runs of both cells: the difference is
+shown, and its interval does not lie within {percent(MARGIN)}. Of pairs of equal cells, at most one in twenty has a mark
+by chance."""
 MEANS = """Sorted by output throughput. Values are means over the valid repeats. Below each value is the 95 % interval
 of the mean, or the range of the runs if there is no useful interval. ▲ means better than all other servers on the
-platform and ▼ means worse than at least one of them, by more than chance."""
+platform and ▼ means worse than at least one of them, as `loadgen compare` judges their runs."""
 MEMORY = """Engines reserve most of a GPU's memory for their KV cache when they start, so the used share of the KV cache
 says more than the memory in use. Values before and after the load are means over the repeats. Peaks are the largest of
 all repeats."""
@@ -248,11 +250,11 @@ class MatrixReport:
         lead, *interval = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
         certainty = f"95 %: {' to '.join(interval)} %" if interval else "too few runs for an interval"
         leader, runner_up = self.servers[first.server], self.servers[second.server]
-        won = difference.verdict == "different"
+        won = _verdict(difference, first.cell) == "better"
         if won:
             text = f"{leader} leads {runner_up} by {lead} % ({certainty})."
         else:
-            text = f"No winner: {leader} {lead} % compared with {runner_up} ({certainty})."
+            text = f"No winner: {leader} {lead} % compared with {runner_up} ({certainty}{_reason(difference)})."
         if invalid:
             text += f" Not ranked: {bottleneck}"
         if not difference.equal_work:
@@ -648,11 +650,18 @@ def _with_note(cell: TableCell) -> str:
 
 def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "worse"] | None:
     """Return the verdict on `cell`, one of the two cells of `difference`, or None if it is not significant."""
-    if difference.verdict != "different" or difference.ratio is None:
+    if difference.verdict not in ("better", "worse"):
         return None
-    higher_is_better = metric_by_key(difference.figure.partition(".")[0]).direction == "higher"
-    a_is_better = (difference.ratio > 1) == higher_is_better
-    return "better" if a_is_better == (cell == difference.a) else "worse"
+    return "better" if (difference.verdict == "better") == (cell == difference.a) else "worse"
+
+
+def _reason(difference: CellDifference) -> str:
+    """Return why a difference is not called, as the end of a parenthesis that begins with its interval."""
+    if difference.verdict == "no difference":
+        return f"; within {percent(MARGIN)}"
+    if difference.needs_more:
+        return f"; about {pluralise(difference.needs_more, 'more repeat')} of each would decide"
+    return ""
 
 
 def _thinned_distribution(samples: Floats) -> dict[str, list[float]]:

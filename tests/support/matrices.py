@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,15 @@ def plan(**changes: Any) -> MatrixPlan:
     return MatrixPlan(**values | changes)
 
 
-def fabricate(folder: Path, *, failing: str = "", limited: str = "", nasty: str = "", **changes: Any) -> Path:
+def fabricate(
+    folder: Path,
+    *,
+    failing: str = "",
+    limited: str = "",
+    nasty: str = "",
+    pace: Mapping[str, float] = PACE,
+    **changes: Any,
+) -> Path:
     """A matrix in `folder`, with its report; no run of the server `failing` could be made, and in those of `limited`
     the client was the limit. Returns the folder."""
     asked = plan(**changes)
@@ -48,16 +57,16 @@ def fabricate(folder: Path, *, failing: str = "", limited: str = "", nasty: str 
                     continue
                 book.write("begin", **repeat.key, start=start.number, place=place)
                 stalled = {"stall_ns_max": 2_000_000_000} if repeat.cell.server == limited else {}
-                _run(folder, repeat, asked, **stalled)
+                _run(folder, repeat, asked, pace[repeat.cell.server], **stalled)
                 book.write("end", **repeat.key, seconds=4.0)
             book.write("down", start=start.number)
     write_report(folder, Output(as_json=False, quiet=True))
     return folder
 
 
-def _run(folder: Path, repeat: Repeat, asked: MatrixPlan, **client: Any) -> None:
+def _run(folder: Path, repeat: Repeat, asked: MatrixPlan, pace: float, **client: Any) -> None:
     cell = repeat.cell
-    pace = PACE[cell.server] * (2.0 if cell.host == "rtx" else 1.0) * (1 + 0.01 * repeat.number)
+    pace *= (2.0 if cell.host == "rtx" else 1.0) * (1 + 0.01 * repeat.number)
     records = burst(120, 16, seed=repeat.number, running=32, pace=pace)
     base = header(120, server=cell.server)
     told = base.plan | {"platform": cell.host.upper(), "seed": asked.seed + repeat.number - 1, "output_tokens": 16}

@@ -10,19 +10,37 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.analysis.matrix import CellMemory, MatrixSummary, _differences, merge_cell_memory
+from loadgen.analysis.compare import compare, read_run
+from loadgen.analysis.matrix import (
+    CellDifference,
+    CellMemory,
+    CellSummary,
+    MatrixSummary,
+    _differences,
+    merge_cell_memory,
+)
 from loadgen.analysis.matrix.document import MatrixReport
 from loadgen.analysis.report.terminal import render
-from loadgen.analysis.summary import Memory
+from loadgen.analysis.summary import Memory, Summary
 from tests.support.matrices import fabricate
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """matrix.json of six measured cells, on the second host twice as slow."""
-    folder = fabricate(tmp_path_factory.mktemp("m") / "m")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a matrix of six measured cells, on the second host twice as slow."""
+    return fabricate(tmp_path_factory.mktemp("m") / "m")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    """matrix.json of that matrix."""
     found: dict[str, Any] = json.loads((folder / "matrix.json").read_text("utf-8"))
     return found
+
+
+def runs_of(folder: Path, cell: CellSummary) -> list[Summary]:
+    """Return the summaries of the runs of a cell."""
+    return [read_run(folder / run.folder).summary for run in cell.runs]
 
 
 def terminal(folder: Path) -> str:
@@ -43,8 +61,33 @@ def test_a_large_difference_is_told_from_noise(found: dict[str, Any]) -> None:
     for each in found["differences"]:
         if each["by"] == "host" and each["figure"] == "e2e.p50":
             assert 0.45 < each["ratio"] < 0.6
-            assert each["verdict"] == "different"
+            assert each["verdict"] == "better"
             assert each["equal_work"]
+
+
+def test_every_verdict_is_that_of_compare(found: dict[str, Any], folder: Path) -> None:
+    """`loadgen compare` of the same runs gives the same interval and the same verdict on each figure."""
+    cells = {cell.cell: cell for cell in msgspec.convert(found["cells"], list[CellSummary])}
+    seen = set()
+    for difference in msgspec.convert(found["differences"], list[CellDifference]):
+        sides = [[read_run(folder / run.folder) for run in cells[cell].runs] for cell in (difference.b, difference.a)]
+        row = next(row for row in compare(*sides).rows if row.figure == difference.figure)
+        assert difference.verdict == row.verdict
+        assert difference.needs_more == row.needs_more
+        assert difference.ci95 == pytest.approx(row.ratio_ci95, abs=1e-5)
+        seen.add(difference.verdict)
+    assert {"better", "worse"} <= seen
+
+
+def test_no_winner_within_the_margin_of_compare(tmp_path: Path) -> None:
+    """A lead of 2 % between repeats that vary in the same way lies within 5 %: nobody wins and nothing is marked."""
+    folder = fabricate(tmp_path / "m", pace={"vllm": 1.0, "tgi": 1.02}, servers=["tgi", "vllm"], repeats=3, starts=1)
+    found = json.loads((folder / "matrix.json").read_text("utf-8"))
+    told = [each for each in found["differences"] if each["by"] == "server"]
+    assert {each["verdict"] for each in told if each["figure"] == "output_tokens_per_s"} == {"no difference"}
+    text = " ".join(terminal(folder).split())
+    assert re.search(r"A800: No winner: vLLM \+[\d.]+ % compared with TGI \(95 %: [^)]+; within 5.0 %\)\.", text)
+    assert "▲" not in text
 
 
 def test_the_ranking_says_by_how_much_and_marks_it(found: dict[str, Any], tmp_path: Path) -> None:
@@ -75,11 +118,11 @@ def test_no_winner_comes_of_invalid_runs(tmp_path: Path) -> None:
     assert "Invalid: possible client bottleneck in 4 of 8 runs" in text
 
 
-def test_cells_of_different_speeds_are_not_compared(found: dict[str, Any]) -> None:
+def test_cells_of_different_speeds_are_not_compared(found: dict[str, Any], folder: Path) -> None:
     """Nobody leads, and a warning names the speeds."""
     summary = msgspec.convert(found, MatrixSummary)
     cells = [msgspec.structs.replace(cell, speed=5.0 if cell.server == "vllm" else None) for cell in summary.cells]
-    told = list(_differences(cells))
+    told = list(_differences(cells, {cell.cell: runs_of(folder, cell) for cell in cells}))
     pairs = {frozenset((each.a.server, each.b.server)) for each in told if each.by == "server"}
     assert pairs == {frozenset(("lightllm", "tgi"))}
     mixed = msgspec.structs.replace(summary, cells=cells, differences=told)

@@ -7,8 +7,8 @@
                required, and other keys are ignored. `body` holds fields for this request, like --extra-body for all
                requests. `image` or `images` are URLs, or paths of files relative to the dataset's folder.
                A line may have OpenAI chat messages instead of a prompt: {"messages": [{"role": ..., "content": ...}]}.
-               A last message of the assistant is the recorded answer. Lines for OpenAI's batch API, which have the
-               messages in their `body`, are read too.
+               If the last message is from the assistant, it is the recorded answer. Lines for OpenAI's batch API,
+               which have the messages in their `body`, are read too.
 
 Some entries fit the format but have no question: dialogues without a human turn that is followed by an answer, and
 elements with an empty instruction. These entries are skipped, as other tools do. Any other deviation from the format is
@@ -160,14 +160,16 @@ def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Ite
 
 
 def _line_elements(path: Path, file: TextIO) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield the location, the text and the decoder of each line that is not blank, from the start of the file."""
+    """Yield (location, text, function that decodes the text) for each line of the file that is not blank."""
     file.seek(0)
     for line, text in lines(file, ELEMENT_LIMIT):
         yield f"{path}, line {line}", text, partial(json.loads, text)
 
 
 def _array_elements(path: Path, file: TextIO, buffer: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield the location, the text and the value of each element of an array. `buffer` follows the opening bracket."""
+    """Yield (location, source text, function that returns the value) for each element of a JSON array.
+
+    `buffer` holds the text that was read after the opening bracket of the array. The rest is read from `file`."""
     decoder = json.JSONDecoder()
     buffer = _skip_blanks(file, buffer)
     for position in count(1):
@@ -263,14 +265,16 @@ def _prompt(item: Any, folder: Path) -> Sample:
 
 
 def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the body of a line for OpenAI's batch API, or an empty mapping if this is another line."""
+    """Return the request body if a line is a request for OpenAI's batch API, or an empty mapping for other lines."""
     body = item.get("body")
     is_batch = isinstance(body, Mapping) and "messages" in body and not {"prompt", "messages"} & item.keys()
     return body if isinstance(body, Mapping) and is_batch else {}
 
 
 def _chat(item: Mapping[str, Any]) -> Sample:
-    """Return the sample of a line with OpenAI chat messages. A last message of the assistant is the recorded answer."""
+    """Return the sample of a line with OpenAI chat messages.
+
+    If the last message is from the assistant, it is the recorded answer."""
     if not isinstance(item["messages"], list) or not item["messages"]:
         raise TypeError("its messages are not a list of at least one message")
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(item["messages"])]
@@ -312,7 +316,7 @@ def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _output_tokens(item: Mapping[str, Any], *names: str) -> int | None:
-    """Return the output length that a line states under one of these names, or None if it states none."""
+    """Return the output length from the first of the fields `names` that a line has, or None if it has none."""
     name = next((name for name in names if item.get(name) is not None), None)
     if name is None:
         return None
@@ -398,7 +402,9 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[Item]:
-    """Yield the entries that `read` yields. With `repeat`, read them again and again, unless there is none."""
+    """Yield the entries that `read` yields.
+
+    If `repeat` is true, start again after the last entry, and never end. Without any entry, the iterator ends."""
     empty = True
     for entry in read():
         empty = False
@@ -417,7 +423,7 @@ def describe_format(source: object) -> str:
 
 
 def recognise(path: Path) -> str:
-    """Return the kind of a dataset file, as in SAMPLES. The fields of its first element decide.
+    """Return the kind of a dataset file (a key of SAMPLES), judging by the fields of its first element.
 
     Raises WorkloadError if the file is unreadable or has another format."""
     try:

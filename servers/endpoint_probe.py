@@ -65,7 +65,7 @@ class Trial(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """True if the server ran the request. A web page with status 200 is no such response."""
+        """True if the server ran the request. False for a web page, even if its status is 200."""
         return self.response.status < 300 and self.response.content.lstrip()[:1] != b"<"
 
     @property
@@ -75,7 +75,7 @@ class Trial(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What was sent and how the server answered, such as `POST /v1/completions: 404 Not Found`."""
+        """The request path and the server's answer, such as `POST /v1/completions answers 404 Not Found`."""
         answer = f"{self.response.status}, a web page" if self.response.status < 300 else self.response.words
         return f"POST {self.dialect.path} answers {answer}"
 
@@ -205,7 +205,7 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
     """Return the accepted trial with every field restored that the server does not refuse.
 
-    A field that contains another one is restored before it."""
+    A field is restored before the fields inside it: `stream_options` before `continuous_usage_stats`."""
     for field in reversed(trial.dialect.dropped_fields):
         kept = tuple(name for name in trial.dialect.dropped_fields if name != field)
         if field in start.dropped_fields or not kept:

@@ -71,7 +71,7 @@ def check_server_url(text: str) -> str:
 
 
 def describe_repair(text: str, address: ServerUrl) -> str:
-    """Return one line about what `parse_server_url` changed in a URL, or "" if it changed nothing worth telling.
+    """Return one line about what `parse_server_url` changed in a URL, or "" if it changed nothing important.
 
     A trailing slash and a trailing `/v1` are part of many base URLs and are not reported."""
     if address == ServerUrl(text.rstrip("/").removesuffix(API_PATH).rstrip("/")):
@@ -82,10 +82,10 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 
 
 def _with_scheme(text: str) -> str:
-    """Return the URL with `http://` or `https://` in front, whichever is missing or misspelt.
+    """Return the URL with `http://` or `https://` at its start. A missing scheme is added, and a doubled one removed.
 
-    A bare host is completed only if it cannot be another word: it has a port or a dot, or is `localhost`. Port 443 and
-    public host names without a port get https. Raises ValueError for any other text."""
+    A host without a scheme must have a port or a dot, or be `localhost`, because any other text may not be a host. Port
+    443 and public host names without a port get https. Raises ValueError for any other text."""
     scheme = _SCHEME.match(text)
     if scheme:
         rest = text[scheme.end() :]

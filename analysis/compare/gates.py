@@ -106,7 +106,7 @@ def _similar_condition(text: str) -> str | None:
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure], invalid: str = "") -> list[GateResult]:
     """Return the results of all gates, in the same order as `gates`.
 
-    `invalid` is the reason why the runs are no valid measurement. All gates are then inconclusive.
+    If the runs are not a valid measurement, `invalid` is the reason, and all gates are inconclusive.
     """
     by_figure = {row.figure: row for row in rows}
     error_rate = FALSE_ALARM_RATE / max(1, len(gates))
@@ -127,7 +127,10 @@ def _judge_gate(gate: Gate, row: ComparedFigure, error_rate: float, invalid: str
 
 
 def _untested(gate: Gate, row: ComparedFigure, observed: float | None, invalid: str) -> GateResult:
-    """Return the result for a figure without a test: a pass only if a difference within the bound was observed."""
+    """Return the result for a figure that was not tested.
+
+    The gate passes if the runs are valid and the observed difference is within the bound. Otherwise it is inconclusive.
+    """
     passed = observed is not None and observed <= gate.bound and not invalid
     text = (
         f"{_values_text(gate, row, observed)}; not tested, so no difference would have been shown: {invalid or row.why}"
@@ -186,7 +189,7 @@ def _values_text(gate: Gate, row: ComparedFigure, observed: float | None) -> str
 
 
 def _relative(row: ComparedFigure, effect: float) -> float:
-    """Convert an effect to a share of A, or to a difference of shares."""
+    """Convert a tested effect (see `ComparedFigure.effect`) to a share of A, or to a difference of shares."""
     if row.ratio is not None or row.unit == "share":
         return row.relative(effect)
     if effect == 0:
@@ -195,7 +198,7 @@ def _relative(row: ComparedFigure, effect: float) -> float:
 
 
 def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
-    """Return the effect at which B is worse by exactly the bound."""
+    """Return the value of `ComparedFigure.effect` at which B would be worse by exactly the bound."""
     sign = 1 if row.direction == "lower" else -1
     if row.ratio is not None or row.unit == "share":
         return row.effect_of(sign * gate.bound)
@@ -203,7 +206,10 @@ def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
 
 
 def _smallest_shown(row: ComparedFigure, error_rate: float) -> float | None:
-    """Return the smallest observed difference whose lower limit would be above 0, or None if there is none."""
+    """Return the smallest difference that these runs would have shown, or None if there is none.
+
+    If the runs had differed by this value, its lower limit would have been above 0.
+    """
     sign = 1 if row.direction == "lower" else -1
     low, high = row.interval(1 - 2 * error_rate)
     reach = row.effect - low if sign > 0 else high - row.effect

@@ -80,7 +80,11 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
         delivery=stats.check_delivery(
-            frame.due_ns[first_turns], frame.first_sent_ns[first_turns], info.arrivals, info.load
+            frame.due_ns[first_turns],
+            frame.first_sent_ns[first_turns],
+            info.arrivals,
+            info.load,
+            released_ns=frame.released_ns[first_turns],
         ),
         memory=memory_use(run),
         server_counters=check_counters(run, frame),

@@ -102,7 +102,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     result = health_from_samples(
         samples,
         _stamps(run, frame),
-        np.sort((frame.first_sent_ns - frame.due_ns)[frame.sent]) / 1e9,
+        np.sort(frame.send_delay_ns[frame.sent]) / 1e9,
         reads=int(frame.reads[measured].sum()),
         coalesced=int(frame.coalesced_reads[measured].sum()),
         last_s=max((sample.at_ns for sample in run.telemetry), default=0) / 1e9,

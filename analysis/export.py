@@ -55,6 +55,7 @@ REQUESTS = (
     Column("session", "int64", "Id of the first request of the session; null for a request without a session."),
     Column("turn", "int64", "Index of the turn in its session, from 0; null for a request without a session."),
     _instant("due_ns", "Scheduled send time"),
+    _instant("released_ns", "Time when a request that had waited because of --concurrency could be sent"),
     _instant("connected_ns", "Time when the connection was established"),
     _instant("sent_ns", "Time right before the first byte was sent, in the second attempt if there were two"),
     _instant(

@@ -94,6 +94,8 @@ class Frame(msgspec.Struct, frozen=True):
     turn: Integers
     """Index of the request's turn in its session, from 0."""
     due_ns: Floats
+    released_ns: Floats
+    """Time at which a request that had waited because of `--concurrency` could be sent; NaN if it did not wait."""
     sent_ns: Floats
     first_sent_ns: Floats
     """Send time of the first attempt. Equal to `sent_ns` unless the request was sent twice."""
@@ -218,6 +220,12 @@ class Frame(msgspec.Struct, frozen=True):
     def inside(self) -> Booleans:
         """A mask of the measured requests that were due inside the window. Latencies cover the complete ones."""
         return self.measured & self.within(self.due_ns)
+
+    @property
+    def send_delay_ns(self) -> Floats:
+        """Delay of each request's first send, caused by the client. Waiting because of `--concurrency` is not part of
+        it. NaN for a request that was not sent."""
+        return self.first_sent_ns - np.fmax(self.due_ns, self.released_ns)
 
     @property
     def sampled(self) -> Booleans:
@@ -469,7 +477,7 @@ def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         "sent_ns": sent_ns,
         "first_sent_ns": np.where(sent_again, first_sent_ns, sent_ns),
         "sent_again": sent_again,
-        **{name: column(name) for name in ("due_ns", "sent_end_ns", "first_byte_ns")},
+        **{name: column(name) for name in ("due_ns", "released_ns", "sent_end_ns", "first_byte_ns")},
         **{name: column(name, np.int64) for name in NUMBERS},
     }
 

@@ -30,7 +30,7 @@ import numpy as np
 from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers, sum_by_row
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution
-from loadgen.analysis.summary import Delivery, GapTest, GapTests, SendLateness, TargetDueSent
+from loadgen.analysis.summary import Delivery, GapTest, GapTests, QueueWait, SendLateness, TargetDueSent
 from loadgen.workloads.arrival_facts import LoadFacts
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -497,11 +497,15 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
     return min(1.0, math.fsum(math.exp(log) for log in logs if log <= limit))
 
 
-def check_delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts) -> Delivery:
+def check_delivery(
+    due_ns: Instants, sent_ns: Instants, arrivals: str, load: LoadFacts, *, released_ns: Instants | None = None
+) -> Delivery:
     """Compare the requested load with the load that was sent.
 
-    `due_ns` and `sent_ns` have one time per request, in ns from the run's start. The send time is None or NaN for a
-    request that was not sent.
+    `due_ns`, `sent_ns` and `released_ns` have one time per request, in ns from the run's start. The send time is None
+    or NaN for a request that was not sent. `released_ns` is the time when a request that had waited because of
+    `--concurrency` could be sent, and NaN for a request that did not wait. None means that no request waited. If
+    requests waited, there is no test of the send times, because the waits change the distribution.
 
     The test of the gaps allows for the resolution of each gap: 1 ns for due times, and the p99 of `late_s` for send
     times. Without this allowance, requests that are due within the same microsecond would look like another
@@ -509,13 +513,15 @@ def check_delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: Loa
     mean gap, because the test would pass for any load.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
+    released_at = np.full_like(due_at, np.nan) if released_ns is None else np.asarray(released_ns, np.float64)
+    waits_s = (released_at - due_at)[~np.isnan(released_at)] / NS_PER_S
     sent = ~np.isnan(sent_at)
     # The differences are exact: the instants are whole nanoseconds below 2**53.
     due_gaps = np.diff(np.sort(due_at if load.open_loop else due_at[:0])) / NS_PER_S
     sent_gaps = np.diff(np.sort(sent_at[sent])) / NS_PER_S
     late_s = None
     if load.open_loop and sent.any():
-        late_ns = percentiles((sent_at - due_at)[sent], 0.5, 0.9, 0.99, 1.0)
+        late_ns = percentiles((sent_at - np.fmax(due_at, released_at))[sent], 0.5, 0.9, 0.99, 1.0)
         p50, p90, p99, maximum = (round_to_ns(value / NS_PER_S) for value in late_ns)
         late_s = SendLateness(p50=p50, p90=p90, p99=p99, max=maximum)
     return Delivery(
@@ -527,10 +533,18 @@ def check_delivery(due_ns: Instants, sent_ns: Instants, arrivals: str, load: Loa
         cv=TargetDueSent(named=load.cv, due=_cv(due_gaps), sent=_cv(sent_gaps)),
         ks=GapTests(
             due=_gap_test(due_gaps, load, 1 / NS_PER_S),
-            sent=_gap_test(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s else None,
+            sent=_gap_test(sent_gaps, load, max(late_s.p99, 1 / NS_PER_S)) if late_s and not len(waits_s) else None,
         ),
         late_s=late_s,
+        queue_wait=_queue_wait(waits_s),
     )
+
+
+def _queue_wait(waits_s: Floats) -> QueueWait | None:
+    if not len(waits_s):
+        return None
+    p50, p99, maximum = (round_to_ns(wait_s) for wait_s in percentiles(waits_s, 0.5, 0.99, 1.0))
+    return QueueWait(requests=len(waits_s), p50=p50, p99=p99, max=maximum)
 
 
 def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:

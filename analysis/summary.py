@@ -377,6 +377,15 @@ class SendLateness(msgspec.Struct, kw_only=True):
     max: float
 
 
+class QueueWait(msgspec.Struct, kw_only=True):
+    """Requests that waited because of `--concurrency`, and exact percentiles of their waits in seconds."""
+
+    requests: int
+    p50: float
+    p99: float
+    max: float
+
+
 class Delivery(msgspec.Struct, kw_only=True):
     """The requested load and the sent load.
 
@@ -393,7 +402,10 @@ class Delivery(msgspec.Struct, kw_only=True):
     """Coefficient of variation of the gaps between requests: standard deviation / mean."""
     ks: GapTests
     late_s: SendLateness | None
-    """Send delays. None for closed loops and interactive users, which have no due times."""
+    """Send delays caused by the client. Waiting because of `--concurrency` is not part of them. None for closed loops
+    and interactive users, which have no due times."""
+    queue_wait: QueueWait | None = None
+    """Waits because of `--concurrency`. None if no request waited."""
 
 
 class QuotedCalibration(msgspec.Struct, kw_only=True):

@@ -4,7 +4,8 @@
 
 It has the OpenAI completions route. Each token is one TLS record in one segment, made before its instant is logged and
 sent right after that. The sessions are TLS 1.3, so tickets follow each handshake. The log has one line per response, as
-that of `loadgen sim` (loadgen.analysis.calibration.ServerLogLine). It is written whenever no response is under way.
+that of `loadgen mock-server` (loadgen.analysis.calibration.ServerLogLine). It is written whenever no response is under
+way.
 """
 
 from __future__ import annotations

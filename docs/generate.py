@@ -195,8 +195,8 @@ def hardware() -> str:
 
 
 HARDWARE = """For everyone who wants to know which GPUs, models and engines the hardware model includes, and where its
-constants come from. `loadgen limits`, `simulate`, `plan-capacity`, `sim --clock batching` and the estimate of `loadgen
-matrix` use these tables.
+constants come from. `loadgen limits`, `simulate`, `plan-capacity`, `mock-server --clock batching` and the estimate of
+`loadgen matrix` use these tables.
 
 Figures are those of the data sheets: dense, per GPU, with decimal prefixes. Link rates are the sum of both directions,
 and 0 means that GPUs communicate over PCIe. `also` lists other names. [What the hardware could

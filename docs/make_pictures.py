@@ -139,7 +139,7 @@ def take(page: Page, picture: Picture) -> None:
 @contextmanager
 def simulated(*options: str) -> Iterator[str]:
     """Start a simulated server and yield its URL. The server ends with the block."""
-    command = [*LOADGEN, "sim", *options]
+    command = [*LOADGEN, "mock-server", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from inspect import Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 import msgspec
 
 from loadgen.errors import PlanError
+from loadgen.load_shorthand import expand
 from loadgen.plan_fields import (
     CONFIDENCE,
     JSON_OBJECT,
@@ -121,9 +122,9 @@ class Plan:
         str | None,
         KNOWN_ENDPOINT,
         RunOption(
-            "Advanced",
+            "Server",
             "start",
-            f"API endpoint: {join_or(all_endpoints())}. Default: the first that the server accepts requests on.",
+            f"API endpoint, such as chat. All: {join_or(all_endpoints())}. Default: the first that accepts requests.",
         ),
     ] = None
     url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
@@ -132,17 +133,25 @@ class Plan:
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model to request. Default: the first model that the server lists."""
     # The canonical text of loadgen.workloads.arrivals; `workload` is that of loadgen.workloads.workload.
-    arrivals: Annotated[str, ARRIVALS, RunOption("Load", None, f"When to send requests: {_ARRIVALS_SYNTAX}.")] = "burst"
+    arrivals: Annotated[
+        str, ARRIVALS, RunOption("Load", None, f"Load pattern, such as poisson:5. All forms: {_ARRIVALS_SYNTAX}.")
+    ] = "burst"
+    rate: InitVar[float | str | None] = None
+    """Requests per second at random intervals. The plan stores it as `arrivals`: poisson:RATE."""
     # None if the duration or a trace determines the number.
     n: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
     """Number of requests. For multi-turn workloads, number of sessions."""
     duration_s: Annotated[float | None, UP_TO_A_WEEK, RunOption("Load")] = None
     """How long to send requests, such as 60s."""
+    # Without arrivals, a concurrency becomes `closed:N` (loadgen.load_shorthand).
+    concurrency: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
+    """Number of requests in flight. Each ended request is replaced at once. With --rate or --arrivals it is a maximum:
+    a request that is due while N are in flight waits, is sent late and keeps its due time."""
     # None: as many as the plan can have in flight.
-    max_in_flight: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Advanced")] = None
-    """Maximum concurrent requests. Further requests are dropped and counted."""
-    warmup: Annotated[int, in_range(0, 10_000), RunOption("Advanced")] = 0
-    """Number of warm-up requests to send before the run. Results do not include them."""
+    max_in_flight: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
+    """Maximum concurrent requests. Further requests are dropped and counted; with --concurrency they wait."""
+    warmup: Annotated[int, in_range(0, 10_000), RunOption("Load")] = 0
+    """Number of warm-up requests. They are sent before the run, and results do not include them."""
     workers: Annotated[int, in_range(1, 256), RunOption("Advanced")] = 1
     """Number of worker processes that share the load."""
     timeout_s: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 600.0
@@ -152,19 +161,20 @@ class Plan:
     repeat: Annotated[int, in_range(0, 1000)] = 0
     """Number of this repeat, from 1. It is 0 if the plan runs only once."""
     workload: Annotated[str, WORKLOAD, RunOption("Prompts", "form")] = "synthetic"
-    """Source of prompts: synthetic, FILE (its format is recognised), sharegpt:FILE, jsonl:FILE,
-    shared-prefix:groups=G,tokens=P, multi-turn:turns=K (sessions), ..."""
+    """Source of prompts, such as FILE or sharegpt:FILE. The format of a FILE is recognised. Others: synthetic,
+    jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K (sessions), ..."""
     repeat_file: Annotated[bool, RunOption("Prompts", "start")] = False
     """Repeat the prompts of a file if the run needs more. A prefix cache may then help the server."""
     # A number or the canonical text of loadgen.workloads.lengths.
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
-    """Prompt length: 512 (default), uniform:A..B, lognormal:mean=M,cv=C, empirical:FILE, ...; exact according to the
-    server's tokenizer."""
+    """Prompt length (default 512), such as uniform:A..B. Others: lognormal:mean=M,cv=C, empirical:FILE, ...; exact
+    according to the server's tokenizer."""
     output_tokens: Annotated[
         int | str, OUTPUT_LENGTHS, RunOption("Prompts", "form", default=_default_output_tokens)
     ] = lengths.DEFAULT_OUTPUT_TOKENS
-    """Output length: 128 (default), uniform:A..B or another form of --input-tokens. For a workload from a file the
-    default is `answers`, the lengths of the recorded answers. With max:, as in max:128, responses may stop early."""
+    """Output length (default 128), such as max:128. All forms of --input-tokens are possible. For a workload from a
+    file the default is `answers`, the lengths of the recorded answers. With max:, as in max:128, responses may stop
+    early."""
     extra_body: Annotated[dict[str, Any], JSON_OBJECT, user_fields, register_fields, RunOption("Advanced", "start")] = (
         field(default_factory=dict)
     )
@@ -175,7 +185,7 @@ class Plan:
     the model may stop early."""
     image: Annotated[tuple[str, ...], TUPLE, image_sizes, RunOption("Advanced", "start")] = ()
     """Size of a synthetic image to add to each chat request, such as 512x512. Repeatable."""
-    seed: Annotated[int, RunOption("Advanced", "form")] = 0
+    seed: Annotated[int, RunOption("Prompts", "form")] = 0
     """Random seed. The same seed gives byte-identical requests, scheduled for the same times."""
     tokenizer: Annotated[Path | None, existing_tokenizer, RunOption("Advanced", "start")] = None
     """Tokenizer of the model, for building prompts: a file, a folder, or the name of a model in the local Hugging Face
@@ -183,7 +193,7 @@ class Plan:
     lengths: Annotated[CountingMethod | None, RunOption("Advanced", "start")] = None
     """How to count prompt tokens if the server cannot count them exactly: server (default: send it sample prompts),
     tokenizer (use only --tokenizer), approximate, or exact (refuse estimated lengths)."""
-    api_key_env: Annotated[str, RunOption("Advanced", "start")] = "LOADGEN_API_KEY"
+    api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key. Default: LOADGEN_API_KEY, which may be unset."""
     header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()
     """HTTP header to send with each request, as 'Name: value'. $NAME in the value is read from the environment.
@@ -239,7 +249,7 @@ class Plan:
         def __init__(self, **values: Any) -> None:
             """Validate the values and store them. Raises PlanError with one line per mistake. Each line names the
             command-line option."""
-            vars(self).update(validate_fields(type(self), values))
+            vars(self).update(validate_fields(type(self), expand(values)))
             mistake = next(self._mistakes(), "")
             if mistake:
                 raise PlanError(mistake, NOTHING_SENT)
@@ -327,6 +337,7 @@ class Plan:
             )
         if self.extra_body.get("ignore_eos") and not self.ignore_eos:
             yield "--extra-body asks for ignore_eos, --no-ignore-eos forbids it: choose one"
+        yield from self._concurrency_mistakes()
         if self.gpu and self.dcgm_url:
             yield "--gpu reads the GPUs of this machine, --dcgm-url those of another machine: choose one"
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
@@ -339,9 +350,16 @@ class Plan:
         """Yield a message for each mistake about the end of the load. A file that is not repeated is an end."""
         if self.repeat_file and not self.uses_file:
             yield f"--repeat-file: --workload {self.workload} reads no file"
-        ends = self.arrival_process.ends(self.n, self.duration_s)
-        if not ends and (self.repeat_file or not self.uses_file):
-            yield f"--arrivals {self.arrivals} would never end: limit it with --n or --duration"
+        process = self.arrival_process
+        if process.ends(self.n, self.duration_s) or (self.uses_file and not self.repeat_file):
+            return
+        if process.facts.burst:
+            yield (
+                "how many requests? Write --n 100 for 100 at once, --rate 5 --duration 60s for 5 per second, or "
+                "--concurrency 8 --duration 60s to keep 8 in flight"
+            )
+        else:
+            yield f"--arrivals {self.arrivals} would never end: limit it with --duration 60s or --n 100"
 
     def _simulated_mistakes(self) -> Iterator[str]:
         """Yield a message for each mistake that involves --simulated."""
@@ -352,3 +370,20 @@ class Plan:
         if self.server and not BACKENDS[self.server].simulated:
             names = join_or(simulated_backends())
             yield f"--simulated: there is no simulated {self.server}; choose --server {names}"
+
+    def _concurrency_mistakes(self) -> Iterator[str]:
+        """Yield a message for each setting that contradicts `concurrency`."""
+        if self.concurrency is None:
+            return
+        clients = self.arrival_process.facts.clients
+        if clients:
+            yield (
+                f"--arrivals {self.arrivals} keeps {clients} requests in flight, and --concurrency {self.concurrency} "
+                f"states another number: write only --concurrency {self.concurrency}, or only --arrivals "
+                f"{self.arrivals}"
+            )
+        if self.max_in_flight is not None:
+            yield (
+                f"beyond --concurrency {self.concurrency} requests wait, beyond --max-in-flight {self.max_in_flight} "
+                "they are dropped: choose one"
+            )

@@ -307,6 +307,8 @@ def keyword_signature(plan: type[Plan]) -> Signature:
         Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for name, field in fields_of(plan).items()
     ]
+    rate = Parameter("rate", Parameter.KEYWORD_ONLY, default=None, annotation=float | str | None)
+    parameters.insert([parameter.name for parameter in parameters].index("arrivals") + 1, rate)
     return Signature(parameters)
 
 
@@ -405,6 +407,8 @@ def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = plan.arrival_process.facts
     process = facts.text if facts.burst else plan.arrivals
+    if plan.concurrency:
+        process += f", at most {plan.concurrency} in flight"
     tokens_in, tokens_out = describe_lengths(plan)
     prompt = about_tokens(f"{tokens_in} tokens", exact=exact or plan.uses_file)
     output = f"{tokens_out} out" if dialect.streams else dialect.endpoint

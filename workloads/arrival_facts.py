@@ -35,6 +35,8 @@ class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Distribution of the gaps: `gamma`, with the rate and variation above. Empty: the gaps are not random."""
     clients: int = 0
     """Number of clients of a closed loop. 0 for an open loop."""
+    concurrency: int = 0
+    """Maximum number of requests in flight in an open loop. Further requests wait. 0: requests never wait."""
     sessions: bool = False
     """True if arrivals, clients and n count sessions instead of requests."""
     turns: int = 1

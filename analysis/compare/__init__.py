@@ -67,7 +67,8 @@ FIGURES = (
 )
 """Figures that are compared by default. There are few of them, because each further test weakens all tests."""
 PLANNED = (
-    *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens", "max_in_flight", "window_s"),
+    *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens"),
+    *("max_in_flight", "concurrency", "window_s"),
     *("header", "extra_body", "ignore_eos", "image"),
 )
 OLD_PLAN_DEFAULTS: dict[str, Any] = {

@@ -21,6 +21,7 @@ from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
 from loadgen.analysis.report import Finding, Level
 from loadgen.analysis.summary import (
     ClientHealth,
+    Delivery,
     LengthDifference,
     MemoryLevels,
     OutsideWindow,
@@ -393,11 +394,22 @@ def delivery_sentence(summary: Summary) -> str:
     if check is not None:
         fit = "distribution as requested" if check.p_value >= P_VALUE_MIN else "distribution not as requested"
         parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check.p_value, 2)})")
-    elif delivery.ks.due is not None:
+    elif delivery.ks.due is not None and delivery.queue_wait is None:
         parts.append("sent too late to check the distribution")
     if delivery.late_s is not None:
         parts.append(f"p99 dispatch delay {duration(delivery.late_s.p99)}")
-    return f"{', '.join(parts)}."
+    return f"{', '.join(parts)}.{_queue_wait_sentence(delivery)}"
+
+
+def _queue_wait_sentence(delivery: Delivery) -> str:
+    """Return a sentence about requests that waited because of `--concurrency`, or an empty string if none waited."""
+    wait = delivery.queue_wait
+    if wait is None:
+        return ""
+    return (
+        f" {pluralise(wait.requests, 'request')} waited because of --concurrency: p50 {duration(wait.p50)}, p99 "
+        f"{duration(wait.p99)}. TTFT counts from sending, ttft_due from the due time."
+    )
 
 
 def delivered_as_requested(summary: Summary) -> bool:

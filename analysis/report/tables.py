@@ -147,7 +147,7 @@ def latency(
     parts = [dict(summary.latencies_adjusted if adjusted else summary.latencies) for summary in summaries]
     rows = []
     generates = any(summary.generates for summary in summaries)
-    for name in BRIEF_LATENCIES if brief else parts[0]:
+    for name in _brief_latencies(summaries) if brief else parts[0]:
         has_samples = generates or any(part[name].n for part in parts)
         if name not in only or not has_samples:
             continue
@@ -168,6 +168,13 @@ def latency(
         notes.append("Requests share one queue: only --repeats shows how another burst would differ.")
     title = "Latency, incomplete requests as infinitely slow" if adjusted else "Latency of complete requests"
     return Table(title, _latency_columns(shown, several=several, brief=brief), rows, "percentiles", notes)
+
+
+def _brief_latencies(summaries: Summaries) -> Sequence[str]:
+    """Return the latencies of the short table. TTFT from the due time is one of them if requests waited for others."""
+    if any(summary.delivery.queue_wait for summary in summaries):
+        return ("ttft_s", "ttft_due_s", *BRIEF_LATENCIES[1:])
+    return BRIEF_LATENCIES
 
 
 def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -> list[TableColumn]:

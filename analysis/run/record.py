@@ -57,6 +57,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the start of the run and are excluded from all metrics."""
     due_ns: Integer = 0
+    released_ns: Integer | None = None
+    """Time at which a request that had waited because of `--concurrency` could be sent. None if it did not wait."""
     connected_ns: Integer | None = None
     sent_ns: Integer | None = None
     """Time immediately before the first `send`. For a request that was sent twice, the time of the second attempt."""
@@ -140,7 +142,10 @@ def encoding_problem(error: Exception) -> str:
     return f"not sent, the request could not be encoded: {type(error).__name__}: {error}"[:300]
 
 
-INSTANTS = ("due_ns", "connected_ns", "first_sent_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "end_ns")
+INSTANTS = (
+    *("due_ns", "released_ns", "connected_ns", "first_sent_ns"),
+    *("sent_ns", "sent_end_ns", "first_byte_ns", "end_ns"),
+)
 
 
 def shift_record(record: Record, offset_ns: int) -> Record:

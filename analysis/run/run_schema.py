@@ -70,7 +70,7 @@ _SAMPLED = {
 _PLAN = {
     "server url endpoint label arrivals workload platform gpu_model": _Text,
     "n": _Requests | None,
-    "workers warmup max_in_flight": Integer | None,
+    "workers warmup max_in_flight concurrency": Integer | None,
     "repeat repeats": Count,
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
@@ -103,7 +103,7 @@ _FACTS = {
 }
 _LOAD = {
     "rate_per_s cv": Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)] | None,
-    "clients": Count,
+    "clients concurrency": Count,
     "turns": Annotated[int, msgspec.Meta(ge=1, le=1_000)],
 }
 _STAMPS = {"error_s": Annotated[float, msgspec.Meta(ge=0, le=1_000)] | None}

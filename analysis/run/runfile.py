@@ -44,9 +44,15 @@ STAMPS_RENAMED = {"kernel": "socket"}
 """Names of timestamp sources in older runs, with their current names."""
 
 
-def load_facts(arrivals: str, workload: str) -> LoadFacts:
-    """Parse the plan's `arrivals` and `workload` texts and return the properties of the arrival process."""
+def load_facts(arrivals: str, workload: str, concurrency: int = 0) -> LoadFacts:
+    """Parse the plan's `arrivals` and `workload` texts and return the properties of the arrival process.
+
+    `concurrency` is the plan's limit on requests in flight, beyond which requests wait. 0 means no limit.
+    """
     facts = facts_from_text(arrivals)
+    if concurrency:
+        text = f"{facts.text}, at most {concurrency} in flight (others wait)"
+        facts = msgspec.structs.replace(facts, text=text, concurrency=concurrency)
     source = workload_facts(workload)
     return msgspec.structs.replace(facts, sessions=True, turns=source.turns or 1) if source.has_sessions else facts
 
@@ -129,7 +135,11 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.load.kind:
-            self.load = load_facts(str(self.plan.get("arrivals") or "burst"), str(self.plan.get("workload") or ""))
+            self.load = load_facts(
+                str(self.plan.get("arrivals") or "burst"),
+                str(self.plan.get("workload") or ""),
+                self.plan.get("concurrency") or 0,
+            )
         if not self.stamps.name or self.stamps.name in STAMPS_RENAMED:
             self.stamps = stamp_facts(self.stamps.name or str(self.client.get("stamps", "user")))
 

@@ -1,5 +1,5 @@
-"""The folder that peers take for a model: what `loadgen sim --write-model` writes, so that 512 tokens are 512 on both
-sides and the peers that check their prompts against `/tokenize` find nothing to repair."""
+"""The folder that peers take for a model: what `loadgen mock-server --write-model` writes, so that 512 tokens are 512
+on both sides and the peers that check their prompts against `/tokenize` find nothing to repair."""
 
 from __future__ import annotations
 

@@ -7,16 +7,15 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
-from copy import copy
 from importlib import import_module
-from inspect import cleandoc
-from textwrap import shorten, wrap
-from typing import Annotated, Any, cast
+from textwrap import shorten
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
+from loadgen.cli.command_help import GroupedCommand, first_sentence
+from loadgen.cli.examples import EXAMPLES
 from loadgen.cli.streams import TolerantStream, protect
 from loadgen.errors import (
     EXIT_CLIENT_LIMITED,
@@ -28,145 +27,37 @@ from loadgen.errors import (
     PlanError,
 )
 
-COMMANDS = {
-    "burst": "loadgen.cli.run",
-    "run": "loadgen.cli.run",
-    "matrix": "loadgen.cli.matrix",
-    "report": "loadgen.cli.report",
-    "compare": "loadgen.cli.compare",
-    "export": "loadgen.cli.report",
-    "limits": "loadgen.cli.limits",
-    "simulate": "loadgen.cli.simulate",
-    "twin": "loadgen.cli.twin",
-    "plan-capacity": "loadgen.cli.capacity",
-    "sweep": "loadgen.cli.sweep",
-    "dissect": "loadgen.cli.dissect",
-    "calibrate": "loadgen.cli.calibrate",
-    "sim": "loadgen.cli.servers",
-    "ui": "loadgen.cli.ui",
-    "worker": "loadgen.cli.run",
-    "servers": "loadgen.cli.servers",
+COMMAND_GROUPS = {
+    "Measure": {
+        "run": "loadgen.cli.run",
+        "burst": "loadgen.cli.run",
+        "sweep": "loadgen.cli.sweep",
+        "matrix": "loadgen.cli.matrix",
+        "ui": "loadgen.cli.ui",
+        "worker": "loadgen.cli.run",
+        "servers": "loadgen.cli.servers",
+    },
+    "Analyse": {
+        "report": "loadgen.cli.report",
+        "compare": "loadgen.cli.compare",
+        "export": "loadgen.cli.report",
+        "calibrate": "loadgen.cli.calibrate",
+        "dissect": "loadgen.cli.dissect",
+    },
+    "Model without a server": {
+        "simulate": "loadgen.cli.simulate",
+        "limits": "loadgen.cli.limits",
+        "twin": "loadgen.cli.twin",
+        "plan-capacity": "loadgen.cli.capacity",
+        "mock-server": "loadgen.cli.servers",
+    },
 }
-"""Module of each command. The module defines a function or a Typer group with the command's name."""
-
-SEPARATOR = "\0--"
-"""Replaces the `--` between the two sides of `compare`. The option parser would remove a plain `--`."""
+"""Module of each command, by heading of `loadgen --help`. The module defines a function or a Typer group with the
+command's name."""
+COMMANDS = {name: module for group in COMMAND_GROUPS.values() for name, module in group.items()}
+OLD_NAMES = {"sim": "mock-server"}
+"""Former names of commands, which still work."""
 TYPER_DEFAULTS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
-
-
-OTHER_TOOLS_OPTIONS = {
-    "--concurrency": "--arrivals closed:{}",
-    "--max-concurrency": "--arrivals closed:{}",
-    "--rate": "--arrivals poisson:{}",
-    "--request-rate": "--arrivals poisson:{}",
-    "--num-prompts": "--n {}",
-    "--num-requests": "--n {}",
-    "--request-count": "--n {}",
-    "--dataset": "--workload jsonl:{0} (or sharegpt:{0})",
-    "--dataset-path": "--workload jsonl:{0} (or sharegpt:{0})",
-    "--base-url": "--url {}",
-    "--backend": "--server {}",
-    "--random-input-len": "--input-tokens {}",
-    "--random-output-len": "--output-tokens {}",
-}
-"""Options of other load testers, and the equivalent options of loadgen."""
-HEADINGS = ("Load", "Server", "Prompts", "Output")
-HELP_ALL = "--help-all"
-SHORT_HELP_ABOVE = 24
-"""Commands with more options print a short help for --help, and the complete help for --help-all."""
-
-
-class GroupedCommand(TyperCommand):
-    """A command whose help groups options under headings.
-
-    The command also recognises options of other load testers, and names the loadgen option to use instead.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments of the command. Raises PlanError for an option of another load tester."""
-        known = {name for param in self.params for name in param.opts}
-        for option, value in _option_values(args) if "--n" in known else ():
-            if option in OTHER_TOOLS_OPTIONS and option not in known:
-                replacement = OTHER_TOOLS_OPTIONS[option].format(value or "N")
-                command = "" if replacement.split()[0] in known else "loadgen run ... "
-                raise PlanError(f"there is no {option}", f"Write: {command}{replacement}")
-        urls = {value for option, value in _option_values(args) if option == "--url"}
-        if len(urls) > 1:
-            from loadgen.servers.auth import ONE_SERVER
-
-            raise PlanError(f"--url is given {len(urls)} times, but {ONE_SERVER}", "Nothing was sent.")
-        if self.name == "compare":
-            args = [SEPARATOR if word == "--" else word for word in args]
-        return super().parse_args(ctx, args)
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the command's parameters. Commands with a short help also get the option `--help-all`."""
-        params = super().get_params(ctx)
-        if self._has_short_help():
-            help_option = cast("Any", params[-1])
-            help_all: Any = copy(help_option)
-            help_all.name = "help_all"
-            help_all.opts = [HELP_ALL]
-            help_all.callback = self._help_all
-            help_all.help = "Explain all options and exit."
-            params.append(help_all)
-        return params
-
-    def _has_short_help(self) -> bool:
-        """Return True if `--help` prints only the short help of this command.
-
-        That is the case if the command has more than SHORT_HELP_ABOVE options and some of them are advanced.
-        """
-        return len(self.params) > SHORT_HELP_ABOVE and any(
-            getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
-        )
-
-    def _help_all(self, ctx: Any, _: Any, requested: bool) -> None:
-        if requested and not ctx.resilient_parsing:
-            ctx.meta[HELP_ALL] = True
-            typer.echo(ctx.get_help())
-            ctx.exit()
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help. The short help has one line per option, and lists advanced options by name only."""
-        if not self._has_short_help() or HELP_ALL in ctx.meta:
-            super().format_help(ctx, formatter)
-            return
-        self.format_usage(ctx, formatter)
-        formatter.write(f"{_first_sentence(self.help or '')}\n")
-        sections = self._sections(ctx)
-        advanced = [_first_name(names) for names, _ in sections["Advanced"]]
-        rows = {
-            heading: [(_first_name(names), _first_clause(text)) for names, text in section]
-            for heading, section in sections.items()
-            if heading in HEADINGS
-        }
-        width = max(len(name) for section in rows.values() for name, _ in section)
-        for heading, section in rows.items():
-            for index, (name, text) in enumerate(section):
-                summary = shorten(text, formatter.width - width - 11, placeholder=" ...")
-                formatter.write(f"{'' if index else heading:8} {name:{width}}  {summary}\n")
-        names = f"Advanced {' '.join(advanced)}"
-        for line in wrap(names, formatter.width, subsequent_indent="  ", break_on_hyphens=False):
-            formatter.write(f"{line}\n")
-        formatter.write(f"{ctx.command_path} {HELP_ALL} explains all options and the exit codes.\n")
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections = self._sections(ctx)
-        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # options without a heading go last
-            with formatter.section(heading):
-                formatter.write_dl(sections[heading])
-
-    def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Return the arguments and options by help heading, each as (names, help text)."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in HEADINGS}}
-        for param in self.get_params(ctx):
-            is_argument = param.param_type_name == "argument"
-            heading = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
-            record = param.get_help_record(ctx)
-            if record:
-                sections.setdefault(heading, []).append(record)
-        return {heading: rows for heading, rows in sections.items() if rows}
 
 
 class LazyCommands(TyperGroup):
@@ -176,15 +67,35 @@ class LazyCommands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, name: str) -> Any:
+        name = OLD_NAMES.get(name, name)
         if name not in COMMANDS:
             self.commands: Any = dict.fromkeys(COMMANDS)  # typer takes its "did you mean" suggestions from these names
             return None
         command = _load_command(name)
         if isinstance(command, typer.Typer):
-            return typer.main.get_command(command)
+            group = typer.main.get_command(command)
+            group.epilog = f"Example: {EXAMPLES[name]}"
+            return group
         single = typer.Typer(**TYPER_DEFAULTS)
         single.command(name, cls=GroupedCommand)(command)
         return typer.main.get_command(single)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name, and the remaining arguments.
+
+        `help` shows the help of a command. Commands of other load testers are answered with the command to write.
+        """
+        if args[0] == "help":
+            args = [*args[1:], "--help"]
+            if len(args) == 1:
+                typer.echo(ctx.get_help())
+                ctx.exit()
+        if args[0] not in COMMANDS and args[0] not in OLD_NAMES:
+            from loadgen.cli.other_tools import check_command
+
+            run = self.get_command(ctx, "run")
+            check_command(run, run.get_params(ctx), args)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         """Write the list of commands: one line per command, with the first sentence of its docstring.
@@ -192,30 +103,28 @@ class LazyCommands(TyperGroup):
         The method of the base class would build the options of every command, which needs many more imports.
         """
         width = formatter.width - 6 - max(map(len, COMMANDS))
-        rows = []
-        for name in COMMANDS:
-            command = _load_command(name)
-            text = str(command.info.help if isinstance(command, typer.Typer) else command.__doc__)
-            rows.append((name, shorten(_first_sentence(text), width, placeholder="...")))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        for heading, names in COMMAND_GROUPS.items():
+            rows = []
+            for name in names:
+                command = _load_command(name)
+                text = str(command.info.help if isinstance(command, typer.Typer) else command.__doc__)
+                rows.append((f"{name:{max(map(len, COMMANDS))}}", shorten(first_sentence(text), width)))
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def format_epilog(self, _ctx: Any, formatter: Any) -> None:
+        formatter.write(EPILOG)
 
 
-def _first_sentence(text: str) -> str:
-    """Return the first sentence of a help text or docstring."""
-    paragraph = cleandoc(text).partition("\n\n")[0].replace("\n", " ")
-    return f"{paragraph.partition('. ')[0].removesuffix('.')}."
+EPILOG = """
+Examples:
+  loadgen run --url http://127.0.0.1:8000 --rate 5 --duration 30s
+  loadgen run --url http://127.0.0.1:8000 --concurrency 8 --duration 60s
+  loadgen compare runs/A runs/B
 
-
-def _first_name(names: str) -> str:
-    """Return the first name of an option: `--json` for `--json, -j TEXT`."""
-    return names.split(maxsplit=1)[0].rstrip(",")
-
-
-def _first_clause(text: str) -> str:
-    """Return the help text of an option up to its first full stop or semicolon."""
-    return re.split(r"[.;] |\.$", text)[0]
-
+`loadgen COMMAND --help` explains a command. Documentation: docs/index.md of the
+repository; docs/which-command.md has one line per task.
+"""
 
 app = typer.Typer(
     name="loadgen",
@@ -303,16 +212,6 @@ def _open_files_error(error: Exception) -> Exception:
     return ClientLimitError(
         f"this {where} cannot open more files: {error.strerror}", "Raise the limit: ulimit -n 65536"
     )
-
-
-def _option_values(args: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option, value) for each argument, as if every argument were an option.
-
-    Both `--n=5` and `--n 5` yield `("--n", "5")`.
-    """
-    for word, following in zip(args, [*args[1:], ""], strict=False):
-        option, equals, value = word.partition("=")
-        yield option, value if equals else following
 
 
 def _load_command(name: str) -> Any:

@@ -195,6 +195,7 @@ def _parse_gpu_counts(listed: str) -> list[int]:
         "n",
         "duration_s",
         "repeats",
+        "concurrency",
         "max_in_flight",
         "metrics_every_s",
         "label",

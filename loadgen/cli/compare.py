@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from loadgen.cli import SEPARATOR
+from loadgen.cli.command_help import SEPARATOR
 from loadgen.cli.options import fraction
 from loadgen.cli.output import Inconclusive, InconclusiveAs, print_document, print_error, should_print, verdicts_code
 from loadgen.errors import PlanError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from typer import Argument, BadParameter, Option
 
@@ -22,14 +22,140 @@ LOAD = {"rich_help_panel": "Load"}
 OUTPUT = {"rich_help_panel": "Output"}
 ADVANCED = {"rich_help_panel": "Advanced"}
 """Keyword arguments of `typer.Option` that put an option under a heading of `--help`."""
-PlanFile = Annotated[Path | None, Argument(help="Plan file (TOML). Options on the command line override its settings.")]
+PlanFile = Annotated[
+    Path | None, Argument(metavar="[PLAN]", help="Plan file (TOML). Options on the command line override its settings.")
+]
+OUT_NAMES = ("--out", "-o", "--output")
 RunFolder = Annotated[
-    Path | None, Option(help="Folder for this run: new or empty. Default: runs/<time>-<server>-<label>.", **OUTPUT)
+    Path | None,
+    Option(
+        *OUT_NAMES,
+        metavar="FOLDER",
+        help="Folder for this run: new or empty. Default: runs/<time>-<server>-<label>.",
+        **OUTPUT,
+    ),
 ]
-Catalog = Annotated[
-    str | None, Option(help="Named workload, such as paper-burst. The documentation lists all of them.", **ADVANCED)
-]
+ALIASES = {
+    "n": ("-n", "--requests"),
+    "duration_s": ("-d",),
+    "concurrency": ("-c",),
+}
+"""Further names of options, by field. Other load testers have the same ones."""
+PLACEHOLDERS = {
+    "server": "NAME",
+    "endpoint": "NAME",
+    "url": "URL",
+    "model": "NAME",
+    "arrivals": "LOAD",
+    "workload": "SOURCE",
+    "extra_body": "JSON",
+    "image": "WxH",
+    "tokenizer": "PATH",
+    "lengths": "METHOD",
+    "api_key_env": "NAME",
+    "header": "HEADER",
+    "ca_file": "FILE",
+    "stamps": "SOURCE",
+    "client_priority": "PRIORITY",
+    "dcgm_url": "URL",
+    "server_pid": "PID",
+    "label": "WORD",
+    "platform": "TEXT",
+    "gpu_model": "GPU",
+    "speed": "FACTOR",
+}
+"""Placeholders of option values in `--help`, by field. Other numbers are N, and durations are T."""
 _FRACTION = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(%)?")
+
+
+def _backends() -> Iterable[str]:
+    from loadgen.servers.backends import BACKENDS
+
+    return BACKENDS
+
+
+def _endpoints() -> Iterable[str]:
+    from loadgen.plan import all_endpoints
+
+    return all_endpoints()
+
+
+def _arrivals() -> Iterable[str]:
+    from loadgen.workloads.arrivals import ARRIVAL_PROCESSES
+
+    return ["burst", *(f"{name}:" for name in ARRIVAL_PROCESSES if name != "burst")]
+
+
+def _workloads() -> Iterable[str]:
+    from loadgen.workloads.workload import WORKLOADS
+
+    return ["synthetic", *(f"{name}:" for name in WORKLOADS if name != "synthetic")]
+
+
+def _timestamp_sources() -> Iterable[str]:
+    from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
+
+    return (AUTO, *SOURCES)
+
+
+def _literals(name: str) -> Callable[[], Iterable[str]]:
+    """Return a function that returns the values of a Plan field whose type is a Literal."""
+
+    def choices() -> Iterable[str]:
+        from loadgen.plan import Plan
+        from loadgen.plan_fields import fields_of
+
+        field_type = fields_of(Plan)[name].type
+        kinds = (field_type, *get_args(field_type))
+        return [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+
+    return choices
+
+
+def _catalog() -> Iterable[str]:
+    from loadgen.plan_fields import catalog_names
+
+    return catalog_names()
+
+
+CHOICES: dict[str, Callable[[], Iterable[str]]] = {
+    "server": _backends,
+    "endpoint": _endpoints,
+    "arrivals": _arrivals,
+    "workload": _workloads,
+    "stamps": _timestamp_sources,
+    "lengths": _literals("lengths"),
+    "client_priority": _literals("client_priority"),
+    "catalog": _catalog,
+}
+"""Functions that return the values, or the beginnings of values, that a shell completes, by option."""
+
+
+def completion_of(name: str) -> Callable[[str], list[str]] | None:
+    """Return the completion function of an option for typer, or None if its values cannot be listed."""
+    if name not in CHOICES:
+        return None
+    return lambda incomplete: [value for value in CHOICES[name]() if value.startswith(incomplete)]
+
+
+Catalog = Annotated[
+    str | None,
+    Option(
+        metavar="NAME",
+        help="Named workload, such as paper-burst. The documentation lists all of them.",
+        autocompletion=completion_of("catalog"),
+        **ADVANCED,
+    ),
+]
+Rate = Annotated[
+    str | None,
+    Option(
+        "--rate",
+        metavar="R",
+        help="Requests per second. They are sent at random (Poisson) intervals, as with --arrivals poisson:R.",
+        **LOAD,
+    ),
+]
 
 
 class SettingsCommand:
@@ -81,12 +207,13 @@ def merge_settings(plan: Path | None, catalog: str | None, settings: dict[str, A
 
     Settings on the command line override the plan file, which overrides the named workload.
     """
+    from loadgen.load_shorthand import override
     from loadgen.plan_fields import from_catalog, read_plan
 
     merged = {} if catalog is None else from_catalog(catalog)
     if plan is not None:
-        merged |= read_plan(plan)
-    return merged | settings
+        merged = override(merged, read_plan(plan))
+    return override(merged, settings)
 
 
 def plan_parameters(
@@ -112,13 +239,15 @@ def plan_parameters(
         if name in without or (interactive and not option.interactive):
             continue
         value_type, keywords = _option_form(name, fields_of(Plan)[name])
-        flags = [option_name(name) + keywords.pop("negation", ""), *(also or {}).get(name, ())]
+        flags = [option_name(name) + keywords.pop("negation", ""), *ALIASES.get(name, ()), *(also or {}).get(name, ())]
         default = (defaults or {}).get(name)
         if default is None:
             value_type = value_type | None
-        text = (helps or {}).get(name, option.help)
-        annotation: Any = Annotated[value_type, Option(*flags, help=text, rich_help_panel=option.group, **keywords)]
+        keywords |= {"help": (helps or {}).get(name, option.help), "rich_help_panel": option.group}
+        annotation: Any = Annotated[value_type, Option(*flags, **keywords)]
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        if name == "arrivals":
+            yield Parameter("rate", Parameter.KEYWORD_ONLY, default=None, annotation=Rate)
 
 
 def seconds(text: str | float) -> float:
@@ -190,6 +319,7 @@ def _option_form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
         return bool, {} if field.default is False else {"negation": f"/--no-{name.replace('_', '-')}"}
     if name.endswith("_s"):
         return Any, {"metavar": "T..T", "parser": interval} if item_types else {"metavar": "T", "parser": seconds}
+    keywords: dict[str, Any] = {"metavar": PLACEHOLDERS.get(name, "N"), "autocompletion": completion_of(name)}
     if item_types:
-        return list[item_types[0]], {}  # type: ignore[valid-type]
-    return next((cls for cls in (int, float, Path) if {*types} <= {cls, type(None)}), str), {}
+        return list[item_types[0]], keywords  # type: ignore[valid-type]
+    return next((cls for cls in (int, float, Path) if {*types} <= {cls, type(None)}), str), keywords

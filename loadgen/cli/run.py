@@ -73,10 +73,12 @@ def run_load(
     from loadgen import folders
     from loadgen.engine import prepare
     from loadgen.engine.resolve_server import with_detected_server
+    from loadgen.load_shorthand import ONE_AT_A_TIME
     from loadgen.plan import Plan
 
     settings |= objective_settings(settings, assertions, confidence, goodput)
     plan = Plan(**settings)
+    is_default_load = plan.arrivals == ONE_AT_A_TIME and not settings.keys() & {"arrivals", "concurrency"}
     output = Output(
         as_json=as_json,
         quiet=quiet,
@@ -86,6 +88,8 @@ def run_load(
         inconclusive=inconclusive,
         junit=junit,
     )
+    if is_default_load:
+        output.say("no --rate and no --concurrency: sending one request at a time, as with --concurrency 1")
     plan = with_detected_server(plan, output.say)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
@@ -109,9 +113,9 @@ def run_load(
 
 @run_command(
     run_load,
-    without=("arrivals", "duration_s", "max_in_flight", "window_s"),
+    without=("arrivals", "duration_s", "concurrency", "max_in_flight", "window_s"),
     defaults={"n": 1000, "label": "burst"},
-    helps={"n": "Number of requests, all sent at once."},
+    helps={"n": "Number of requests, all at once."},
 )
 def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N requests all at once and report the results.

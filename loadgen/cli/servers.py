@@ -1,7 +1,7 @@
-"""The commands `servers` and `sim`.
+"""The commands `servers` and `mock-server`.
 
 `servers` starts, inspects and stops real servers, in containers or as processes, on this machine or on a GPU host.
-`sim` runs the simulated server, with one option for each field of SimulatedConfig.
+`mock-server` runs the simulated server, with one option for each field of SimulatedConfig.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def serve(
 
 
 @functools.partial(SettingsCommand, generate=_parameters, shared=serve)
-def sim(settings: dict[str, Any], **shared: Any) -> None:
+def mock_server(settings: dict[str, Any], **shared: Any) -> None:
     """Run a simulated vLLM, TGI or LightLLM server.
 
     The simulated server needs no model. It sends the same bytes as the real server, at times that you choose. The

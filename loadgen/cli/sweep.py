@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from typer import Exit, Option
 
 from loadgen import errors
-from loadgen.cli.options import LOAD, OUTPUT, Catalog, PlanFile, fraction, merge_settings, run_command, seconds
+from loadgen.cli.options import (
+    LOAD,
+    OUT_NAMES,
+    OUTPUT,
+    Catalog,
+    PlanFile,
+    fraction,
+    merge_settings,
+    run_command,
+    seconds,
+)
 from loadgen.cli.output import Output, Quiet, print_document, print_error
 from loadgen.cli.simulate import Changes, Format, Hardware, KvTokens, RunningLimit, StepTokens, Tp, TwinFile, Vintage
 from loadgen.cli.streams import results_are_kept
@@ -86,7 +96,13 @@ class SweepCommandOptions:
         int | None, Option(min=1, help="Number of GPUs of the server. Default: as detected by the runs.", **OUTPUT)
     ] = None
     out: Annotated[
-        Path | None, Option(help="Folder of the sweep. Default: runs/<time>-<server>-<label>.", **OUTPUT)
+        Path | None,
+        Option(
+            *OUT_NAMES,
+            metavar="FOLDER",
+            help="Folder of the sweep. Default: runs/<time>-<server>-<label>.",
+            **OUTPUT,
+        ),
     ] = None
     resume: Annotated[bool, Option("--resume", help="Continue the sweep in the folder of --out.", **OUTPUT)] = False
     as_json: Annotated[bool, Option("--json", help="Print sweep.json and nothing else.", **OUTPUT)] = False
@@ -151,7 +167,7 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         raise Exit(exit_code(result))
 
 
-@run_command(SweepCommandOptions, without=("arrivals", "repeats"), defaults={"label": "sweep"})
+@run_command(SweepCommandOptions, without=("arrivals", "concurrency", "repeats"), defaults={"label": "sweep"})
 def sweep(
     settings: dict[str, Any],
     plan: PlanFile = None,
@@ -166,7 +182,9 @@ def sweep(
     load; 5 the client was the limit; 6 capacity not known with the requested precision; 130 interrupted.
     """
     merged = merge_settings(plan, catalog, settings)
-    settings = {name: value for name, value in merged.items() if name not in ("arrivals", "repeats")}
+    settings = {
+        name: value for name, value in merged.items() if name not in ("arrivals", "rate", "concurrency", "repeats")
+    }
     run_sweep(settings, SweepCommandOptions(**shared))
 
 

@@ -9,8 +9,9 @@ prepares one group ahead, called the waiting group.
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
 The due times of an open loop never change. A request without a free connection is sent late, and its Record shows the
-delay. Beyond the limit on requests in flight, a request is dropped and recorded as dropped. A closed loop never drops a
-request. Its clients pause when their requests fail at once (loadgen.engine.back_off).
+delay. Beyond the limit on requests in flight, a request is dropped and recorded as dropped, or with `--concurrency` it
+waits until another request has ended. A closed loop never drops a request. Its clients pause when their requests fail
+at once (loadgen.engine.back_off).
 
 A server may close an idle connection just as a request is sent on it. If no byte of a response arrives, the request is
 sent once more, on a new connection (`Driver._may_send_again`). Its TTFT is then measured from the second send.
@@ -93,12 +94,13 @@ class Driver:
         clock: SystemClock,
         timeout_s: float,
         in_flight_max: int | None,
+        queues: bool = False,
     ) -> None:
         """Create the driver of a request queue.
 
         `exchange` creates an Exchange from the function that is called at the end of the Exchange. While
-        `in_flight_max` requests are in flight, further requests are dropped. None means no limit, for a closed loop,
-        which limits itself.
+        `in_flight_max` requests are in flight, further requests are dropped, or wait if `queues` is True. None means no
+        limit, for a closed loop, which limits itself.
         """
         self._queue = queue
         self._pool = pool
@@ -106,6 +108,7 @@ class Driver:
         self._clock = clock
         self._timeout_s = timeout_s
         self._in_flight_max = in_flight_max
+        self._queues = queues
         self._counts = recorder.counts
         self._recorder = recorder
         recorder.on_idle = self._check_done
@@ -132,6 +135,14 @@ class Driver:
         """Time at which the next waiting client of the closed loop retries. None if no retry is scheduled."""
         self._thinking: list[ScheduledRequest] = []
         """The next requests of closed loops and sessions. They wait until they are due."""
+        self._waiting: deque[ScheduledRequest] = deque()
+        """Requests that were due while `in_flight_max` requests were in flight, in order. While requests wait, the next
+        group of the queue is not drawn, so that few encoded requests are in memory."""
+        self._releasing = False
+        """True while a call of `_release` is scheduled."""
+        self._released_ns = 0
+        """Time at which a waiting request was last sent. Requests that are sent later but were due earlier have waited
+        until then."""
         self._started = False
         self._interrupted = False
         self._all_done = asyncio.Event()
@@ -167,9 +178,10 @@ class Driver:
             task.cancel()
         if self._back_off is not None:
             self._back_off.clear()
-        waiting = [*self._group, *self._thinking]
+        waiting = [*self._group, *self._thinking, *self._waiting]
         self._group = []
         self._thinking = []
+        self._waiting.clear()
         for slot in waiting:
             self._give_up(slot, *NOT_SENT)
         self._check_done()
@@ -233,17 +245,15 @@ class Driver:
         """Send the waiting group and prepare the next one."""
         group, self._group = self._group, []
         self._send(group)
-        if not self._interrupted:
+        if not (self._interrupted or self._waiting):
             self._take_group()
             self._arm()
         self._check_done()
 
     def _send(self, group: Sequence[ScheduledRequest], *, look: bool = True) -> None:
-        room = len(group)
-        if self._in_flight_max is not None:
-            room = max(0, self._in_flight_max - len(self._in_flight) - len(self._opening))
+        room = len(group) if self._in_flight_max is None else self._room()
         ready = []
-        for slot in group[:room]:
+        for slot in self._queue_up(group, room) if self._queues else group[:room]:
             exchange = slot.exchange
             if exchange is not None and look and len(group) <= CHECKED_GROUP and slot.closed_by_peer():
                 slot.reopened += 1
@@ -260,9 +270,44 @@ class Driver:
             first.send(*others)
         for exchange, slot in ready:
             self._listen(exchange, slot)
-        for slot in group[room:]:
+        for slot in () if self._queues else group[room:]:
             self._give_up(slot, "dropped", f"{self._in_flight_max} requests were in flight")
         self._counts.sent += len(ready)
+
+    def _room(self) -> int:
+        """Return how many more requests may be in flight. Only an open loop has a limit."""
+        return max(0, (self._in_flight_max or 0) - len(self._in_flight) - len(self._opening))
+
+    def _queue_up(self, group: Sequence[ScheduledRequest], room: int) -> Sequence[ScheduledRequest]:
+        """Return the requests of a group that can be sent now. The others wait until another request has ended."""
+        if self._waiting:
+            room = 0  # earlier requests are sent first
+        self._waiting.extend(group[room:])
+        for slot in group[:room]:
+            if slot.due_ns < self._released_ns:
+                slot.released_ns = self._released_ns
+        return group[:room]
+
+    def _release_soon(self) -> None:
+        """Schedule `_release`, because a request has ended while others wait."""
+        if not self._releasing:
+            self._releasing = True
+            self._clock.at(self._clock.now_ns(), self._release)
+
+    def _release(self) -> None:
+        """Send waiting requests, as many as may be in flight. If none is left, continue with the request queue."""
+        self._releasing = False
+        group = [self._waiting.popleft() for _ in range(min(self._room(), len(self._waiting)))]
+        if group:
+            self._released_ns = self._clock.now_ns() - self._recorder.start_ns
+            later, self._waiting = self._waiting, deque()
+            self._prepare([slot for slot in group if slot.exchange is None])
+            self._send(group)
+            self._waiting.extend(later)
+        if not (self._waiting or self._group or self._interrupted):
+            self._take_group()
+            self._arm()
+        self._check_done()
 
     def _listen(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         if exchange.error_kind:
@@ -345,7 +390,7 @@ class Driver:
     def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
         connection, exchange.reusable_connection = exchange.reusable_connection, None
-        if connection is not None and self._queue.more and not self._interrupted:
+        if connection is not None and (self._queue.more or self._waiting) and not self._interrupted:
             connection.reused = True
             self._pool.put(connection)
         elif connection is not None:
@@ -361,6 +406,8 @@ class Driver:
             self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
         self._recorder.take(slot, exchange)
+        if self._waiting:
+            self._release_soon()
         if slot.conversation is None and not slot.awaited:
             self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
@@ -370,6 +417,8 @@ class Driver:
         if kind in ("connect", "client_limit"):
             self._last_failure = kind
         self._recorder.take(slot, None, kind, detail)
+        if self._waiting:
+            self._release_soon()
         if slot.conversation is None:
             self._follow(slot, refused=kind != "not_encoded")
 
@@ -494,7 +543,7 @@ class Driver:
 
     def _check_done(self) -> None:
         busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended
-        if not busy and not (self._back_off and self._back_off.waiting):
+        if not (busy or self._waiting or self._releasing) and not (self._back_off and self._back_off.waiting):
             self._all_done.set()
 
     # Housekeeping.
@@ -632,6 +681,7 @@ class Recorder:
             record.worker = self._worker
             record.due_ns = slot.due_ns
             record.connected_ns = None if slot.connected_ns is None else slot.connected_ns - self.start_ns
+            record.released_ns = slot.released_ns
             record.reopened = slot.reopened
             record.first_sent_ns = None if slot.first_sent_ns is None else slot.first_sent_ns - self.start_ns
             self._sink.add(record)

@@ -223,7 +223,8 @@ def check_inputs(plan: Plan) -> None:
 def build_schedule(plan: Plan) -> Schedule:
     """Return the schedule of a plan: the due times of an open loop, or the clients of a closed loop.
 
-    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read.
+    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if there are more
+    workers than requests in flight.
     """
     from loadgen.engine.request_queue import Schedule
 
@@ -240,6 +241,11 @@ def build_schedule(plan: Plan) -> Schedule:
             in_flight=clients,
             spare=clients,
         )
+    if plan.concurrency and plan.workers > plan.concurrency:
+        raise PlanError(
+            f"{plan.workers} workers cannot share --concurrency {plan.concurrency}: each needs at least one request",
+            f"Use at most {plan.concurrency} workers on all machines together.",
+        )
     due_ns = array("q", arrivals.due_instants(process, plan.seed, n=plan.n, until_ns=until_ns))
 
     # The maximum number of requests that are due within one second.
@@ -249,7 +255,7 @@ def build_schedule(plan: Plan) -> Schedule:
         while due - due_ns[first] >= NS_PER_S:
             first += 1
         max_per_s = max(max_per_s, last - first + 1)
-    in_flight = min(len(due_ns), plan.max_in_flight or max(IN_FLIGHT_DEFAULT, max_per_s))
+    in_flight = min(len(due_ns), plan.concurrency or plan.max_in_flight or max(IN_FLIGHT_DEFAULT, max_per_s))
     return Schedule(
         due_ns=due_ns,
         count=len(due_ns),
@@ -258,6 +264,7 @@ def build_schedule(plan: Plan) -> Schedule:
         until_ns=None,
         in_flight=in_flight,
         spare=min(in_flight, max(MIN_SPARE, max_per_s)),
+        queues=plan.concurrency is not None,
     )
 
 

@@ -34,9 +34,11 @@ class Schedule(msgspec.Struct, frozen=True):
     until_ns: int | None
     """In a closed loop: the offset in ns after which no request becomes due."""
     in_flight: int
-    """Maximum number of requests in flight. Further requests are dropped."""
+    """Maximum number of requests in flight. Further requests are dropped, or wait if `queues` is True."""
     spare: int
     """Number of connections to open in advance."""
+    queues: bool = False
+    """True if requests beyond `in_flight` wait until another request has ended. They keep their due times."""
 
     @property
     def at_once(self) -> int:
@@ -46,7 +48,8 @@ class Schedule(msgspec.Struct, frozen=True):
         """
         if self.due_ns is None:
             return self.clients
-        return len(self.due_ns) if self.due_ns and self.due_ns[0] == self.due_ns[-1] else 1
+        due_together = len(self.due_ns) if self.due_ns and self.due_ns[0] == self.due_ns[-1] else 1
+        return min(due_together, self.in_flight) if self.queues else due_together
 
     def share_for(self, worker: int, workers: int) -> Schedule:
         """Return one worker's share of the schedule. Requests are assigned to the workers in turn."""
@@ -80,6 +83,9 @@ class ScheduledRequest:
     """Number of times that the connection was replaced before the request was sent."""
     first_sent_ns: int | None = None
     """Time of the first send (CLOCK_MONOTONIC), if the request had to be sent again."""
+    released_ns: int | None = None
+    """Time in ns from the start of the run at which a request that had waited for others to end could be sent. None if
+    it did not wait."""
     is_retry: bool = False
     """True if the closed-loop client had waited because its previous request had failed at once."""
     awaited: bool = False

@@ -270,7 +270,14 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, max_read_delay_ns, disk_spill)
         in_flight_max = None if queue.closed else task.schedule.in_flight
         return Driver(
-            queue, pool, exchange, recorder, clock=clock, timeout_s=task.timeout_s, in_flight_max=in_flight_max
+            queue,
+            pool,
+            exchange,
+            recorder,
+            clock=clock,
+            timeout_s=task.timeout_s,
+            in_flight_max=in_flight_max,
+            queues=task.schedule.queues,
         )
 
     # Encode the first requests, then wait until the coordinator allows connections.

@@ -108,6 +108,13 @@ class VirtualRequest:
     """State of the session at this turn; None for a request without a session."""
     session_tokens: int = 0
     """Tokens of the earlier turns of the session, over all questions and responses."""
+    released_ns: int | None = None
+    """Time at which a request that had waited for others to end was sent; None if it did not wait."""
+
+    @property
+    def sent_ns(self) -> int:
+        """Return the time at which the request is sent."""
+        return self.due_ns if self.released_ns is None else self.released_ns
 
 
 def run(
@@ -387,6 +394,10 @@ class VirtualRun:
         self._due: list[tuple[int, int, VirtualRequest]] = []
         """Heap of requests by due time, and by the order of their addition for equal due times."""
         self._order = count()
+        self._waiting: deque[VirtualRequest] = deque()
+        """Requests that are due but wait until another request has ended, in order."""
+        self._free_ns = [0] * schedule.in_flight if schedule.queues else []
+        """Heap of the times at which each unused place in flight became free, if requests beyond the limit wait."""
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
         self._counts = Counter[str]()
@@ -464,7 +475,7 @@ class VirtualRun:
             self._add_due(request)
 
     def _add_due(self, request: VirtualRequest) -> None:
-        heappush(self._due, (request.due_ns, next(self._order), request))
+        heappush(self._due, (request.sent_ns, next(self._order), request))
 
     def _requests(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
@@ -476,16 +487,44 @@ class VirtualRun:
             yield VirtualRequest(conversation.request(), at_ns, conversation)
 
     def _arrive(self, arrival: VirtualRequest) -> None:
-        """Handle a request that is due: hand it to the front end, or drop it if too many requests are in flight."""
+        """Handle a request that is due: hand it to the front end.
+
+        If too many requests are in flight, the request waits or is dropped.
+        """
         request = arrival.request
-        due_ns = arrival.due_ns
+        if arrival.released_ns is not None:
+            self._start(arrival)
+            return
         if self._schedule.due_ns is not None and not request.turn:
             self._add_upcoming(1)
-        if len(self._live) >= self._schedule.in_flight:
+        if self._schedule.queues:
+            self._waiting.append(arrival)
+            self._release()
+        elif len(self._live) < self._schedule.in_flight:
+            self._start(arrival)
+        else:
             record = unsent_record(request, "dropped", "")
-            record.due_ns = due_ns
-            self._keep(arrival, record, due_ns)
-            return
+            record.due_ns = arrival.due_ns
+            self._keep(arrival, record, arrival.due_ns)
+
+    def _release(self) -> None:
+        """Give each free place in flight to a waiting request, in order.
+
+        The engine runs ahead of the arrivals, so a place may become free later than the request is due.
+        """
+        while self._waiting and self._free_ns:
+            request = self._waiting.popleft()
+            free_ns = heappop(self._free_ns)
+            if free_ns <= request.due_ns:
+                self._start(request)
+            else:
+                request.released_ns = free_ns
+                self._add_due(request)
+
+    def _start(self, arrival: VirtualRequest) -> None:
+        """Hand a request to the front end."""
+        request = arrival.request
+        sent_ns = arrival.sent_ns
         tokens = request.input_tokens
         ids: Sequence[int] = request.prompt if isinstance(request.prompt, tuple) else ()
         conversation = arrival.conversation
@@ -495,10 +534,10 @@ class VirtualRun:
             tokens = arrival.session_tokens
             first_id = IDS_PER_SPAN * conversation.first_id
             ids = range(first_id, first_id + tokens)
-        job = Job(max(1, tokens), request.output_tokens or 1, due_ns, owner=arrival, prompt=ids)
+        job = Job(max(1, tokens), request.output_tokens or 1, sent_ns, owner=arrival, prompt=ids)
         self._live.add(job)
-        self._deadlines.append((due_ns + self._timeout_ns, job))
-        self._front_end.accept(job, due_ns)
+        self._deadlines.append((sent_ns + self._timeout_ns, job))
+        self._front_end.accept(job, sent_ns)
 
     def _submit(self, job: Job) -> None:
         """Hand a job to the scheduler. A request that is too long for the KV cache is recorded as failed."""
@@ -506,18 +545,19 @@ class VirtualRun:
             self._engine.submit(job)
         except ValueError as error:
             self._live.discard(job)
-            due_ns = job.owner.due_ns
+            sent_ns = job.owner.sent_ns
             record = record_for(
                 job.owner.request,
                 "failed",
-                due_ns=due_ns,
-                sent_ns=due_ns,
-                end_ns=due_ns,
+                due_ns=job.owner.due_ns,
+                released_ns=job.owner.released_ns,
+                sent_ns=sent_ns,
+                end_ns=sent_ns,
                 error_kind="http_status",
                 error_detail=str(error),
                 http_status=400,
             )
-            self._keep(job.owner, record, due_ns)
+            self._keep(job.owner, record, sent_ns)
 
     def _end(self, job: Job, instants: list[int], timed_out_ns: int | None = None) -> None:
         """Record a job that is complete or timed out.
@@ -532,8 +572,9 @@ class VirtualRun:
             request.request,
             "complete" if timed_out_ns is None else "failed",
             due_ns=request.due_ns,
-            sent_ns=request.due_ns,
-            sent_end_ns=request.due_ns,
+            released_ns=request.released_ns,
+            sent_ns=request.sent_ns,
+            sent_end_ns=request.sent_ns,
             first_byte_ns=instants[0] if instants else None,
             chunk_ns=instants,
             chunk_tokens=[1] * len(instants),
@@ -557,6 +598,9 @@ class VirtualRun:
         self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)
+        if self._schedule.queues:
+            heappush(self._free_ns, end_ns)
+            self._release()
         conversation = ended.conversation
         if conversation is not None:
             complete = record.state == "complete"

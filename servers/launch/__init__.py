@@ -53,7 +53,9 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
             facts = {"launch": "simulated", "ready_s": time.monotonic() - start_s, "pid": pid}
             yield RunningServer(url, facts, (pid,))
     except StartError as problem:
-        raise LaunchError(str(problem), "check the port and the options, which are those of `loadgen sim`") from problem
+        raise LaunchError(
+            str(problem), "check the port and the options, which are those of `loadgen mock-server`"
+        ) from problem
 
 
 @contextmanager

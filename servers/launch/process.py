@@ -159,13 +159,13 @@ def logs(server: BackgroundServer, *, lines: int) -> str:
 def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
     """Return the command that starts the server on this machine, listening on `host` and `port`.
 
-    A simulated server is started with `loadgen sim`. Raises LaunchError if the server is not installed or cannot be
-    started as a process."""
+    A simulated server is started with `loadgen mock-server`. Raises LaunchError if the server is not installed or
+    cannot be started as a process."""
     name = str(spec.options.get("name") or spec.model.rstrip("/").rpartition("/")[2])
     additional = tuple(map(str, spec.options.get("arguments", ())))
     if spec.method == "simulated":
         options = ("--server", spec.server, "--host", host, "--port", str(port), "--model", name)
-        return Command((sys.executable, "-m", "loadgen", "sim", *options, *additional), {})
+        return Command((sys.executable, "-m", "loadgen", "mock-server", *options, *additional), {})
     command = BACKENDS[spec.server].process
     if command is None:
         raise LaunchError(

@@ -138,7 +138,7 @@ def test_results_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 def test_a_full_standard_output_is_a_sentence(tmp_path: Path) -> None:
     """The text is all that these commands are for: exit code 2."""
-    for words in (["--version"], ["sim", "--help"]):
+    for words in (["--version"], ["mock-server", "--help"]):
         with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "loadgen", *words]
             done = subprocess.run(

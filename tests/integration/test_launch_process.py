@@ -27,7 +27,7 @@ import os, subprocess, sys
 assert sys.argv[1] == "serve"
 said = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-sim = ["-m", "loadgen", "sim", "--server", "vllm", "--model", said["--served-model-name"]]
+sim = ["-m", "loadgen", "mock-server", "--server", "vllm", "--model", said["--served-model-name"]]
 os.execv(sys.executable, [sys.executable, *sim, "--host", said["--host"], "--port", said["--port"]])
 """
 

@@ -147,7 +147,7 @@ def compose(_folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
 CHECKS: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "`loadgen ui`, page and its figures": the_page_by_hand,
     "`loadgen report --serve`": the_report,
-    "`loadgen sim` and the built-in simulated server": the_simulated_server,
+    "`loadgen mock-server` and the built-in simulated server": the_simulated_server,
     "master of `--distributed`": the_master,
     "`loadgen worker`": a_worker,
     "metrics of `loadgen`": our_metrics,

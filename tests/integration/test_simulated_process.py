@@ -75,7 +75,7 @@ def test_a_child_dies_with_its_parent() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_ends_cleanly_with_a_stream_open(number: signal.Signals) -> None:
     """It says how late its tokens left, and exits 0, though a client is in the middle of an answer."""
-    command = [sys.executable, "-m", "loadgen", "sim", "--server", "tgi", "--ttft", "1ms", "--itl", "1ms"]
+    command = [sys.executable, "-m", "loadgen", "mock-server", "--server", "tgi", "--ttft", "1ms", "--itl", "1ms"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().removeprefix("ready ").strip()
@@ -103,7 +103,7 @@ def test_wrong_options_are_explained(
     options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2, a message that says what to write, and no traceback."""
-    monkeypatch.setattr(sys, "argv", ["loadgen", "sim", *options])
+    monkeypatch.setattr(sys, "argv", ["loadgen", "mock-server", *options])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
         main()

@@ -27,14 +27,14 @@ SMALLER = {
     "ui": ["--headless", "--users", "2", "--run-time", "1s", "--output-tokens", "4"],
     "matrix": ["--dry-run"],
     "calibrate": ["--quick", "--n", "20", "--output-tokens", "8"],
-    "sim": ["--port", "0"],
+    "mock-server": ["--port", "0"],
     "sweep": ["--n", "2", "--output-tokens", "4", "--max-runs", "2", "--out", "small"],
     "simulate": ["--n", "50", "--no-report", "--out", "small"],
 }
 TOKEN = "a token of the tests"
 RECORDED = ("burst", "burst-again")
 FINE = {0, 5, 6}  # a busy machine may be the limit, and a small load may decide nothing
-GOES_ON = ("loadgen sim ", "loadgen worker", "--distributed")
+GOES_ON = ("loadgen mock-server ", "loadgen worker", "--distributed")
 NEEDS_TORCH = "loadgen dissect"
 
 
@@ -114,7 +114,7 @@ def test_what_needs_torch_says_how_to_get_it(command: str, folder: Path, url: st
 
 def test_the_server_serves(folder: Path, url: str) -> None:
     """Until it is told to stop."""
-    (command,) = (line for line in COMMANDS if "loadgen sim " in line)
+    (command,) = (line for line in COMMANDS if "loadgen mock-server " in line)
     process = start(command, folder, url)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ready http://")

@@ -116,7 +116,7 @@ def test_simulated_servers_are_on_the_same_ports(simulated: dict[str, Any], serv
     """They stand in for the real ones, and their command names the server, the address and the port asked."""
     (port,) = simulated["ports"]
     assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{BACKENDS[server].port}}}:8000"
-    assert simulated["command"][:4] == ["sim", f"--server={server}", "--host=0.0.0.0", "--port=8000"]
+    assert simulated["command"][:4] == ["mock-server", f"--server={server}", "--host=0.0.0.0", "--port=8000"]
     assert "/dev/tcp/127.0.0.1/8000" in " ".join(simulated["healthcheck"]["test"])
 
 

@@ -74,11 +74,11 @@ def test_the_simulated_server_runs_on_it(described: Path) -> None:
 
 
 def test_the_command_takes_it(described: Path) -> None:
-    """`loadgen sim --gpu NAME --hardware FILE` comes up; without the file the error lists the cards there are."""
+    """`loadgen mock-server --gpu NAME --hardware FILE` starts. Without the file the error lists the cards."""
     options = ["--server", "tgi", "--clock", "batching", "--gpu", CARD, "--model-shape", MODEL]
-    ended = loadgen(ROOT, "sim", *options)
+    ended = loadgen(ROOT, "mock-server", *options)
     assert (ended.returncode, "unknown GPU 'Made-up 9000': choose one of RTX 3090" in ended.stderr) == (2, True)
-    asked = ["sim", *options, "--hardware", str(described)]
+    asked = ["mock-server", *options, "--hardware", str(described)]
     with Forked(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("ready http://")

@@ -20,4 +20,4 @@ if model.name == "slow":  # loads for ever, and like many a server handles no si
 port = given.get("--port", "80")
 limit = [f"--max-concurrent-requests={given[LIMIT[server]]}"] if server in LIMIT else []
 served = ["--clock=batching", f"--model={model.name}", f"--max-model-len={given[LENGTH[server]]}", *limit]
-os.execvp("loadgen", ["loadgen", "sim", f"--server={server}", "--host=0.0.0.0", f"--port={port}", *served])
+os.execvp("loadgen", ["loadgen", "mock-server", f"--server={server}", "--host=0.0.0.0", f"--port={port}", *served])

@@ -12,7 +12,7 @@ from scipy import stats
 from loadgen.analysis import stats as of_instants
 from loadgen.analysis.run.runfile import load_facts
 from loadgen.analysis.stats import gamma_cdf, kolmogorov_smirnov
-from loadgen.analysis.summary import Delivery, GapTests, SendLateness, TargetDueSent
+from loadgen.analysis.summary import Delivery, GapTests, QueueWait, SendLateness, TargetDueSent
 from loadgen.workloads.arrival_processes import ClosedLoopArrivals
 from loadgen.workloads.arrivals import parse
 
@@ -30,6 +30,21 @@ def test_what_was_not_sent_is_counted() -> None:
     found = delivery([0, S, 2 * S, 3 * S], [0, None, 2 * S + 500, None], "constant:1")
     assert (found.asked, found.sent, found.not_sent) == (4, 2, 2)
     assert found.late_s.max == 5e-7
+
+
+def test_waiting_for_other_requests_is_no_delay_of_the_client() -> None:
+    """The wait until a request could be sent is counted, and only the rest of its lateness is a send delay."""
+    due_ns = np.cumsum(np.random.default_rng(5).exponential(0.1 * S, 200)).round()
+    released_ns = np.where(np.arange(200) % 4, due_ns + 2 * S, np.nan)
+    sent_ns = np.fmax(due_ns, released_ns) + US
+    found = of_instants.check_delivery(
+        due_ns, sent_ns, "poisson:10", load_facts("poisson:10", "", 4), released_ns=released_ns
+    )
+    assert found.late_s is not None
+    assert found.late_s.max == 1e-6
+    assert found.queue_wait == QueueWait(requests=150, p50=2.0, p99=2.0, max=2.0)
+    assert found.ks.due is not None
+    assert found.ks.sent is None
 
 
 def test_rate_and_variation_are_those_of_the_gaps() -> None:

@@ -24,6 +24,11 @@ from tests.support.runs import burst, run_of, summarise, typed
             "Requests of 512 tokens, 20 per second (Poisson), for 60 s, 128 output tokens each",
         ),
         (
+            {"arrivals": "poisson:20", "concurrency": 4, "duration_s": 60},
+            "Requests of 512 tokens, 20 per second (Poisson), at most 4 in flight (others wait), for 60 s, 128 output "
+            "tokens each",
+        ),
+        (
             {"arrivals": "closed:8,think=2s", "n": 200, "input_tokens": "uniform:128..384"},
             "200 requests of 128 to 384 tokens, from 8 clients that wait for each answer and think for 2s, "
             "128 output tokens each",

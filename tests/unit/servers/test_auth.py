@@ -107,7 +107,7 @@ def test_a_simulated_server_and_servers_read_keys_alike(
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     monkeypatch.setenv("LOADGEN_API_KEY", f"{KEY}\nX: y")
     commands = (
-        ("sim", "--server", "vllm", "--api-key-env", "LOADGEN_API_KEY"),
+        ("mock-server", "--server", "vllm", "--api-key-env", "LOADGEN_API_KEY"),
         ("servers", "up", "--server", "vllm", "--launch", "simulated"),
         ("servers", "up", "--server", "vllm"),
         ("burst", "--server", "vllm"),

@@ -21,7 +21,7 @@ from loadgen.analysis.compare.run_variance import Samples, split_offsets
 from loadgen.analysis.report import markdown
 from loadgen.analysis.report.terminal import render
 from loadgen.analysis.summary import Summary
-from loadgen.cli import SEPARATOR
+from loadgen.cli.command_help import SEPARATOR
 from loadgen.cli.compare import split_sides
 from loadgen.errors import PlanError
 from tests.support.compared import limited, row, run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -141,11 +142,11 @@ def slots(due_ns: list[int]) -> list[ScheduledRequest]:
 
 
 async def drive(
-    feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6
+    feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6, *, queues: bool = False
 ) -> tuple[FakeNet, RecordBuffer, LiveCounters]:
     net, held, counts = FakeNet(clock, answer_ns), RecordBuffer(), LiveCounters()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
-    limits = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": in_flight}
+    limits = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": in_flight, "queues": queues}
     driver = Driver(feed, net, net.exchange, recorder, clock=clock, **limits)  # type: ignore[arg-type]
     await driver.open()
     running = asyncio.create_task(driver.run(START_NS))
@@ -165,6 +166,47 @@ async def test_every_send_is_at_its_due_instant_however_slow_the_server(text: st
     assert net.sends == list(enumerate(due_ns))
     assert sorted(record.due_ns for record in held.records) == due_ns
     assert counts.due == counts.sent == len(due_ns)
+
+
+def queued_sends(due_ns: list[int], limit: int, answer_ns: int) -> list[int]:
+    """Return when each request is sent if at most `limit` are in flight and the others wait in order."""
+    sends: list[int] = []
+    for index, due in enumerate(due_ns):
+        sends.append(max(due, sends[index - limit] + answer_ns if index >= limit else due))
+    return sends
+
+
+@pytest.mark.parametrize("text", ["burst", "burst:7/3s", "constant:40", "poisson:40", "steps:5@2s,60@2s"])
+@pytest.mark.parametrize("limit", [1, 4, 99, 100])
+@pytest.mark.parametrize("answer_ns", [1_000, 130_000_000, 3_000_000_000])
+async def test_requests_beyond_the_concurrency_wait_and_keep_their_due_times(
+    text: str, limit: int, answer_ns: int
+) -> None:
+    """Each waiting request is sent in order when another one ends, and its Record says when it could be sent."""
+    due_ns = list(arrivals.due_instants(arrivals.parse(text), 3, n=100))
+    net, held, counts = await drive(OpenLoop(iter(slots(due_ns))), FakeClock(), answer_ns, limit, queues=True)
+    expected = queued_sends(due_ns, limit, answer_ns)
+    assert net.sends == list(enumerate(expected))
+    assert net.open_most <= limit
+    records = sorted(held.records, key=lambda record: record.id)
+    assert [record.due_ns for record in records] == due_ns
+    waited = [None if sent == due else sent for due, sent in zip(due_ns, expected, strict=True)]
+    assert [record.released_ns for record in records] == waited
+    assert not [record for record in records if record.state == "dropped"]
+    assert counts.due == counts.sent == len(due_ns)
+
+
+async def test_an_interrupt_ends_requests_that_wait_for_others() -> None:
+    """They are recorded as not sent, and the run ends."""
+    held, net = RecordBuffer(), FakeNet(FakeClock(), 10**12)
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, LiveCounters(), PLAIN)
+    limits: Any = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": 2, "queues": True}
+    driver = Driver(OpenLoop(iter(slots([0] * 9))), net, net.exchange, recorder, clock=net.clock, **limits)  # type: ignore[arg-type]
+    await driver.open()
+    net.clock.at(START_NS + 1000, driver.interrupt)
+    await asyncio.wait_for(net.clock.play(asyncio.create_task(driver.run(START_NS))), 20)
+    assert [request for request, _ in net.sends] == [0, 1]
+    assert Counter(record.error_kind for record in held.records) == {"cancelled": 9}
 
 
 async def test_late_wake_ups_make_requests_late_and_never_shift_the_plan() -> None:

@@ -25,6 +25,8 @@ from loadgen.workloads.workload import Prompts, SharedPrefix, Synthetic, Workloa
         ({"arrivals": "burst:50/2s", "n": 100}, 100, 0, 100, 50, 1),
         ({"arrivals": "constant:20", "duration_s": 10}, 200, 0, 200, 20, 1),
         ({"arrivals": "constant:20", "duration_s": 10, "max_in_flight": 5}, 200, 0, 5, 5, 1),
+        ({"arrivals": "constant:20", "duration_s": 10, "concurrency": 5}, 200, 0, 5, 5, 1),
+        ({"n": 1000, "arrivals": "burst", "concurrency": 8}, 1000, 0, 8, 8, 8),
         ({"arrivals": "constant:2", "n": 100}, 100, 0, 100, 8, 1),
         ({"arrivals": "closed:16", "n": 100}, 100, 16, 16, 16, 16),
         ({"arrivals": "closed:16", "n": 4}, 4, 4, 4, 4, 4),
@@ -38,6 +40,17 @@ def test_what_each_kind_of_arrivals_comes_to(
     load = build_schedule(Plan(server="tgi", **settings))
     got = (load.count, load.clients, load.in_flight, load.spare, load.at_once)
     assert got == (count, clients, in_flight, spare, at_once)
+
+
+def test_each_worker_needs_a_share_of_the_concurrency() -> None:
+    """A worker that may send nothing would wait forever."""
+    plan = Plan(server="tgi", rate=20, concurrency=5, n=100, workers=3)
+    schedule = build_schedule(plan)
+    shares = [schedule.share_for(worker, 3) for worker in range(3)]
+    assert [share.in_flight for share in shares] == [2, 2, 1]
+    assert all(share.queues for share in shares)
+    with pytest.raises(PlanError, match="6 workers cannot share --concurrency 5"):
+        build_schedule(plan.replaced(workers=6))
 
 
 def test_due_instants_are_those_of_the_arrivals() -> None:

@@ -92,6 +92,25 @@ def test_past_the_limit_in_flight_a_request_is_dropped(tmp_path: Path) -> None:
     assert (run.footer.dropped, run.footer.complete) == (20, 10)
 
 
+@pytest.mark.parametrize("limit", [1, 3, 8])
+def test_requests_beyond_the_concurrency_wait(limit: int, tmp_path: Path) -> None:
+    """In order, until another request ends. Their due times are those of the arrivals."""
+    records = simulated(tmp_path, arrivals="constant:50", n=30, concurrency=limit).records
+    records.sort(key=lambda record: record.id)
+    assert [record.due_ns for record in records] == [number * 20_000_000 for number in range(30)]
+    ends = {record.end_ns for record in records}
+    waited = [record for record in records if record.released_ns is not None]
+    assert waited
+    for record in waited:
+        assert record.due_ns < (record.released_ns or 0) == record.sent_ns
+        assert record.sent_ns in ends
+    sent = [record.sent_ns or 0 for record in records]
+    assert sent == sorted(sent)
+    busiest = max(sum((r.sent_ns or 0) <= at < (r.end_ns or 0) for r in records) for at in sent)
+    assert busiest == limit
+    assert {record.state for record in records} == {"complete"}
+
+
 def test_a_request_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     """At its deadline, with the tokens that it has by then; the others take less and complete."""
     lengths = tmp_path / "lengths.txt"

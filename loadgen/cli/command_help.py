@@ -1,0 +1,195 @@
+"""The help of a command: options under headings, placeholders, defaults and an example."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from copy import copy
+from difflib import SequenceMatcher
+from inspect import cleandoc
+from textwrap import shorten, wrap
+from typing import Any, cast
+
+import typer
+from typer.core import TyperCommand
+
+from loadgen.cli.examples import EXAMPLES
+from loadgen.errors import PlanError
+
+SEPARATOR = "\0--"
+"""Replaces the `--` between the two sides of `compare`. The option parser would remove a plain `--`."""
+HEADINGS = ("Load", "Server", "Prompts", "Output")
+HELP_ALL = "--help-all"
+SHORT_HELP_ABOVE = 24
+"""Commands with more options print a short help for --help, and the complete help for --help-all."""
+SIMILARITY = 0.7
+"""Minimum similarity, from 0 to 1, of an unknown option and an option that an error message suggests."""
+PLACEHOLDERS = {"<(int|float)( range)?>": "N", "<str>": "TEXT", "<path>": "PATH", r"^\[plan\]": "[PLAN]"}
+"""Placeholders of values, by patterns of the names that typer gives them."""
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help groups options under headings.
+
+    The command also recognises options of other load testers, and prints the command to write instead.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the command. Raises PlanError for options of other load testers."""
+        if self.name == "compare":
+            args = [SEPARATOR if word == "--" else word for word in args]
+        urls = _values_of(args, "--url")
+        if len(urls) > 1:
+            from loadgen.servers.auth import ONE_SERVER
+
+            raise PlanError(f"--url is given {len(urls)} times, but {ONE_SERVER}", "Nothing was sent.")
+        params = self.get_params(ctx)
+        known = {name for param in params for name in param.opts}
+        if "--n" in known and not {"-h", "--help", HELP_ALL} & {*args}:
+            from loadgen.cli.other_tools import check_words
+
+            check_words(self, params, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if isinstance(getattr(error, "possibilities", None), list):
+                _drop_dissimilar(error)
+            raise
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the command's parameters. Commands with a short help also get the option `--help-all`."""
+        params = super().get_params(ctx)
+        if self._has_short_help():
+            help_option = cast("Any", params[-1])
+            help_all: Any = copy(help_option)
+            help_all.name = "help_all"
+            help_all.opts = [HELP_ALL]
+            help_all.callback = self._help_all
+            help_all.help = "Explain all options and exit."
+            params.append(help_all)
+        return params
+
+    def _has_short_help(self) -> bool:
+        """Return True if `--help` prints only the short help of this command.
+
+        That is the case if the command has more than SHORT_HELP_ABOVE options and some of them are advanced.
+        """
+        return len(self.params) > SHORT_HELP_ABOVE and any(
+            getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
+        )
+
+    def _help_all(self, ctx: Any, _: Any, requested: bool) -> None:
+        if requested and not ctx.resilient_parsing:
+            ctx.meta[HELP_ALL] = True
+            typer.echo(ctx.get_help())
+            ctx.exit()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help. The short help has one line per option, and lists advanced options by name only."""
+        if not self._has_short_help() or HELP_ALL in ctx.meta:
+            super().format_help(ctx, formatter)
+            return
+        self.format_usage(ctx, formatter)
+        formatter.write(f"{first_sentence(self.help or '')}\n")
+        sections = self._sections(ctx)
+        advanced = [_first_name(names) for names, _ in sections["Advanced"]]
+        rows = {
+            heading: [(_short_names(names), _first_clause(text)) for names, text in section]
+            for heading, section in sections.items()
+            if heading in HEADINGS
+        }
+        width = max(len(name) for section in rows.values() for name, _ in section)
+        for heading, section in rows.items():
+            for index, (name, text) in enumerate(section):
+                summary = shorten(text, formatter.width - width - 11, placeholder=" ...")
+                formatter.write(f"{'' if index else heading:8} {name:{width}}  {summary}\n")
+        names = f"Advanced {' '.join(advanced)}"
+        for line in wrap(names, formatter.width, subsequent_indent="  ", break_on_hyphens=False):
+            formatter.write(f"{line}\n")
+        if self.name in EXAMPLES:
+            formatter.write(f"Example: {EXAMPLES[self.name]}\n")
+        formatter.write(f"{ctx.command_path} {HELP_ALL} explains all options and the exit codes.\n")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections = self._sections(ctx)
+        for heading in sorted(sections, key=lambda heading: heading == "Options"):  # options without a heading go last
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        super().format_epilog(ctx, formatter)
+        write_example(self.name, formatter)
+
+    def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Return the arguments and options by help heading, each as (names, help text)."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{heading: [] for heading in HEADINGS}}
+        for param in self.get_params(ctx):
+            is_argument = param.param_type_name == "argument"
+            heading = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
+            record = param.get_help_record(ctx)
+            if record:
+                sections.setdefault(heading, []).append((_with_placeholder(record[0]), record[1]))
+        return {heading: rows for heading, rows in sections.items() if rows}
+
+
+def write_example(name: str | None, formatter: Any) -> None:
+    """Write the example of a command after its help, if it has one."""
+    if name in EXAMPLES:
+        formatter.write(f"\nExample: {EXAMPLES[name]}\n")
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help text or docstring."""
+    paragraph = cleandoc(text).partition("\n\n")[0].replace("\n", " ")
+    return f"{paragraph.partition('. ')[0].removesuffix('.')}."
+
+
+def _values_of(args: Sequence[str], option: str) -> set[str]:
+    """Return the different values of an option, from `--url=X` and `--url X`."""
+    pairs = zip(args, [*args[1:], ""], strict=False)
+    return {
+        value if equals else following
+        for (name, equals, value), following in ((word.partition("="), following) for word, following in pairs)
+        if name == option
+    }
+
+
+def _drop_dissimilar(error: Any) -> None:
+    """Remove suggestions from the error for an unknown option that are not similar to the option."""
+    name = str(error.option_name).lstrip("-")
+    error.possibilities = [
+        option
+        for option in error.possibilities
+        if SequenceMatcher(None, name, option.lstrip("-")).ratio() >= SIMILARITY
+    ]
+
+
+def _with_placeholder(names: str) -> str:
+    """Return the names of an option with typer's name of a type replaced by a placeholder."""
+    for pattern, placeholder in PLACEHOLDERS.items():
+        names = re.sub(pattern, placeholder, names)
+    return names
+
+
+def _first_name(names: str) -> str:
+    """Return the first long name of an option: `--json` for `-j, --json TEXT`."""
+    words = re.findall(r"--[\w-]+", names)
+    return words[0] if words else names
+
+
+def _short_names(names: str) -> str:
+    """Return the names of an option without further long names: `-n, --n N` for `-n, --n, --requests N`."""
+    short = re.findall(r"(?<![\w-])-\w(?!\w)", names)
+    placeholder = names.rpartition(_all_names(names)[-1])[2] if _all_names(names) else ""
+    return ", ".join([*short, _first_name(names)]) + ("" if " / " in names else placeholder)
+
+
+def _all_names(names: str) -> list[str]:
+    return re.findall(r"--?[\w-]+", names)
+
+
+def _first_clause(text: str) -> str:
+    """Return the help text of an option up to its first full stop or semicolon, with its default."""
+    clause = re.split(r"[.;] |\.$", text)[0]
+    default = re.search(r"\[default: (.*?)\]", text)
+    return clause if default is None or "default" in clause else f"{clause} (default {default[1]})"

@@ -1,0 +1,72 @@
+"""Short forms of a load: `rate` and `concurrency` instead of `arrivals`.
+
+    rate=5                      poisson:5
+    concurrency=8               closed:8
+    rate=5, concurrency=8       poisson:5, and requests wait while 8 are in flight
+    duration_s=30 and no load   closed:1
+
+A Plan stores only `arrivals` and, in the third case, `concurrency`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadgen.errors import PlanError
+from loadgen.workloads.spec_syntax import WorkloadError, format_number, parse_rate
+
+ONE_AT_A_TIME = "closed:1"
+"""Arrivals of a plan that has a duration, but neither arrivals nor a number of requests."""
+
+
+def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a plan with `rate` and `concurrency` replaced by `arrivals`, where they describe them.
+
+    Raises PlanError for an invalid rate, and if `rate` and `arrivals` are both set.
+    """
+    result = dict(settings)
+    rate = result.pop("rate", None)
+    if rate is not None:
+        if result.get("arrivals") is not None:
+            raise PlanError(
+                f"--rate {rate} and --arrivals {result['arrivals']} both say when to send requests",
+                f"Write only one: --rate {rate} means --arrivals poisson:{rate}.",
+            )
+        result["arrivals"] = _arrivals_at(rate)
+    if result.get("arrivals") is not None:
+        return result
+    if result.get("concurrency") is not None:
+        result["arrivals"] = f"closed:{result.pop('concurrency')}"
+    elif result.get("duration_s") is not None and result.get("n") is None:
+        result["arrivals"] = ONE_AT_A_TIME
+    return result
+
+
+def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with the changes applied. A change of the load replaces the other forms of a load.
+
+    For example, the change `rate=5` removes `arrivals`. The change `concurrency=8` replaces `closed:4`, but limits
+    `poisson:20`.
+    """
+    result = dict(settings)
+    closed = str(result.get("arrivals", "")).startswith("closed:")
+    if "rate" in changes or ("concurrency" in changes and closed):
+        result.pop("arrivals", None)
+    if "arrivals" in changes:
+        result.pop("rate", None)
+        if str(changes["arrivals"]).startswith("closed:"):
+            result.pop("concurrency", None)
+    result.update(changes)
+    return result
+
+
+def _arrivals_at(rate: str | float) -> str:
+    """Return the arrivals of a rate such as `5`, `5/s` or `inf`, which means all requests at once."""
+    text = str(rate).strip()
+    if text in ("inf", "infinity"):
+        return "burst"
+    try:
+        return f"poisson:{format_number(parse_rate(text))}"
+    except WorkloadError as error:
+        raise PlanError(f"--rate {rate}: {error}", "Write requests per second, such as --rate 5.") from None

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis.client_health import ring_difference_counts
-from loadgen.analysis.format import duration, percent
+from loadgen.analysis.format import duration, percent, pluralise
 from loadgen.analysis.frame import Integers
 from loadgen.analysis.run.runfile import Run, stamp_facts
 from loadgen.analysis.stats import percentiles, ring_difference_s, round_to_ns
@@ -178,7 +178,7 @@ def stamps_notes(comparison: StampComparison) -> list[str]:
             f"requested events/s, late by {duration(comparison.server_late_p99_s)} at p99. This is no timestamp error."
         )
     if comparison.not_compared:
-        notes.append(f"  {comparison.not_compared:,} requests were not compared: incomplete, or not in the log")
+        notes.append(f"  not compared: {pluralise(comparison.not_compared, 'request')}, incomplete or not in the log")
     return notes
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 import numpy as np
 
+from loadgen.analysis.format import pluralise
 from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import round_to_ns
@@ -283,7 +284,7 @@ def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, row
     check.client = minimum
     unknown = int((sent & np.isnan(frame.prompt_tokens)).sum())
     if counter == "prompt_tokens" and unknown and growth > maximum:
-        check.why = f"{unknown:,} requests with a prompt of unknown length did not complete"
+        check.why = f"{pluralise(unknown, 'request')} with a prompt of unknown length did not complete"
         return
     check.client_most = None if maximum == minimum else maximum
     check.difference = round(growth - min(max(growth, minimum), maximum))

@@ -402,8 +402,8 @@ def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
     """Return a description of the plan in one line, such as `200 requests, poisson:20, 512 tokens in, 128 out`.
 
     `exact`: False if the prompts will have only about the requested length."""
-    noun = "sessions" if plan.uses_sessions else "requests"
-    number = "" if plan.n is None else f"{plan.n} {noun}, "
+    noun = "session" if plan.uses_sessions else "request"
+    number = "" if plan.n is None else f"{plan.n} {noun}{'' if plan.n == 1 else 's'}, "
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"
     facts = plan.arrival_process.facts
     process = facts.text if facts.burst else plan.arrivals

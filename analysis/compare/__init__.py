@@ -289,7 +289,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: b
             result.append(f"{title}: {hardware_limit_sentence(limit)}")
         incomplete = sum(run.summary.requests.sent - run.summary.requests.complete for run in group)
         if incomplete:
-            result.append(f"{incomplete:,} requests of {title} were not complete and are excluded from latencies.")
+            result.append(f"Excluded from latencies: {pluralise(incomplete, 'request')} of {title}, not complete.")
     return result
 
 

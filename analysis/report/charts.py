@@ -363,7 +363,8 @@ def _heat_layout(data: Sequence[Data]) -> Data:
 
 def _timeline_caption(drawn: Data, _: Summary) -> str:
     if drawn["drawn"] == drawn["n"]:
-        return f"All {drawn['n']:,} requests sent." if drawn["n"] else "Nothing was sent."
+        sentences = {0: "Nothing was sent.", 1: "One request sent."}
+        return sentences.get(drawn["n"], f"All {drawn['n']:,} requests sent.")
     subset = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
     return f"{subset}, the 100 slowest, and up to 100 that did not complete."
 

@@ -132,8 +132,8 @@ def outcome_sentence(summary: Summary) -> str:
     }
     parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     if not parts:
-        return f"All {requests.planned:,} requests complete."
-    return f"{requests.complete:,} of {requests.planned:,} requests complete; {', '.join(parts)}."
+        return "The request is complete." if requests.planned == 1 else f"All {requests.planned:,} requests complete."
+    return f"{requests.complete:,} of {pluralise(requests.planned, 'request')} complete; {', '.join(parts)}."
 
 
 def addresses_sentence(server: ServerInfo) -> str:

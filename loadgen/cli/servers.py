@@ -353,7 +353,9 @@ def serve(
     except OSError as error:
         raise StartError(str(error)) from None
     late = ", ".join(f"{name} {late_ns / 1e6:.3f} ms" for name, late_ns in summary["late_ns"].items())
-    print(f"{summary['requests']} requests, {summary['events']} sends; late {late}")
+    from loadgen.analysis.format import pluralise
+
+    print(f"{pluralise(summary['requests'], 'request')}, {pluralise(summary['events'], 'send')}; late {late}")
     if summary["falling_behind"]:
         print("The simulated server was too slow: it sent tokens later than planned.")
 

@@ -123,7 +123,8 @@ def _all_records(
             yield msgspec.json.encode(record) + b"\n"
     if lost:
         counts["failed"] += lost
-        notes.append(f"worker {task.worker} ended with {worker_exit.exit}; {lost} requests without record")
+        number = "1 request" if lost == 1 else f"{lost} requests"
+        notes.append(f"worker {task.worker} ended with {worker_exit.exit}; {number} without record")
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:

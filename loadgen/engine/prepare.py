@@ -193,7 +193,8 @@ def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: s
     count = "" if schedule.count is None else f"{schedule.count} "
     exact = prompts.exact or plan.uses_file
     tokens = about_tokens(f"{describe_lengths(plan)[0]} tokens", exact=exact)
-    kind = f"sessions, {tokens} a turn" if plan.uses_sessions else f"prompts of {tokens}"
+    plural = "" if schedule.count == 1 else "s"
+    kind = f"session{plural}, {tokens} a turn" if plan.uses_sessions else f"prompt{plural} of {tokens}"
     for_model = f" for {model}" if model else ""
     if exact:
         return f"{count}{kind} ({prompts.counting_method}){for_model}"

@@ -343,6 +343,18 @@ def _retry_words(wait: str) -> str:
     return f"retry after {wait} s" if wait.isdecimal() else f"retry after {one_line(wait, 40)}"
 
 
+def _describe_length(record: Record) -> str:
+    """Return the requested and the received number of output tokens as text, with the reason why the response ended."""
+    requested, got, reason = record.output_tokens_asked, record.output_tokens or 0, record.finish_reason
+    if reason == "content_filter":
+        return f"the server's content filter ended the response ({reason}) after {got} of {requested} requested tokens"
+    if record.counted_by == "chunks" and reason not in ("", "length"):
+        return (
+            f"ended by itself ({reason}) after {got} chunks, without a token count; {requested} tokens were requested"
+        )
+    return f"asked for {requested} output tokens, got {got}" + (f" ({reason})" if reason else "")
+
+
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
     """Return the state, error kind and error detail of a response that has ended properly, judged by its number of
     tokens."""
@@ -355,7 +367,7 @@ def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[
         return "truncated", "truncated", f"no token was streamed, although the server counted {got}"
     if not record.chunk_ns:
         return "truncated", "truncated", "the answer ended without a token"
-    length = f"asked for {requested} output tokens, got {got}" + (f" ({reason})" if reason else "")
+    length = _describe_length(record)
     if got > round_up_to_pieces(requested, piece_tokens) and record.counted_by != "chunks":
         return "failed", "wrong_length", length
     early = reason not in ("", "length") if record.counted_by == "chunks" else got < requested

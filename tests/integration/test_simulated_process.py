@@ -87,7 +87,7 @@ def test_the_command_ends_cleanly_with_a_stream_open(number: signal.Signals) -> 
             assert server.wait(10) == 0
             with pytest.raises(httpx.RemoteProtocolError):
                 list(pieces)  # the answer of four seconds was not waited for
-        assert "1 requests" in server.stdout.read()
+        assert "1 request," in server.stdout.read()
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> boo
     """
     with journal(matrix.folder, matrix.journal_plan, resume=resume) as book:
         done = matrix.done()
-        subject = f"{len(done)} runs are done; the others take" if done else "This takes"
+        finished = "1 run is done" if len(done) == 1 else f"{len(done)} runs are done"
+        subject = f"{finished}; the others take" if done else "This takes"
         remaining = format_duration(remaining_s(matrix, book.lines, done))
         output.say(f"{heading(matrix)}\n{subject} {remaining}. {matrix.folder}")
         interrupted = _run_starts(matrix, book, output)

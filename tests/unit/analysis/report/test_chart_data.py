@@ -266,7 +266,7 @@ def test_captions_of_runs_with_nothing_to_show(tmp_path: Path) -> None:
     assert (empty["position"], empty["timeline"]) == ("No sample.", "Nothing was sent.")
     assert (empty["gaps"], empty["ttft_s"]) == ("No response had two chunks, so there are no gaps.", "No sample.")
     cut = captions("cut", [truncated(1, [5 * MS, 6 * MS])])
-    assert (cut["position"], cut["timeline"]) == ("No sample.", "All 1 requests sent.")
+    assert (cut["position"], cut["timeline"]) == ("No sample.", "One request sent.")
 
 
 def test_telemetry_is_drawn_in_units_that_read_well() -> None:

@@ -82,13 +82,16 @@ def test_chunks_are_no_tokens(tokens: int) -> None:
 
     record, _ = recorded(OPENAI, *without_usage("length"))
     assert (record.state, record.output_tokens, record.counted_by) == ("complete", tokens, "chunks")
-    assert ending(OPENAI, *without_usage("stop"))[:2] == ("truncated", "truncated")
+    state, kind, detail = ending(OPENAI, *without_usage("stop"))
+    assert (state, kind) == ("truncated", "truncated")
+    assert detail.startswith(f"ended by itself (stop) after {tokens} chunks, without a token count; 3 tokens were")
 
 
 @every_dialect
 def test_a_filtered_answer_is_truncated(key: Key) -> None:
     """The filter ended it, not the model, whatever its length."""
-    said = ("truncated", "truncated", "asked for 3 output tokens, got 3 (content_filter)")
+    detail = "the server's content filter ended the response (content_filter) after 3 of 3 requested tokens"
+    said = ("truncated", "truncated", detail)
     assert ending(key, *whole(key, reason="content_filter")) == said
 
 

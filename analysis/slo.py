@@ -210,7 +210,7 @@ def _finite(value: float) -> float | None:
 
 
 def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str, confidence: float) -> str:
-    """Return the measured figure as text. For a marginal figure, add the number of requests that would decide."""
+    """Return the measured figure as text. For a marginal figure, add the number of requests that would decide it."""
     latency = objective.figure in LATENCIES
     if evidence is None:
         return "no complete request has this latency" if latency else "the run does not have this figure"

@@ -172,7 +172,7 @@ class MatrixReport:
         return self._document(sections, self._script_data(measured))
 
     def _published(self) -> list[Section]:
-        """Return the section with published figures for reference, or an empty list if the plan contains none."""
+        """Return the section with published figures for reference, or an empty list if the plan quotes no figures."""
         entries = [
             (reference["of"], "", f"{reference['says']} {reference['source']}") for reference in self.summary.references
         ]
@@ -656,7 +656,10 @@ def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "w
 
 
 def _reason(difference: CellDifference) -> str:
-    """Return why a difference is not called, as the end of a parenthesis that begins with its interval."""
+    """Return the reason why a difference has no winner, or an empty string if there is no reason to state.
+
+    The text follows the interval of the difference, inside the same parentheses.
+    """
     if difference.verdict == "no difference":
         return f"; within {percent(MARGIN)}"
     if difference.needs_more:

@@ -90,7 +90,7 @@ class Machine:
 
     @property
     def workers(self) -> list[int]:
-        """Return the numbers of the machine's workers."""
+        """Return the worker numbers that belong to this machine. Workers are numbered across all machines."""
         return [task.worker for task in self.tasks]
 
     @property

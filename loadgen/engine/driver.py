@@ -3,7 +3,7 @@
 Each worker process has one driver and one recorder. Requests that are due at the same instant form a group. The driver
 prepares one group ahead, called the waiting group.
 
-    next due ──> bytes encoded and sealed, connection attached    (before its instant; for a burst, before the start)
+    next due ──> bytes encoded and encrypted, connection attached (before its instant; for a burst, before the start)
     instant  ──> send, send, send ... ──> listen                  (a burst only makes `send` calls)
     readable ──> recvmsg, append, "ended?"                        (loadgen.servers.wire.transport.Exchange)
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
@@ -194,7 +194,7 @@ class Driver:
         self._prepare(self._group)
 
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
-        """Attach a connection to each request and seal its bytes, before the request is due."""
+        """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS."""
         for slot in group:
             if slot.not_encoded:
                 continue

@@ -218,7 +218,7 @@ def _memory_s(machine: TorchMachine, moved_bytes: float) -> float:
 
 
 def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
-    """Return the time in which the system clears new memory for blocks of these sizes in bytes.
+    """Return the time that the operating system takes to clear new memory for blocks of these sizes in bytes.
 
     Blocks of up to MAPPED_BYTES are not counted, because their memory is reused.
     """

@@ -53,6 +53,9 @@ HELD_BACK = "TCP may have slowed the server down meanwhile"
 SHARED_STAMP = "tokens that arrived meanwhile share a timestamp"
 SENT_LATE = "requests were sent late"
 FEWER_REQUESTS = "the load was smaller than requested"
+NOT_ACCEPTED = "the server or a gateway did not accept connections in time"
+"""Meaning of retransmits if no segment arrived out of order: a full queue of new connections drops segments, and a
+network that loses segments usually reorders others."""
 CORE_WAIT_SHARE = 0.5
 """Waits for a core explain late requests only if they reach this share of the send delay and of the client's CPU
 time."""
@@ -166,19 +169,31 @@ def reasons(
         value = derived[limit.figure] if limit.figure in derived else getattr(health, limit.figure)
         if limit.figure not in irrelevant and value is not None and value > limit.maximum:
             exceeded.append((limit, value))
-    meanings = {limit.figure: limit.meaning for limit, _ in exceeded}
-    if causes and CLIENT_LIMIT in meanings:
-        meanings[CLIENT_LIMIT] = "; ".join(causes)
-    if waited_for_core(health):
-        delayed = [limit for limit, _ in exceeded if limit.when_waited]
-        for limit in delayed:
-            advice = core_wait_advice(health) if limit is delayed[0] else "the client waited for a CPU core"
-            meanings[limit.figure] = f"{limit.when_waited}; {advice}"
+    meanings = _meanings([limit for limit, _ in exceeded], health, causes)
     return [
         f"{limit.title} {figure_text(limit.figure, value)} (limit {figure_text(limit.figure, limit.maximum)}): "
         f"{meanings[limit.figure]}"
         for limit, value in exceeded
     ]
+
+
+def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Sequence[str]) -> dict[str, str]:
+    """Return the meaning of each exceeded limit by its figure, with the cause as far as other figures show it."""
+    meanings = {limit.figure: limit.meaning for limit in exceeded}
+    if "retransmit_share" in meanings and not health.out_of_order_share:
+        meanings["retransmit_share"] = (
+            f"{NOT_ACCEPTED} (its queue of new connections was full), or the network is lossy"
+        )
+        if "send_late_share" in meanings:
+            meanings["send_late_share"] = f"{SENT_LATE}, because {NOT_ACCEPTED}"
+    if causes and CLIENT_LIMIT in meanings:
+        meanings[CLIENT_LIMIT] = "; ".join(causes)
+    if waited_for_core(health):
+        delayed = [limit for limit in exceeded if limit.when_waited]
+        for limit in delayed:
+            advice = core_wait_advice(health) if limit is delayed[0] else "the client waited for a CPU core"
+            meanings[limit.figure] = f"{limit.when_waited}; {advice}"
+    return meanings
 
 
 def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:

@@ -50,7 +50,7 @@ CASES = {
         healthy(late_counts={"48": 1000}),
     ),
     "full_reads": (burst(20, 4), healthy(full_reads=1)),
-    "retransmit_share": (burst(20, 4), healthy(retransmits=1)),
+    "retransmit_share": (burst(20, 4), healthy(retransmits=1, out_of_order=1)),
     "out_of_order_share": (burst(20, 4), healthy(out_of_order=100)),
     "ring_off_p99_s": (burst(20, 4), healthy(ring_off_counts={"10": 90, "20": 10})),
     "clock_step_s": (burst(20, 4), healthy(clock_disagreement_ns=30 * MS)),
@@ -81,6 +81,14 @@ def test_losses_are_counted_beside_what_could_be_lost(tmp_path: Path) -> None:
     lossy = healthy(2, retransmits=0, out_of_order=13, full_reads=0)
     client = client_of(tmp_path, telemetry=lossy)
     assert [client[name] for name in ("full_reads", "retransmit_share", "out_of_order_share")] == [0, 0, 0.002]
+
+
+def test_a_full_queue_of_connections_is_not_a_network_that_loses_parts(tmp_path: Path) -> None:
+    """Retransmits without a single segment out of order: the server or a gateway accepts connections too slowly."""
+    late = [complete(1, [900 * MS], sent_ns=50 * MS)]
+    reasons = client_of(tmp_path, late, healthy(retransmits=1, out_of_order=0))["reasons"]
+    assert not [reason for reason in reasons if "network lost" in reason]
+    assert len([reason for reason in reasons if "did not accept connections in time" in reason]) == 2
 
 
 def test_silence_is_not_taken_for_health(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ WORDS_LIMIT = 256
 the second word on."""
 OPENINGS = 16
 """Number of words that are counted at the start of a prompt. More are counted only if short prompts need them."""
+MIN_WORDS = 16
+"""Minimum number of words that texts are written with if only some of the candidates add up."""
+REPETITIONS, PROOFS = 12, 6
+"""Number of times that a word is repeated to find its cost, and maximum number of sets of words that are tried."""
 MIX_TOKENS = COST_LIMIT * COST_LIMIT
 """If at least this many tokens remain to be filled, any word may come next. Word costs of at most c without a common
 divisor can form every sum from `(c - 1)**2` on (Frobenius and Schur). `c**2` tokens leave room for one more word."""
@@ -143,22 +147,64 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
     costs = dict.fromkeys(usable, 1)
     if _add_up(pieces, counts[len(starts) :], alone[first], costs):
         return WordCosts(alone, costs, adds_up=True)
+    vocabulary = _measure_one_by_one(count, candidates, alone, openings)
+    if vocabulary.adds_up:
+        return vocabulary
+    return _words_that_add_up(count, candidates, openings) or vocabulary
+
+
+def _measure_one_by_one(
+    count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
+) -> WordCosts:
+    """Return the words with the cost of each after the first word. Then check whether all their pairs add up."""
+    first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
     added = sorted(
         (tokens - alone[first], position)
         for position, tokens in enumerate(after)
         if 1 <= tokens - alone[first] <= COST_LIMIT
     )
-    costs = {candidates[position]: cost for cost, position in added[:WORDS_LIMIT]}
+    return _prove(count, {candidates[position]: cost for cost, position in added[:WORDS_LIMIT]}, openings)[0]
+
+
+def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
+    """Return the largest set of words found whose pairs add up, or None if it has less than MIN_WORDS.
+
+    Some counts are not the sum of their words because of a few words or pairs of words, which are left out here. For
+    example, a server that counts four letters as one token is exact for words of three letters and a space."""
+    first = candidates[0]
+    repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
+    (first_tokens,) = count([first])
+    costs: dict[str, int] = {}
+    for word, tokens in zip(candidates, repeated, strict=True):
+        cost, rest = divmod(tokens - first_tokens, REPETITIONS)
+        if not rest and 1 <= cost <= COST_LIMIT and len(costs) < WORDS_LIMIT:
+            costs[word] = cost
+    for _ in range(PROOFS):
+        if len(costs) < MIN_WORDS:
+            return None
+        vocabulary, wrong = _prove(count, costs, openings)
+        if vocabulary.adds_up:
+            return vocabulary
+        costs = {word: cost for word, cost in costs.items() if word not in wrong}
+    return None
+
+
+def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
+    """Count every pair of the words. Return their vocabulary, and the words of which a pair does not add up."""
     if not costs:
-        return WordCosts({}, {}, adds_up=False)
-    if first not in costs:  # the pieces begin with it
-        first, *_ = costs
-        alone[first] = count([first])[0]
-    missing = [word for word in list(costs)[:openings] if word not in alone]
-    alone |= zip(missing, count(missing), strict=True)
-    pieces = pair_texts(first, list(costs))
-    return WordCosts(alone, costs, adds_up=_add_up(pieces, count(pieces), alone[first], costs))
+        return WordCosts({}, {}, adds_up=False), set()
+    words = list(costs)
+    starts = words[:openings]
+    pieces = pair_texts(words[0], words)
+    counts = count([*starts, *pieces])
+    alone = dict(zip(starts, counts, strict=False))
+    wrong = {
+        word
+        for word, piece, tokens in zip(words, pieces, counts[len(starts) :], strict=True)
+        if not _add_up([piece], [tokens], alone[words[0]], costs)
+    }
+    return WordCosts(alone, costs, adds_up=not wrong), wrong
 
 
 def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:

@@ -163,8 +163,8 @@ def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
     words = server.words or COMMON_WORDS
     frame = words[0]
     try:
-        (frame_tokens,) = server.count([f"{frame} {frame}"])
-        usable = _one_token_words(server, words, frame, frame_tokens)
+        frame_tokens, tokens = server.count([f"{frame} {frame}", _sample(words, frame)])
+        usable = _one_token_words(server, words, frame, frame_tokens, tokens)
     except UnknownCountError:
         return None
     if len(usable) < MIN_PLAIN_WORDS:
@@ -177,15 +177,28 @@ def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
     return TokenCounter(count, description, usable, frame, exact=False)
 
 
-def _one_token_words(server: ServerTokenCounter, candidates: Sequence[str], frame: str, frame_tokens: int) -> list[str]:
-    """Return the candidates that cost the server one token each.
+def _one_token_words(
+    server: ServerTokenCounter, words: Sequence[str], frame: str, frame_tokens: int, tokens: int
+) -> list[str]:
+    """Return the words that cost the server one token each.
 
-    Each sample starts and ends with the word `frame`. Two of these words alone cost `frame_tokens`."""
-    (tokens,) = server.count([" ".join((frame, *candidates, frame))])
-    if tokens - frame_tokens == len(candidates):
-        return list(candidates)
-    if len(candidates) == 1:
-        return []
-    middle = len(candidates) // 2
-    halves = (candidates[:middle], candidates[middle:])
-    return [word for half in halves for word in _one_token_words(server, half, frame, frame_tokens)]
+    Each sample starts and ends with the word `frame`. Two of these words alone cost `frame_tokens`, and the sample of
+    all words has `tokens`. If words cost more, both halves of the words are sampled at the same time, and so on."""
+    usable: set[str] = set()
+    groups = [words]
+    counts = [tokens]
+    while groups:
+        halves: list[Sequence[str]] = []
+        for group, group_tokens in zip(groups, counts, strict=True):
+            middle = len(group) // 2
+            if group_tokens - frame_tokens == len(group):
+                usable.update(group)
+            elif middle:
+                halves += group[:middle], group[middle:]
+        groups = halves
+        counts = server.count([_sample(group, frame) for group in groups]) if groups else []
+    return [word for word in words if word in usable]
+
+
+def _sample(words: Sequence[str], frame: str) -> str:
+    return " ".join((frame, *words, frame))

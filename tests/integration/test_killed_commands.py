@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.run import runfile
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.worker import WorkerTask
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import ROOT, Forked, events_sent, loadgen, wait_for
@@ -116,18 +117,18 @@ def test_processes_of_a_script_end_with_it(tmp_path: Path, command: Callable[...
     assert not left_over(killed(process, 4))
 
 
-def _busy(_task: WorkerTask) -> None:
+def _busy(_task: WorkerTask, counts: LiveCounters) -> None:
     while True:
         pass
 
 
-def _blocked(_task: WorkerTask) -> None:
+def _blocked(_task: WorkerTask, counts: LiveCounters) -> None:
     time.sleep(1e6)
 
 
 @pytest.mark.parametrize("feed", [_busy, _blocked])
 def test_a_worker_that_draws_prompts_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feed: Callable[[WorkerTask], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feed: Callable[[WorkerTask, LiveCounters], None]
 ) -> None:
     """A worker that computes without end, or waits without end, ends too when its command is killed."""
     monkeypatch.setattr(WorkerTask, "request_queue", feed)

@@ -215,22 +215,50 @@ def test_many_texts_need_no_more_counts_than_few() -> None:
     assert size(next(islice(made.requests(), 99_999, None))) == 512
 
 
-class Quarters(Counts):
-    """Counts four letters as one token, so that a text has fewer tokens than the sum of its words."""
+class Letters(Counts):
+    """Counts a number of letters as one token, so that a text has fewer tokens than the sum of its words."""
+
+    per_token = 5
 
     def count(self, texts: Sequence[str]) -> list[int]:
         self.asked += texts
-        return [-(-len(text) // 4) for text in texts]
+        return [self.length(text) for text in texts]
+
+    def length(self, text: str) -> int:
+        return -(-3 * len(text) // (3 * self.per_token + 1))
+
+
+class Quarters(Letters):
+    """Counts four letters as one token: words of three letters and a space are exact."""
+
+    def length(self, text: str) -> int:
+        return -(-len(text) // 4)
+
+
+def test_texts_consist_of_the_words_that_add_up() -> None:
+    """If some words or pairs of words do not add up, the others are used, for any number of requests."""
+    made = prepare_prompts(order(n=None), token_ids=False, local=None, server=Quarters())
+    texts = [str(request.prompt) for request in islice(made.requests(), 2_000)]
+    assert {Quarters().length(text) for text in texts} == {30}
+    assert len({text[:16] for text in texts}) == 2_000
+
+    class Pairs(Counts):
+        def count(self, texts: Sequence[str]) -> list[int]:
+            return [len(text.replace("of the", "of_the").replace("it was", "it_was").split()) for text in texts]
+
+    made = prepare_prompts(order(n=None), token_ids=False, local=None, server=Pairs())
+    texts = [str(request.prompt) for request in islice(made.requests(), 2_000)]
+    assert set(Pairs().count(texts)) == {30}
 
 
 def test_texts_whose_words_do_not_add_up_are_counted_one_by_one() -> None:
     """Every text is counted before the run if the server's count of a text is not the sum of its words, and the
     progress is reported. Without a number of requests that is impossible."""
-    server = Quarters()
+    server = Letters()
     done: list[int] = []
     made = prepare_prompts(order(n=600), token_ids=False, local=None, server=server, progress=done.append)
     texts = [str(request.prompt) for request in made.requests()]
-    assert {-(-len(text) // 4) for text in texts} == {30}
+    assert {server.length(text) for text in texts} == {30}
     assert set(texts) <= set(server.asked)
     assert done[-1] == 600
     assert made.prompt(599, 30)
@@ -243,10 +271,10 @@ def test_texts_whose_words_do_not_add_up_are_counted_one_by_one() -> None:
 
 def test_a_tokenizer_file_counts_texts_without_end() -> None:
     """With a tokenizer file, texts whose words do not add up are counted when they are drawn."""
-    local = Quarters(words=COMMON_WORDS)
+    local = Letters(words=COMMON_WORDS)
     made = prepare_prompts(order(n=None), token_ids=False, local=local, server=None)
     texts = [str(request.prompt) for request in islice(made.requests(), 300)]
-    assert {-(-len(text) // 4) for text in texts} == {30}
+    assert {local.length(text) for text in texts} == {30}
     assert len(set(texts)) == 300
 
 

@@ -26,7 +26,6 @@ from tests.support.tiny_tokenizers import KINDS, save
 IMPOSSIBLE = {
     ("byte_level_with_bos", 1): "shortest text prompt has 2 tokens",
     ("metaspace", 1): "shortest text prompt has 2 tokens",
-    ("across_words", 2): "count of a text is not the sum of its words",
 }
 """(tokenizer, tokens) to the reason why there are no such texts."""
 
@@ -75,7 +74,8 @@ def test_exact_with_a_tokenizer_file(tokenizer: Callable[[str], LocalTokenizer],
     prompts = exact_prompts(n, tokens, 0, token_ids=False, local=local, server=None).prompts
     encoded = [local.tokenizer.encode(str(prompt)).ids for prompt in prompts]
     assert {len(ids) for ids in encoded} == {tokens}
-    assert len({tuple(ids[:16]) for ids in encoded}) == n
+    if (kind, tokens) != ("across_words", 1):  # this vocabulary leaves out letters, so two words are the same token
+        assert len({tuple(ids[:16]) for ids in encoded}) == n
     assert len({tuple(ids[:4]) for ids in encoded}) == n or kind in ("letters", "across_words")
 
 

@@ -10,7 +10,6 @@ import math
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,6 +76,8 @@ PREPARING = ("building prompts", "connecting")
 """Phases of a run before its first request is sent."""
 MANY_PROMPTS = 1_000
 """Number of prompts from which on the progress of building them is shown. Fewer take no time."""
+FIGURES_INTERVAL_S = 0.25
+"""Minimum time between two computations of the figures in a progress line."""
 MIN_BAR_CHARACTERS = 6
 MAX_BAR_CHARACTERS = 24
 """Minimum and maximum width of the progress bar. A terminal with less space shows no bar."""
@@ -365,26 +366,31 @@ def show_progress(requests: int | None, duration_s: float | None, stream: TextIO
 
 
 class _ProgressLine:
-    """Formats the progress of a run: remaining work, mean TTFT, tokens per second and incomplete requests."""
+    """Formats the progress of a run: remaining work, TTFT, TPOT, tokens per second and incomplete requests.
+
+    Latencies are those of the run so far. The token rate is that of the last seconds, and at the end that of the run.
+    """
 
     def __init__(self, requests: int | None, duration_s: float | None) -> None:
         self._requests = requests
         self._duration_s = duration_s
         self._started_s = self.now_s = time.monotonic()
         self._running_s: float | None = None
-        self._tokens = deque([(self.now_s, 0)])
+        self._figures: dict[str, str] = {}
+        """Text of each figure by its name."""
+        self._figured_s = 0.0
         self._prepared = 0, 0
         """Number of prompts that had been built at the update before the last one, and at the last one."""
 
     def update(self, phase: str, counts: LiveCounters) -> None:
-        """Store the current counters. Token counts of the last second or so are kept to compute the token rate."""
+        """Store the current counters. Their figures are computed a few times per second, and at the end."""
         self.now_s = time.monotonic()
         if phase not in PREPARING:
             self._running_s = self._running_s or self.now_s
         self._prepared = self._prepared[1], counts.prepared
-        self._tokens.append((self.now_s, counts.tokens))
-        while len(self._tokens) > 2 and self._tokens[1][0] <= self.now_s - 1:
-            self._tokens.popleft()
+        if phase == "ended" or self.now_s - self._figured_s >= FIGURES_INTERVAL_S:
+            self._figured_s = self.now_s
+            self._figures = _live_figures(phase, counts)
 
     def plain(self, phase: str, counts: LiveCounters) -> str:
         """Return a progress line with all counters, for a stream that is not a terminal."""
@@ -395,24 +401,29 @@ class _ProgressLine:
             f"{self.now_s - self._started_s:6.1f} s  {phase}: {counts.sent}{total} sent, "
             f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
             f"{counts.failed} failed, {counts.rejected} rejected, {counts.dropped} dropped, "
-            f"{', '.join(self._figures(counts))}"
+            f"{', '.join(self._figures.values())}"
         )
 
     def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
         """Return a progress line for a terminal, shorter than `width` characters.
 
-        In a narrow terminal the line has no progress bar, and its end is cut off. `bar` holds the characters for
-        completed and remaining work.
+        In a narrow terminal the line has no TPOT and no progress bar, and its end is cut off. `bar` holds the
+        characters for completed and remaining work.
         """
         done, remaining = self._remaining(counts)
-        parts = [self._preparing(phase, counts)] if phase in PREPARING else [remaining, *self._figures(counts)]
         incomplete = {state: getattr(counts, state) for state in ("failed", "truncated", "rejected", "dropped")}
         states = [state for state, count in incomplete.items() if count]
-        if states:
-            parts.append(f"{sum(incomplete.values()):,} {'incomplete' if len(states) > 1 else states[0]}")
+        wrong = [f"{sum(incomplete.values()):,} {'incomplete' if len(states) > 1 else states[0]}"] if states else []
         elapsed = f"{self.now_s - self._started_s:6.1f} s  "
-        text = "  ".join(parts)
-        bar_width = min(MAX_BAR_CHARACTERS, width - 3 - len(elapsed) - len(text))
+        room = width - 3 - len(elapsed)
+        figures = self._figures
+        if phase in PREPARING:
+            figures = {}
+            remaining = self._preparing(phase, counts)
+        text = "  ".join([remaining, *figures.values(), *wrong])
+        if len(text) + MIN_BAR_CHARACTERS > room and "TPOT" in figures:
+            text = "  ".join([remaining, *(text for name, text in figures.items() if name != "TPOT"), *wrong])
+        bar_width = min(MAX_BAR_CHARACTERS, room - len(text))
         if done is not None and bar_width >= MIN_BAR_CHARACTERS:
             full = round(min(1.0, done) * bar_width)
             text = f"{bar[0] * full}{bar[1] * (bar_width - full)}  {text}"
@@ -439,14 +450,19 @@ class _ProgressLine:
             return None, f"{max(0, counts.sent + counts.dropped - ended):,} in flight"
         return ended / self._requests, f"{self._requests - ended:,} left"
 
-    def _figures(self, counts: LiveCounters) -> list[str]:
-        from loadgen.analysis.format import duration
 
-        first_s, first_tokens = self._tokens[0]
-        last_s, last_tokens = self._tokens[-1]
-        rate = max(0.0, (last_tokens - first_tokens) / max(last_s - first_s, 1e-9))
-        ttft = [f"mean TTFT {duration(counts.ttft_ns / counts.answered / 1e9)}"] if counts.answered else []
-        return [*ttft, f"{rate:,.0f} tokens/s"]
+def _live_figures(phase: str, counts: LiveCounters) -> dict[str, str]:
+    """Return the text of each figure of a run so far, as defined in the report."""
+    from loadgen.analysis.format import duration
+
+    figures = {}
+    for name, histogram in (("TTFT", counts.ttft), ("TPOT", counts.tpot)):
+        percentiles = histogram.percentiles_s(0.5, 0.99)
+        if percentiles:
+            p50, p99 = map(duration, percentiles)
+            figures[name] = f"{name} p50 {p50} p99 {p99}"
+    rate = counts.mean_tokens_per_s if phase == "ended" else counts.tokens_per_s
+    return {**figures, "rate": f"{rate:,.0f} tokens/s"}
 
 
 def print_document(document: Document) -> None:

@@ -25,7 +25,7 @@ from loadgen.analysis.run.runfile import Footer, Header, Telemetry, append_lines
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, Frames
 from loadgen.engine import prepare
-from loadgen.engine.client_health import LiveCounters
+from loadgen.engine.client_health import INTEGER_NAMES, LiveCounters, sum_counters
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import WorkerExit, merge_parts
 from loadgen.engine.prepare import OnProgress
@@ -80,7 +80,7 @@ class Machine:
     measured: bool = False
     """True once the last requested series of clock exchanges has ended."""
     samples: list[ClockSample] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    counts: LiveCounters = field(default_factory=LiveCounters)
     due: list[int] = field(default_factory=list)
     offset: ClockOffset = field(init=False)
     """Offset of the machine's clock. It is measured at the start of the run and updated at the end."""
@@ -364,8 +364,7 @@ class Master:
 
     def counts(self) -> LiveCounters:
         """Return the live counters, summed over all machines."""
-        counts = [machine.counts for machine in self.present if machine.counts]
-        return LiveCounters(*map(sum, zip(*counts, strict=True)))
+        return sum_counters(machine.counts for machine in self.present)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, protocol.Listening):
@@ -402,7 +401,7 @@ class Master:
         elif isinstance(message, protocol.Unable):
             raise DistributedError(f"{machine.name} cannot take part: {message.message}", message.hint)
         elif isinstance(message, protocol.Progress):
-            machine.counts, machine.due = message.counts, message.due
+            machine.counts, machine.due = _live_counters(message), message.due
             if message.ahead_ns < 0:
                 self._say(f"{machine.name} got the order to start {-message.ahead_ns / 1e6:.1f} ms after the start")
         elif isinstance(message, protocol.Piece):
@@ -533,3 +532,12 @@ def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool =
     if not closed:
         shifted.due_ns = record.due_ns
     return msgspec.json.encode(shifted) + b"\n"
+
+
+def _live_counters(message: protocol.Progress) -> LiveCounters:
+    """Return the live counters that a worker machine has reported."""
+    counts = LiveCounters(*message.counts[: len(INTEGER_NAMES)])
+    counts.tokens_per_s = message.tokens_per_s
+    counts.ttft.merge(message.ttft)
+    counts.tpot.merge(message.tpot)
+    return counts

@@ -118,7 +118,12 @@ class Progress(Message, frozen=True):
     """Live counters of a worker machine. They are sent when the order to start arrives, and then twice a second."""
 
     counts: list[int]
-    """Sums over the machine's workers, in the field order of loadgen.engine.client_health.LiveCounters."""
+    """The machine's live counters, in the order of loadgen.engine.client_health.INTEGER_NAMES."""
+    tokens_per_s: float
+    ttft: dict[int, int]
+    """Number of TTFTs by bucket (loadgen.engine.live_figures.LatencyHistogram)."""
+    tpot: dict[int, int]
+    """Number of TPOTs by bucket."""
     due: list[int]
     """Per worker: the number of its requests that have become due."""
     ahead_ns: int = 0

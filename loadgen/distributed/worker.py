@@ -19,7 +19,7 @@ from loadgen import machine as host
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, fingerprint, token_of
 from loadgen.engine import coordinator, prepare
-from loadgen.engine.client_health import COUNTER_NAMES, sum_counters
+from loadgen.engine.client_health import INTEGER_NAMES, sum_counters
 from loadgen.engine.coordinator import Worker
 from loadgen.engine.merge_parts import WorkerExit
 from loadgen.engine.priority import least_raised
@@ -164,7 +164,9 @@ class MasterSession:
         """Send the live counters to the master. `ahead_ns` is the time until the start, reported once."""
         counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]
-        self.link.send(protocol.Progress([getattr(counts, name) for name in COUNTER_NAMES], due, ahead_ns))
+        integers = [getattr(counts, name) for name in INTEGER_NAMES]
+        latencies = counts.ttft.by_bucket(), counts.tpot.by_bucket()
+        self.link.send(protocol.Progress(integers, counts.tokens_per_s, *latencies, due, ahead_ns))
 
     def _look(self, phase: str, workers: Sequence[Worker]) -> None:
         """Handle events, report progress, and send new bytes of the part files. Called ten times a second."""

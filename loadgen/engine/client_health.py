@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
-from ctypes import Structure, c_int64
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import Structure, c_double, c_int64
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from loadgen.engine.live_figures import LatencyHistogram
 from loadgen.engine.priority import core_wait_ns, has_realtime
 from loadgen.servers import marks
 
@@ -117,8 +118,10 @@ class Health:
 
 COUNTER_NAMES = (
     *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
-    *("tokens", "answered", "ttft_ns", "prepared"),
+    *("tokens", "prepared"),
 )
+"""Counters that are added up over workers."""
+INTEGER_NAMES = (*COUNTER_NAMES, "first_sent_ns", "last_end_ns")
 
 
 class LiveCounters(Structure):
@@ -127,14 +130,22 @@ class LiveCounters(Structure):
     - `due`: number of requests that have become due, whether they were sent or not. When a session starts, all of its
       turns count. These are the first requests of the worker's share.
     - `streaming`: number of requests in flight whose response has begun to arrive.
-    - `tokens`: number of tokens received. In a response that is not recorded yet, each piece counts as one token. A
-      piece is a packet if packets are timestamped, otherwise a read.
-    - `answered`: number of requests with a first token.
-    - `ttft_ns`: sum of the TTFTs of the `answered` requests.
+    - `tokens`: number of tokens that have arrived. In responses that are not recorded yet, they are estimated from the
+      number of bytes that have arrived.
     - `prepared`: number of requests whose prompts have been built.
+    - `first_sent_ns`, `last_end_ns`: when the first request was sent and the last one ended, in ns from the run's
+      start; 0 if there is none.
+    - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
+    - `ttft`: TTFTs of complete requests, and of requests in flight whose first token was found.
+    - `tpot`: TPOTs of complete requests.
     """
 
-    _fields_ = [(name, c_int64) for name in COUNTER_NAMES]
+    _fields_ = [
+        *((name, c_int64) for name in INTEGER_NAMES),
+        ("tokens_per_s", c_double),
+        ("ttft", LatencyHistogram),
+        ("tpot", LatencyHistogram),
+    ]
 
     due: int
     sent: int
@@ -145,24 +156,43 @@ class LiveCounters(Structure):
     rejected: int
     dropped: int
     tokens: int
-    answered: int
-    ttft_ns: int
     prepared: int
+    first_sent_ns: int
+    last_end_ns: int
+    tokens_per_s: float
+    ttft: LatencyHistogram
+    tpot: LatencyHistogram
+
+    def span(self, sent_ns: int, end_ns: int) -> None:
+        """Extend the time from the first request sent to the last one ended. Both are in ns from the run's start."""
+        self.first_sent_ns = min(self.first_sent_ns or sent_ns, sent_ns)
+        self.last_end_ns = max(self.last_end_ns, end_ns)
+
+    @property
+    def mean_tokens_per_s(self) -> float:
+        """Tokens per second over the whole run, from the first request sent to the last one ended, as in the report."""
+        return self.tokens / (self.last_end_ns - self.first_sent_ns) * 1e9 if self.last_end_ns else 0.0
 
 
 def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
     """Return the counters of several workers, added up."""
-    summed = LiveCounters()
-    for count in counts:
-        for name in COUNTER_NAMES:
+    first, *others = [*counts] or [LiveCounters()]
+    summed = LiveCounters.from_buffer_copy(first)
+    for count in others:
+        for name in (*COUNTER_NAMES, "tokens_per_s"):
             setattr(summed, name, getattr(summed, name) + getattr(count, name))
+        if count.last_end_ns:
+            summed.span(count.first_sent_ns, count.last_end_ns)
+        summed.ttft.merge(count.ttft.by_bucket())
+        summed.tpot.merge(count.tpot.by_bucket())
     return summed
 
 
 class FirstTokens:
-    """Counts the requests of one worker that have received a first token, and adds up their TTFTs.
+    """Counts the TTFTs of one worker's requests in its live counters.
 
-    A request counts as soon as its first token is seen, while its response is still arriving.
+    A request counts as soon as its first token is seen, while its response is still arriving. If it does not complete,
+    it no longer counts, because the report's latencies are those of complete requests.
     """
 
     def __init__(
@@ -177,37 +207,40 @@ class FirstTokens:
         `first_token` takes the beginning of a response. It returns the offset just past the first event with a token,
         or None if there is no such event.
         """
-        self._counts = counts
+        self._ttft = counts.ttft
         self._stamps = stamps
         self._to_monotonic = to_monotonic
         self._first_token = first_token
-        self._seen: set[Exchange] = set()
-        """Exchanges in flight whose first token has been counted."""
+        self._seen: dict[Exchange, int] = {}
+        """Exchanges in flight whose first token has been counted. The value is the bucket of their TTFT."""
         self._searched: dict[Exchange, int] = {}
         """Exchanges in flight without a token so far. The value is their number of reads when they were last searched.
         """
 
-    def look(self, in_flight: Set[Exchange]) -> None:
-        """Search the oldest unfinished responses for their first token.
+    def look(self, arriving: Iterable[Exchange]) -> None:
+        """Search the oldest of these unfinished responses for their first token.
 
         The first event of a response is often not its first token. Events without a token, such as the role in a chat,
         may arrive much earlier.
         """
-        unseen = (exchange for exchange in in_flight if exchange not in self._seen)
+        seen, searched = self._seen, self._searched
+        unseen = (
+            exchange
+            for exchange in arriving
+            if exchange not in seen and len(exchange.sizes) != searched.get(exchange, 0) and not exchange.spilled
+        )
         for exchange in islice(unseen, MAX_SEARCHED):
-            reads = len(exchange.sizes)
-            if exchange.spilled or exchange.sent_ns is None or self._searched.get(exchange) == reads:
+            if exchange.sent_ns is None:
                 continue
             end = self._search(exchange.raw)
             if end is None:
-                self._searched[exchange] = reads
+                searched[exchange] = len(exchange.sizes)
             elif self._stamps.ready(exchange):
                 (arrived_ns,), _ = self._stamps.instants(exchange, [end], self._to_monotonic)
                 if arrived_ns < exchange.sent_ns:  # wrong: the Record will use another source's timestamps
-                    self._searched[exchange] = reads
+                    searched[exchange] = len(exchange.sizes)
                     continue
-                self._seen.add(exchange)
-                self._add(arrived_ns - exchange.sent_ns)
+                seen[exchange] = self._ttft.add(arrived_ns - exchange.sent_ns)
 
     def _search(self, raw: bytes) -> int | None:
         """Return the offset just past the first event with a token, or None if the searched bytes contain no such
@@ -220,14 +253,11 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the first token of a request that has ended, unless `look` has already counted it."""
+        """Count the TTFT of an ended request, as its Record states it."""
         if exchange is not None:
             self._searched.pop(exchange, None)
-        if exchange in self._seen:
-            self._seen.remove(exchange)
-        elif record.chunk_ns and record.sent_ns is not None:
-            self._add(record.chunk_ns[0] - record.sent_ns)
-
-    def _add(self, ttft_ns: int) -> None:
-        self._counts.answered += 1
-        self._counts.ttft_ns += ttft_ns
+            bucket = self._seen.pop(exchange, None)
+            if bucket is not None:
+                self._ttft.remove(bucket)
+        if record.state == "complete" and record.chunk_ns and record.sent_ns is not None:
+            self._ttft.add(record.chunk_ns[0] - record.sent_ns)

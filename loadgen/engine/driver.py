@@ -24,7 +24,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence, Set
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
+from operator import attrgetter
 from typing import Literal
 
 from loadgen.analysis.run.record import ErrorKind, NoneOrKind, Record, unsent_record
@@ -34,8 +35,9 @@ from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.client_health import FirstTokens, Health, LiveCounters
 from loadgen.engine.clock import ClockPairs, SystemClock
 from loadgen.engine.closed_loop import RequestQueue, Sessions, answer_text
+from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes, tpot_ns
 from loadgen.engine.record_buffer import RecordBuffer
-from loadgen.engine.record_builder import build_records, first_token_end
+from loadgen.engine.record_builder import build_records, first_token_end, tokens_so_far
 from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.servers.auth import connection_error
 from loadgen.servers.backends.dialect import Dialect
@@ -62,6 +64,9 @@ GROUP_LOOK_NS = 20_000_000
 time."""
 MANY_IN_FLIGHT = 1024
 """With more requests in flight than this, the live counters are updated once a second instead of four times."""
+SAMPLED, SAMPLED_EVERY_NS = 64, 1_000_000_000
+"""Number of unfinished responses from which one is chosen to count its tokens, and the minimum time in ns between two
+such samples."""
 CHECKED_GROUP = 64
 """Maximum size of a group whose connections are checked once more right before the group is sent."""
 BACKLOG = 64
@@ -627,7 +632,11 @@ class Recorder:
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
         """Requests that have ended and are not recorded yet. If nothing was sent, the error kind and detail are stored
         too."""
-        self._tokens = 0
+        self._rate = TokenRate()
+        self._sampled_ns = 0
+        self._tpot = counts.tpot
+        self._span_ns = 1 << 62, 0
+        """When the first recorded request was sent, and the last one ended, in ns from the run's start."""
         self._last_end_ns = 0
         self._next_turn: asyncio.TimerHandle | None = None
         self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token_end, dialect=dialect))
@@ -663,13 +672,29 @@ class Recorder:
         """
         self._stamps.collect()
         if counts:
-            arriving = self._stamps.piece_counts(in_flight)
-            ended = self._stamps.piece_counts([exchange for _, exchange, *_ in self.ended if exchange is not None])
+            now_ns = time.monotonic_ns()
+            arriving = self._stamps.arrived_bytes(in_flight)
+            ended = [received_bytes(exchange) for _, exchange, *_ in self.ended if exchange is not None]
+            unrecorded = sum(arriving) + sum(ended)
+            unrecorded += self._stamps.unsorted_bytes if unrecorded or in_flight else 0
+            self._first.look([*compress(in_flight, arriving)])
+            if self._rate.needs_sample and now_ns - self._sampled_ns >= SAMPLED_EVERY_NS:
+                self._sampled_ns = now_ns
+                self._sample(in_flight)
             self.counts.streaming = len(arriving) - arriving.count(0)
-            self.counts.tokens = self._tokens + sum(arriving) + sum(ended) + self._stamps.unsorted
-            self._first.look(in_flight)
+            self.counts.tokens = self._rate.tokens(unrecorded)
+            self.counts.tokens_per_s = self._rate.per_second(now_ns, unrecorded)
+            if self._span_ns[1]:
+                self.counts.span(*self._span_ns)
         if self._disk_spill is not None:
             self._disk_spill.spill(in_flight)
+
+    def _sample(self, in_flight: Set[Exchange]) -> None:
+        """Count the tokens of a response that is still arriving, to learn how many bytes a token takes."""
+        begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
+        if begun:
+            longest = max(begun, key=attrgetter("size"))
+            self._rate.sample(*tokens_so_far(longest.raw[:SAMPLED_BYTES], self._dialect))
 
     def _record_first(self, count: int) -> None:
         """Record the first `count` requests of the queue. Their responses are decoded together."""
@@ -685,8 +710,7 @@ class Recorder:
             record.reopened = slot.reopened
             record.first_sent_ns = None if slot.first_sent_ns is None else slot.first_sent_ns - self.start_ns
             self._sink.add(record)
-            self._tokens += generated_tokens(record)
-            self._first.take(exchange, record)
+            self._count(exchange, record)
             setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
             slot.exchange = None
             slot.payload = b""
@@ -695,6 +719,16 @@ class Recorder:
                 self.on_turn(slot, record, answer_text(exchange, self._dialect) if exchange and complete else "")
             self.ended.popleft()
             self.on_record(slot, record)
+
+    def _count(self, exchange: Exchange | None, record: Record) -> None:
+        """Update the live figures with a Record."""
+        self._rate.record(generated_tokens(record), 0 if exchange is None else received_bytes(exchange))
+        self._first.take(exchange, record)
+        if record.sent_ns is not None and record.end_ns is not None:
+            self._span_ns = min(self._span_ns[0], record.sent_ns), max(self._span_ns[1], record.end_ns)
+        per_token_ns = tpot_ns(record) if record.state == "complete" else None
+        if per_token_ns is not None:
+            self._tpot.add(per_token_ns)
 
     def _record_after(self, wait_s: float) -> None:
         if self._next_turn is not None:

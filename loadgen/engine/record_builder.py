@@ -111,18 +111,34 @@ def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
 
     Unlike `first_token_end`, this function decodes all of `raw`.
     """
+    tokens, ends = _events_so_far(raw, dialect)
+    return next((end for count, end in zip(tokens, ends, strict=False) if count), None)
+
+
+def tokens_so_far(raw: bytes, dialect: Dialect) -> tuple[int, int]:
+    """Return the number of tokens in the complete events of `raw`, and the offset just past the last of these events.
+
+    `raw` is the beginning of a response. A malformed response does not raise an error.
+    """
+    tokens, ends = _events_so_far(raw, dialect)
+    return sum(tokens), ends[-1] if ends else 0
+
+
+def _events_so_far(raw: bytes, dialect: Dialect) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the tokens of each complete event in `raw`, and the offset just past each event.
+
+    Both are empty for a response that is malformed, failed or not streamed.
+    """
     framing = ResponseFraming()
     try:
         framing.scan(raw)
         bounds = framing.body_bounds(raw)
     except ProtocolError:
-        return None
+        return (), ()
     if framing.status != 200 or not dialect.streams:
-        return None
+        return (), ()
     payloads, ends, _ = split_events(join_pieces(raw, bounds))
-    tokens = dialect.decode(payloads).tokens
-    index = next((index for index, count in enumerate(tokens) if count), None)
-    return None if index is None else raw_offsets(ends, bounds)[index]
+    return dialect.decode(payloads).tokens, raw_offsets(ends, bounds)
 
 
 def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Response:

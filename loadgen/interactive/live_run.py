@@ -37,9 +37,10 @@ from loadgen.analysis.timestamp_errors import max_ttft_errors_s, median_ttft_err
 from loadgen.engine import prepare
 from loadgen.engine.client_health import EVENT_COUNTERS, SEARCHED_BYTES, Health
 from loadgen.engine.clock import ClockPairs
+from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes
 from loadgen.engine.merge_parts import whole_lines
 from loadgen.engine.priority import raised_priority
-from loadgen.engine.record_builder import build_records
+from loadgen.engine.record_builder import build_records, tokens_so_far
 from loadgen.engine.resolve_server import access_for, dialect_for, request_headers, server_for
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import PlanError
@@ -365,7 +366,8 @@ class LiveRun:
         self._health = Health()
         self.mark: Mark | None = None
         """The mark that says SIMULATED, from the first response that carries it."""
-        self._arrived = 0
+        self._dialect = dialect
+        self._rate = TokenRate(window_ns=1_000_000_000)
         self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._computing = RLock()
         self.start_ns = time.monotonic_ns()
@@ -389,6 +391,7 @@ class LiveRun:
         requested = [(exchange, request)]
         (record,) = build_records(requested, dialect, self._clocks, self.start_ns, self._health, self._stamps)
         record.connected_ns = connected_ns - self.start_ns
+        self._rate.record(generated_tokens(record), received_bytes(exchange))
         return self._add(record, due_ns)
 
     def give_up(self, request: Request, due_ns: int, error: OSError) -> Record:
@@ -426,9 +429,10 @@ class LiveRun:
         self._part.flush()
         # A stream counts as begun with its first event: some servers send the head at once and the first token later.
         streaming = [exchange for exchange in self.in_flight if exchange.raw.find(b"data:", 0, SEARCHED_BYTES) >= 0]
-        arrived = self.figures.tokens + sum(self._stamps.piece_counts(streaming)) + self._stamps.unsorted
-        rate = max(0, arrived - self._arrived) / max(values["wall_ns"], 1) * 1e9
-        self._arrived = max(arrived, self._arrived)
+        if self._rate.needs_sample and streaming:
+            self._rate.sample(*tokens_so_far(streaming[0].raw[:SAMPLED_BYTES], self._dialect))
+        unrecorded = sum(self._stamps.arrived_bytes(self.in_flight)) + self._stamps.unsorted_bytes
+        rate = self._rate.per_second(time.monotonic_ns(), unrecorded)
         waiting = len(self.in_flight) - len(streaming)
         self.figures.add_point(users, tokens_per_s=rate, streams=len(streaming), waiting=waiting)
 

@@ -166,9 +166,10 @@ class TcpStreamTable:
         self._contiguous_end[key] = 0
         return stream
 
-    def count(self, segments: Segments) -> int:
-        """Return the number of segments that carry data of watched connections."""
-        return int(np.count_nonzero((segments.length > 0) & (self._contiguous_end[segments.key] != UNKNOWN)))
+    def data_bytes(self, segments: Segments) -> int:
+        """Return the number of data bytes in segments of watched connections."""
+        watched = (segments.length > 0) & (self._contiguous_end[segments.key] != UNKNOWN)
+        return int(segments.length[watched].sum())
 
     def add(self, *parts: Segments) -> None:
         """Add segments to the streams of their connections. The segments must be in order of arrival.

@@ -74,7 +74,7 @@ class TimestampSource:
     error_s: ClassVar[float | None] = None
     """Maximum error in seconds of 99 % of the timestamps. None: the error is as long as the process may have waited."""
     by_read: ClassVar[bool] = True  # Whether all bytes of one read share a timestamp, so its tokens share it too
-    unsorted = 0  # Pieces that have arrived and are not assigned to a response yet
+    unsorted_bytes = 0  # Bytes that have arrived and are not assigned to a response yet
     needs: ClassVar[str] = ""  # What a machine needs for this source, as a sentence
 
     @property
@@ -115,9 +115,11 @@ class TimestampSource:
         If the result is False, the caller tries again after RETRY_S seconds."""
         return True
 
-    def piece_counts(self, responses: Collection[Received]) -> list[int]:
-        """Return, for each response, how many of its pieces (packets or reads) are known to have arrived."""
-        return [*map(len, map(_SIZES, responses))]
+    def arrived_bytes(self, responses: Collection[Received]) -> list[int]:
+        """Return the number of bytes of each response that are known to have arrived, read or not.
+
+        No response may have a later response on the same connection."""
+        return [sizes[-1] if sizes else 0 for sizes in map(_SIZES, responses)]
 
     def collect(self) -> None:
         """Collect the timestamps that are available. This method is called several times a second."""

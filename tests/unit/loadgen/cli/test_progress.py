@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from loadgen.analysis.run.record import Record
-from loadgen.cli.output import Output, _ProgressLine, show_progress
-from loadgen.engine.client_health import FirstTokens, LiveCounters
+from loadgen.cli.output import Output, show_progress
+from loadgen.engine.client_health import COUNTER_NAMES, FirstTokens, LiveCounters
 from loadgen.engine.record_builder import first_token_end
 from loadgen.plan import Plan
 from loadgen.servers.wire.poller import Poller
@@ -36,9 +36,12 @@ COUNTS = LiveCounters(
     rejected=1,
     dropped=1,
     tokens=77,
-    answered=4,
-    ttft_ns=10**9,
+    first_sent_ns=10**9,
+    last_end_ns=2 * 10**9,
+    tokens_per_s=1234.4,
 )
+for ttft_ms in (100, 200, 300, 400):
+    COUNTS.ttft.add(ttft_ms * 1e6)
 CONTROL = re.compile(r"\x1b\[[^a-zA-Z]*[a-zA-Z]")
 
 
@@ -59,9 +62,9 @@ def test_without_a_terminal_lines_are_plain() -> None:
         show("ended", COUNTS)
     line = stream.getvalue()
     assert (
-        "ended: 9/10 sent, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 rejected, 1 dropped, mean TTFT 250 ms"
-        in line
-    )
+        "ended: 9/10 sent, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 rejected, 1 dropped, "
+        "TTFT p50 251 ms p99 399 ms, 77 tokens/s"
+    ) in line
     assert line.isprintable() or line.count("\n") == 1
 
 
@@ -79,12 +82,21 @@ def test_prompts_that_are_built_before_the_run_are_counted() -> None:
 
 
 def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line is redrawn in place: a bar with the requests left, TTFT so far, and what went wrong; where the clock
-    ends the run, a bar with the time left, and afterwards what is still in flight."""
+    """The line is redrawn in place: a bar with the requests left, TTFT so far, the rate, and what went wrong.
+
+    Where the clock ends the run, a bar with the time left, and afterwards what is still in flight. TPOT needs a wider
+    terminal.
+    """
     monkeypatch.setenv("COLUMNS", "80")
-    line = shown(10, None, COUNTS, COUNTS)
-    assert re.search(r"━+╌+  1 left  mean TTFT 250 ms  [\d,]+ tokens/s  5 incomplete$", line), line
-    assert re.search(r"  ╌+  1:00 left  mean TTFT", shown(None, 60.0, COUNTS))
+    with_tpot = LiveCounters.from_buffer_copy(COUNTS)
+    with_tpot.tpot.add(8.36e6)
+    for counts in (COUNTS, with_tpot):
+        line = shown(10, None, counts, counts)
+        assert re.search(r"  1 left  TTFT p50 251 ms p99 399 ms  1,234 tokens/s  5 incomplete$", line), line
+    monkeypatch.setenv("COLUMNS", "120")
+    line = shown(10, None, with_tpot)
+    assert re.search(r"━+╌+  1 left  TTFT [^T]+  TPOT p50 8.\d+ ms p99 8.\d+ ms  1,234 tokens/s", line), line
+    assert re.search(r"  ╌+  1:00 left  TTFT p50", shown(None, 60.0, COUNTS))
     assert "1 in flight" in shown(None, 0.0, COUNTS)
     assert shown(10, None, LiveCounters(), phase="connecting").endswith("connecting")
 
@@ -93,21 +105,11 @@ def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_live_line_never_breaks(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """However large its numbers are: it is shorter than the terminal, so that it is redrawn where it stands."""
     monkeypatch.setenv("COLUMNS", str(width))
-    large = LiveCounters(**{name: 10**6 for name, _ in LiveCounters._fields_})
-    large.ttft_ns = 123_456 * 10**12
+    large = LiveCounters(**dict.fromkeys(COUNTER_NAMES, 10**6), tokens_per_s=1e12)
+    large.ttft.add(10**18)
+    large.tpot.add(10**18)
     assert len(shown(4 * 10**6, None, large)) < width
     assert len(shown(None, 36_000.0, large)) < width
-
-
-def test_throughput_is_that_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not since the start, and not of the moment since the last line."""
-    now_s = 100.0
-    monkeypatch.setattr("loadgen.cli.output.time.monotonic", lambda: now_s)
-    look = _ProgressLine(10, None)
-    for step in range(41):  # 4 s: at first 1,000 tokens/s, in the last second 100
-        now_s = 100.0 + step / 10
-        look.update("running", LiveCounters(tokens=100 * min(step, 30) + 10 * max(0, step - 30)))
-    assert " 100 tokens/s" in look.live("running", LiveCounters(), 80, "#-")
 
 
 @pytest.mark.parametrize("kind", [StringIO, Terminal])
@@ -132,25 +134,36 @@ def arrived(exchange: Exchange, data: bytes, at_ns: int) -> None:
     exchange.user_ns.append(at_ns)
 
 
+def ttfts_us(counts: LiveCounters) -> list[int]:
+    """The TTFTs so far, in whole microseconds."""
+    return [round(2 ** (bucket / 64)) for bucket, count in counts.ttft.by_bucket().items() for _ in range(count)]
+
+
 def test_ttft_so_far_counts_each_first_token_once() -> None:
-    """A response under way counts from its first event with a token on; one that nobody looked at counts at its end."""
+    """A response under way counts from its first event with a token on; one that nobody looked at counts at its end. A
+    response that fails later no longer counts."""
     counts = LiveCounters()
     tokens = FirstTokens(counts, PLAIN, list, partial(first_token_end, dialect=DIALECTS["openai", "chat"]))
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     for data, at_ns in ((HEAD, 1_500), (b"%x\r\n%b\r\n" % (len(ROLE), ROLE), 2_000)):
         arrived(exchange, data, at_ns)
         tokens.look({exchange})
-        assert counts.answered == 0
+        assert ttfts_us(counts) == []
     arrived(exchange, b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 3_000)
     arrived(exchange, b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 4_000)
     tokens.look({exchange})
     tokens.look({exchange})
-    record = Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000])
+    assert ttfts_us(counts) == [2]
+    record = Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[3_000])
     tokens.take(exchange, record)
-    assert (counts.answered, counts.ttft_ns) == (1, 2_000)
-    tokens.take(None, record)
+    assert ttfts_us(counts) == [2]
+    tokens.take(None, Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000]))
     tokens.take(None, Record(id=1, state="failed"))
-    assert (counts.answered, counts.ttft_ns) == (2, 6_000)
+    assert ttfts_us(counts) == [2, 4]
+    tokens.look({exchange})
+    assert ttfts_us(counts) == [2, 2, 4]
+    tokens.take(exchange, Record(id=0, state="truncated", sent_ns=1_000, chunk_ns=[3_000]))
+    assert ttfts_us(counts) == [2, 4]
 
 
 def test_ttft_so_far_is_never_negative() -> None:
@@ -161,9 +174,9 @@ def test_ttft_so_far_is_never_negative() -> None:
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     arrived(exchange, HEAD + b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN), 999)
     tokens.look({exchange})
-    assert counts.answered == 0
+    assert ttfts_us(counts) == []
     tokens.take(exchange, Record(id=0, state="complete", sent_ns=1_000, chunk_ns=[5_000]))
-    assert (counts.answered, counts.ttft_ns) == (1, 4_000)
+    assert ttfts_us(counts) == [4]
 
 
 def test_a_first_token_behind_long_events_is_found() -> None:
@@ -177,7 +190,7 @@ def test_a_first_token_behind_long_events_is_found() -> None:
     exchange = Exchange(cast("Poller", None), lambda _: None, sent_ns=1_000)
     arrived(exchange, raw, 3_000)
     FirstTokens(counts, PLAIN, list, partial(first_token_end, dialect=dialect)).look({exchange})
-    assert (counts.answered, counts.ttft_ns) == (1, 2_000)
+    assert ttfts_us(counts) == [2]
 
 
 @pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 429 No\r\n\r\n" + TOKEN, b"data: x", HEAD + b"zz\r\n" + ROLE])

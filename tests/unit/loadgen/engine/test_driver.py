@@ -109,6 +109,7 @@ class FakeExchange:
         self.sent_ns: int | None = None
         self.sent_end_ns = self.ended_at_ns = None
         self.sizes: list[int] = []
+        self.read_ends: list[int] = []
         self.framing = type("Head", (), {"status": None})()
 
     def prepare(self, connection: Any, sealed: bytes) -> None:
@@ -345,6 +346,8 @@ async def test_what_waits_for_its_stamps_is_recorded_once_and_in_order() -> None
     for number in range(1, 4):
         recorder.take(ScheduledRequest(Request(number, "text", 5, 3), b"", 0), None, "cancelled", "")
     exchange.sizes.append(100)
+    exchange.size = 100
+    recorder._rate.sample(tokens=1, byte_count=100)
     recorder.watch(set())
     assert (recorder.counts.streaming, recorder.counts.tokens) == (0, 1)  # of what has ended nothing is forgotten
     exchange.sizes.clear()

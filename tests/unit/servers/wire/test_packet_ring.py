@@ -163,15 +163,16 @@ def test_other_connections_are_not_kept() -> None:
 
 
 def test_what_has_come_is_known_before_it_is_read() -> None:
-    """Live figures count packets of this answer, not reads: of a kept connection none of the answer before it."""
+    """Live figures count the bytes of this answer that have arrived, read or not, and none of the answer before it on a
+    reused connection."""
     stamps, flow = PacketRingTimestamps([], [], PLAIN), TcpStream(0)
     for start in range(0, 500, 100):
         flow.add(start, start + 100, start)
     kept: Any = SimpleNamespace(tcp_stream=flow, stream_start=200, sizes=[])
     burst: Any = SimpleNamespace(tcp_stream=flow, stream_start=0, sizes=[])
     unseen: Any = SimpleNamespace(tcp_stream=None, stream_start=0, sizes=[100])
-    assert stamps.piece_counts([kept, burst, unseen]) == [3, 5, 1]
-    assert stamps.piece_counts([burst, burst]) == [5, 5]
+    assert stamps.arrived_bytes([kept, burst, unseen]) == [300, 500, 100]
+    assert stamps.arrived_bytes([burst, burst]) == [500, 500]
 
 
 def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +187,9 @@ def test_what_is_not_sorted_yet_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
     stamps.collect()
     now_ns += 2_000_000
     stamps.collect()
-    assert (stamps.piece_counts([answer]), stamps.unsorted) == ([0], 2)
+    assert (stamps.arrived_bytes([answer]), stamps.unsorted_bytes) == ([0], 20)
     stamps.collect(at_once=True)
-    assert (stamps.piece_counts([answer]), stamps.unsorted) == ([2], 0)
+    assert (stamps.arrived_bytes([answer]), stamps.unsorted_bytes) == ([20], 0)
 
 
 def test_the_ring_is_read_while_connections_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:

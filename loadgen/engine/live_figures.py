@@ -1,0 +1,156 @@
+"""Live figures of a run: latency percentiles from histograms in shared memory, and the rate at which tokens arrive.
+
+The definitions are those of the report (loadgen.analysis.metrics). The last live figures therefore equal those of the
+report, up to the width of a histogram bucket.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from ctypes import Structure, c_int32
+from itertools import accumulate
+from math import log2
+from typing import TYPE_CHECKING
+
+from loadgen.analysis.run.token_counts import streamed_tokens
+
+if TYPE_CHECKING:
+    from loadgen.analysis.run.record import Record
+    from loadgen.servers.wire.transport import Exchange
+
+LOWEST_NS = 1_000
+BUCKETS_PER_OCTAVE = 64
+BUCKETS = 32 * BUCKETS_PER_OCTAVE
+"""A bucket is 1.1 % wide, so a percentile is exact to 0.55 %. The buckets range from 1 us to more than an hour."""
+RATE_WINDOW_NS = 3_000_000_000
+"""Time over which a rate is the mean. Engines compute prompts and tokens in turns, so a shorter mean would jump."""
+
+
+SAMPLED_BYTES = 16_384
+"""Number of bytes at the beginning of an unfinished response whose tokens are counted for a sample."""
+
+
+class LatencyHistogram(Structure):
+    """Counts of latencies by logarithmic buckets. It can be part of shared memory."""
+
+    _fields_ = [("counts", c_int32 * BUCKETS)]
+
+    def add(self, latency_ns: float) -> int:
+        """Count a latency. Return its bucket, for `remove`."""
+        bucket = int(log2(latency_ns / LOWEST_NS) * BUCKETS_PER_OCTAVE) if latency_ns > LOWEST_NS else 0
+        if bucket >= BUCKETS:
+            bucket = BUCKETS - 1
+        self.counts[bucket] += 1
+        return bucket
+
+    def remove(self, bucket: int) -> None:
+        """Take back a latency that `add` has counted in this bucket."""
+        self.counts[bucket] -= 1
+
+    def merge(self, counts: dict[int, int]) -> None:
+        """Add counts by bucket, as `by_bucket` returns them. Unknown buckets are ignored."""
+        for bucket, count in counts.items():
+            if 0 <= bucket < BUCKETS:
+                self.counts[bucket] += count
+
+    def by_bucket(self) -> dict[int, int]:
+        """Return the counts of the buckets that are not empty."""
+        return {bucket: count for bucket, count in enumerate(self.counts) if count}
+
+    def percentiles_s(self, *shares: float) -> list[float]:
+        """Return the quantiles at these shares in seconds, by linear interpolation as in the report.
+
+        Return an empty list if the histogram is empty.
+        """
+        totals = [*accumulate(self.counts)]
+        if totals[-1] <= 0:
+            return []
+        return [_quantile_ns(totals, share) / 1e9 for share in shares]
+
+
+def _quantile_ns(totals: list[int], share: float) -> float:
+    """Return the `share`-quantile in ns. `totals` are the cumulative counts of the buckets."""
+    position = share * (totals[-1] - 1)
+    below = int(position)
+    low_ns, high_ns = (
+        LOWEST_NS * 2 ** ((bisect_right(totals, rank) + 0.5) / BUCKETS_PER_OCTAVE)
+        for rank in (below, min(below + 1, totals[-1] - 1))
+    )
+    return low_ns + (position - below) * (high_ns - low_ns)
+
+
+def tpot_ns(record: Record) -> float | None:
+    """Return the time per output token of a record in ns, or None if it has no token after its first chunk."""
+    if len(record.chunk_ns) < 2:
+        return None
+    streamed = streamed_tokens(record)
+    later_tokens = streamed.tokens - streamed.first
+    return (record.chunk_ns[-1] - record.chunk_ns[0]) / later_tokens if later_tokens > 0 else None
+
+
+def received_bytes(exchange: Exchange) -> int:
+    """Return the number of bytes of a response that have been read, as the timestamp source counts arrived bytes.
+
+    With TLS and a packet ring, these are encrypted bytes.
+    """
+    if exchange.read_ends and exchange.tcp_stream is not None:
+        return exchange.read_ends[-1] - exchange.stream_start
+    return exchange.size
+
+
+class TokenRate:
+    """Estimates how many tokens have arrived, from bytes that have arrived and may not be read yet.
+
+    Reads are deferred on purpose, and a response is decoded after its end. The number of bytes that have arrived is
+    known at any time. The tokens per byte are those of the recorded responses, or before the first one those of a
+    sample.
+    """
+
+    def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:
+        self._window_ns = window_ns
+        self.recorded_tokens = 0
+        self._recorded_bytes = 0
+        self._sample_tokens = 0
+        self._sample_bytes = 0
+        self._observed: deque[tuple[int, int]] = deque()
+        """Instants (CLOCK_MONOTONIC ns) and the bytes that had arrived, during the last `window_ns`."""
+
+    @property
+    def needs_sample(self) -> bool:
+        """True until a response with tokens has been recorded."""
+        return not self.recorded_tokens
+
+    def record(self, tokens: int, byte_count: int) -> None:
+        """Count a recorded response."""
+        self.recorded_tokens += tokens
+        self._recorded_bytes += byte_count
+
+    def sample(self, tokens: int, byte_count: int) -> None:
+        """Set the tokens and bytes of a response that is still arriving."""
+        self._sample_tokens, self._sample_bytes = tokens, byte_count
+
+    @property
+    def _tokens_per_byte(self) -> float:
+        if self.recorded_tokens:
+            return self.recorded_tokens / self._recorded_bytes
+        return self._sample_tokens / self._sample_bytes if self._sample_bytes else 0.0
+
+    def tokens(self, unrecorded_bytes: int) -> int:
+        """Return the number of tokens that have arrived.
+
+        `unrecorded_bytes` have arrived in responses that are not recorded yet.
+        """
+        return self.recorded_tokens + round(self._tokens_per_byte * unrecorded_bytes)
+
+    def per_second(self, now_ns: int, unrecorded_bytes: int) -> float:
+        """Return the number of tokens that arrived per second, over the last `window_ns`.
+
+        `now_ns` is the instant (CLOCK_MONOTONIC) up to which `unrecorded_bytes` are known.
+        """
+        self._observed.append((now_ns, self._recorded_bytes + unrecorded_bytes))
+        while len(self._observed) > 2 and self._observed[1][0] <= now_ns - self._window_ns:
+            self._observed.popleft()
+        first_ns, first_bytes = self._observed[0]
+        arrived = self._observed[-1][1] - first_bytes
+        return max(0.0, self._tokens_per_byte * arrived / max(now_ns - first_ns, 1) * 1e9)

@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from loadgen.servers.auth import redact
-from loadgen.servers.backends import BACKENDS
+from loadgen.servers.backends import BACKENDS, launchable_backends
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import DECODE_ERRORS, LaunchError
 from loadgen.servers.launch import spec as common
@@ -34,6 +34,8 @@ STOP_TIMEOUT_S = 180.0  # More than the stop_grace_period of docker-compose.yml
 UNREACHABLE_AFTER_S = 60.0  # A container that has been healthy for this long without answering here never will
 OPTIONS = frozenset(("file", "env", "tensor_parallel", "gpus", "timeout_s", "poll_s", "unreachable_s", "api_key_env"))
 _POLL_S = 3.0
+_PROJECT_LABEL, _SERVICE_LABEL = "com.docker.compose.project", "com.docker.compose.service"
+"""Labels that Compose gives to each container."""
 
 
 @contextmanager
@@ -75,6 +77,8 @@ def up(spec: LaunchSpec, say: Say) -> RunningServer:
     }
     _make_volume(host)
     before = status(spec)
+    if before.get("State") != "running":
+        _require_free_gpus(spec)
     say(f"starting {server} on {host.name}: docker {' '.join(_words(spec))} up")
     try:
         _compose(spec, "up", "--detach", "--no-deps", server, timeout_s=PULL_TIMEOUT_S, say=say)
@@ -184,9 +188,12 @@ def _where(spec: LaunchSpec) -> str:
 
 def _words(spec: LaunchSpec) -> tuple[str, ...]:
     file = str(compose_file(spec.options.get("file")))
-    # One project per host, so that two hosts of a hosts file may share an engine.
-    project = "loadgen" if spec.host.name == LOCAL.name else f"loadgen-{spec.host.name}"
-    return ("compose", "--file", file, "--project-name", project, "--profile", spec.server)
+    return ("compose", "--file", file, "--project-name", _project(spec), "--profile", spec.server)
+
+
+def _project(spec: LaunchSpec) -> str:
+    """Return the name of the Compose project: one per host, so that two hosts of a hosts file may share an engine."""
+    return "loadgen" if spec.host.name == LOCAL.name else f"loadgen-{spec.host.name}"
 
 
 def _env(spec: LaunchSpec) -> dict[str, str]:
@@ -208,6 +215,43 @@ def _env(spec: LaunchSpec) -> dict[str, str]:
     }
     additional = {name: str(value) for name, value in spec.options.get("env", {}).items()}
     return {name: value for name, value in variables.items() if value} | dict(spec.host.env) | additional
+
+
+def _require_free_gpus(spec: LaunchSpec) -> None:
+    """Raise LaunchError if a running container of loadgen already uses a GPU of this server.
+
+    Each server reserves nearly all memory of its GPUs, so the second one would fail, minutes later and with an unclear
+    message."""
+    own = _gpu_ids(spec)
+    containers = docker(spec.host, "container", "ls", "--quiet", "--filter", f"label={_PROJECT_LABEL}").split()
+    for container in msgspec.json.decode(docker(spec.host, "inspect", *containers)) if own and containers else ():
+        labels = container.get("Config", {}).get("Labels") or {}
+        name, project = labels.get(_SERVICE_LABEL, ""), labels.get(_PROJECT_LABEL, "")
+        if name not in launchable_backends() or (project, name) == (_project(spec), spec.server):
+            continue
+        requests = container.get("HostConfig", {}).get("DeviceRequests") or ()
+        used = {gpu for request in requests for ids in request.get("DeviceIDs") or () for gpu in ids.split(",")}
+        shared = own & used
+        if project.split("-")[0] == "loadgen" and shared:
+            gpus = ", ".join(sorted(shared))
+            host = "" if spec.host.name == LOCAL.name else f" --host {spec.host.name}"
+            raise LaunchError(
+                f"{_where(spec)} needs GPU {gpus}, which {name} already uses",
+                f"stop {name} (loadgen servers down --server {name}{host}), or choose another GPU: "
+                f"{spec.server.upper()}_GPU=1, or `gpus` in the hosts file",
+            )
+
+
+def _gpu_ids(spec: LaunchSpec) -> set[str]:
+    """Return the GPUs that docker-compose.yml reserves for the server, with all variables filled in.
+
+    Each GPU is named by its index or UUID. The result is empty if the file reserves none by name."""
+    with suppress(LookupError, TypeError, *DECODE_ERRORS):
+        service = msgspec.json.decode(_compose(spec, "config", "--format", "json"))["services"][spec.server]
+        devices = service["deploy"]["resources"]["reservations"]["devices"]
+        names = [name for device in devices for name in device.get("device_ids") or ()]
+        return {gpu for name in names for gpu in str(name).split(",")}
+    return set()
 
 
 def _make_volume(host: Host) -> None:

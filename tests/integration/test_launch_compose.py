@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tomllib
@@ -246,6 +247,56 @@ def test_a_model_is_spread_over_the_gpus_of_the_host(docker: Docker, tmp_path: P
         compose.down(wanted(host, **options))
     told = [(call["environment"].get("VLLM_GPU"), call["environment"]["TENSOR_PARALLEL"]) for call in docker.calls]
     assert told == [("4,5", "2"), ("4", "1"), (None, "1")]
+
+
+def reserved(*gpus: str) -> dict[str, Any]:
+    """The rule for a Compose file that reserves these GPUs for vLLM."""
+    devices = [{"driver": "nvidia", "device_ids": [*gpus], "capabilities": ["gpu"]}]
+    service = {"deploy": {"resources": {"reservations": {"devices": devices}}}}
+    return {"words": ["config"], "out": json.dumps({"services": {"vllm": service}})}
+
+
+def runs(service: str, *gpus: str, project: str = "loadgen") -> list[dict[str, Any]]:
+    """The rules for a running container of a Compose project that uses these GPUs."""
+    labels = {"com.docker.compose.project": project, "com.docker.compose.service": service}
+    container = {"Config": {"Labels": labels}, "HostConfig": {"DeviceRequests": [{"DeviceIDs": [*gpus]}]}}
+    listed = {"words": ["container", "ls"], "out": "a1b2\n"}
+    return [listed, {"words": ["inspect", "a1b2"], "out": json.dumps([container])}]
+
+
+@pytest.mark.parametrize(
+    ("own", "container"),
+    [
+        (["0"], runs("tgi", "0")),
+        (["0,1"], runs("tgi", "1")),
+        (["GPU-aa", "GPU-bb"], runs("lightllm", "GPU-bb", project="loadgen-gpu-a")),
+    ],
+)
+def test_two_servers_do_not_share_a_gpu(docker: Docker, own: list[str], container: list[dict[str, Any]]) -> None:
+    """The second server is refused before it is started, and the first one is not touched."""
+    docker.answer({"words": ["ps"], "out": ""}, reserved(*own), *container)
+    with pytest.raises(LaunchError, match=r"vllm on gpu-a needs GPU .*, which (tgi|lightllm) already uses") as caught:
+        compose.up(wanted(GPU_A), no_word)
+    assert "loadgen servers down --server" in caught.value.hint
+    assert "VLLM_GPU=1" in caught.value.hint
+    assert not [call for call in docker.calls if {"up", "down", "stop"} & set(call["arguments"])]
+
+
+@pytest.mark.parametrize(
+    ("own", "container"),
+    [
+        (["0"], runs("tgi", "1")),
+        (["0"], runs("vllm", "0", project="loadgen-gpu-a")),  # the same server, which Compose recreates
+        (["0"], runs("sim-tgi")),
+        (["0"], runs("dcgm-exporter", "0")),
+        (["0"], runs("tgi", "0", project="of-somebody-else")),
+        ([], runs("tgi", "0")),
+    ],
+)
+def test_a_free_gpu_is_used(docker: Docker, own: list[str], container: list[dict[str, Any]], url: str) -> None:
+    """Other GPUs, simulated servers, monitoring and other projects do not keep a server from starting."""
+    docker.answer({"words": ["ps"], "out": "", "times": 1}, reserved(*own), *container)
+    assert compose.up(wanted(on(GPU_A, url.rpartition(":")[2])), no_word).url == url
 
 
 def test_options_that_nobody_knows_are_mistakes(docker: Docker) -> None:

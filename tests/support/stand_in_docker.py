@@ -27,6 +27,8 @@ DIGEST = "vllm/vllm-openai@sha256:0f7d3c2a"
 HEALTHY: list[dict[str, Any]] = [
     {"words": ["version", "--short"], "out": "2.39.1\n"},
     {"words": ["version"], "out": "28.2.2\n"},
+    {"words": ["container", "ls"], "out": ""},
+    {"words": ["config"], "out": "{}"},
     {"words": ["up"], "err": " Container loadgen-vllm-1  Created\n Container loadgen-vllm-1  Started\n"},
     {"words": ["down"], "err": " Container loadgen-vllm-1  Removed\n"},
     {"words": ["logs"], "out": "INFO 11-21 12:00:01 Loading safetensors checkpoint shards: 50% Completed\n"},
@@ -58,7 +60,7 @@ HEALTHY: list[dict[str, Any]] = [
                     "State": {"StartedAt": "2026-11-21T12:00:00Z"},
                     "Config": {
                         "Image": "vllm/vllm-openai:v0.32.0",
-                        "Cmd": ["--model=/models/tiny"],
+                        "Cmd": ["/models/tiny"],
                         "Env": ["HF_TOKEN=hf_never_kept"],
                     },
                     "HostConfig": {"ShmSize": 67108864, "IpcMode": "host", "DeviceRequests": [{"DeviceIDs": ["0"]}]},

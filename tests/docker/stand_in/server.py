@@ -5,13 +5,13 @@ import sys
 import time
 from pathlib import Path
 
-MODEL = {"vllm": "--model", "tgi": "--model-id", "lightllm": "--model_dir"}
+MODEL = {"tgi": "--model-id", "lightllm": "--model_dir"}
 LENGTH = {"vllm": "--max-model-len", "tgi": "--max-total-tokens", "lightllm": "--max_req_total_len"}
 LIMIT = {"tgi": "--max-concurrent-requests", "lightllm": "--running_max_req_size"}
 
 server, *words = sys.argv[1:] if __package__ in (None, "") else ["lightllm", *sys.argv[1:]]
 given = dict(word.partition("=")[::2] for word in words)
-model = Path(given[MODEL[server]])
+model = Path(given[MODEL[server]] if server in MODEL else words[0])  # `vllm serve MODEL` takes it as its first word
 print("arguments:", *words, flush=True)
 if not model.is_dir():
     sys.exit(f"OSError: {model} does not appear to have a file named config.json.")

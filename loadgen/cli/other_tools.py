@@ -282,6 +282,9 @@ def _read(name: str, params: Sequence[Any], words: Sequence[str]) -> Draft:
         if param is None or is_foreign:
             _read_other(draft, option, value, rest)
             continue
+        name_as_typed = word.partition("=")[0]
+        if name_as_typed not in known and not re.match(r"-[a-zA-Z]\d", word):
+            draft.foreign.append(name_as_typed)  # such as -rate=50 or --input_tokens
         is_flag = getattr(param, "is_flag", False)
         if not is_flag and value is None:
             value = rest.pop(0) if rest else ""
@@ -291,7 +294,7 @@ def _read(name: str, params: Sequence[Any], words: Sequence[str]) -> Draft:
 
 def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -> None:
     """Read an option that loadgen does not have. Remove its values from `rest`, the following words."""
-    is_known = _is_foreign(option)
+    is_known = _is_foreign(option) or option in FOREIGN_FORMS
     (draft.foreign if is_known else draft.unknown).append(option)
     if option in LEFT_OUT_FLAGS:
         draft.leave_out(option, LEFT_OUT_FLAGS[option])
@@ -479,9 +482,9 @@ def _dataset(draft: Draft, value: str) -> None:
     elif name == "sharegpt" or "sharegpt" in value.lower():
         draft.set("--workload", f"sharegpt:{value}")
     elif value.endswith((".json", ".jsonl", ".csv", ".txt", ".gz", ".parquet")) or "/" in value.strip("/"):
-        draft.set("--workload", f"jsonl:{value}")
+        draft.set("--workload", value)
     elif value not in ("random", "synthetic"):
-        draft.leave_out(f"the dataset {value}", "loadgen reads local files; write --workload jsonl:FILE")
+        draft.leave_out(f"the dataset {value}", "loadgen reads local files; write --workload FILE")
 
 
 def _dataset_name(draft: Draft, value: str) -> None:
@@ -491,7 +494,7 @@ def _dataset_name(draft: Draft, value: str) -> None:
         draft.values.pop("--workload", None)
         _dataset(draft, path)
     elif value not in ("random", "random-ids", "sharegpt", "custom", "synthetic", "mooncake_trace", "single_turn"):
-        draft.leave_out(f"the dataset {value}", "loadgen reads local files; write --workload jsonl:FILE")
+        draft.leave_out(f"the dataset {value}", "loadgen reads local files; write --workload FILE")
 
 
 def _dataset_path(draft: Draft, value: str) -> None:

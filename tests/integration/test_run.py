@@ -240,3 +240,62 @@ def test_a_closed_loop_ends_with_its_file_or_repeats_it(tmp_path: Path) -> None:
     stored = runfile.read(again / "run")
     assert stored.header.plan["endpoint"] == "chat"
     assert "7 prompts are repeated" in stored.header.client["prompts"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_requests_beyond_the_concurrency_wait(workers: int, tmp_path: Path) -> None:
+    """A rate that the server cannot carry with four requests at a time: all are sent, at their turn, and none dropped.
+    The report says how many waited, and the client is not blamed for it."""
+    with running(SimulatedConfig(server="vllm", ttft_s=0.1, itl_s=0.0)) as simulated:
+        asked = ["--rate", "100", "--concurrency", "4", "-n", "40", "--output-tokens", "2"]
+        asked += ["--workers", str(workers)]
+        code, out, _ = run(tmp_path, "--server", "vllm", "--url", simulated.url, *asked)
+    assert code in (0, 5)
+    assert accounted(tmp_path, 40) == {"complete": 40}
+    stored = runfile.read(tmp_path / "run")
+    assert stored.header.plan["concurrency"] == stored.header.load.concurrency == 4
+    due_ns = list(arrivals.due_instants(arrivals.Poisson(parse_rate("100")), 0, n=40))
+    records = sorted(stored.records, key=lambda record: record.id)
+    assert [record.due_ns for record in records] == due_ns
+    changes = sorted([(r.sent_ns or 0, 1) for r in records] + [(r.end_ns or 0, -1) for r in records])
+    assert max(accumulate(step for _, step in changes)) <= 4
+    waited = [record for record in records if record.released_ns is not None]
+    assert len(waited) > 20
+    for record in waited:
+        assert record.due_ns < (record.released_ns or 0) <= (record.sent_ns or 0)
+    words = " ".join(out.split())
+    assert f"{len(waited)} requests waited because of --concurrency" in words
+    assert "at most 4 in flight (others wait)" in words
+    assert "TTFT from due" in words
+    delivery = summary_of(tmp_path)["delivery"]
+    late, wait = delivery["late_s"], delivery["queue_wait"]
+    assert isinstance(late, dict)
+    assert isinstance(wait, dict)
+    assert late["p50"] < wait["p50"] / 4
+
+
+def test_sessions_wait_for_their_turn(tmp_path: Path) -> None:
+    """The turns of sessions count as requests in flight, too."""
+    with running(SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.0)) as simulated:
+        asked = ["--rate", "100", "--concurrency", "2", "-n", "6", "--workload", "multi-turn:turns=3", "--endpoint"]
+        asked += ["chat", "--output-tokens", "2", "--input-tokens", "16"]
+        run(tmp_path, "--server", "vllm", "--url", simulated.url, *asked)
+    records = runfile.read(tmp_path / "run").records
+    assert {record.state for record in records} == {"complete"}
+    assert len(records) == 18
+    changes = sorted([(r.sent_ns or 0, 1) for r in records] + [(r.end_ns or 0, -1) for r in records])
+    assert max(accumulate(step for _, step in changes)) <= 2
+
+
+def test_an_interrupt_ends_requests_that_wait(tmp_path: Path) -> None:
+    """Ctrl-C records them as not sent, and the run ends at once."""
+    with running(SimulatedConfig(server="vllm", ttft_s=0.0, itl_s=60.0)) as simulated:
+        asked = ["--rate", "1000", "-c", "3", "-n", "30", "--output-tokens", "2"]
+        process = start(tmp_path, "--server", "vllm", "--url", simulated.url, *asked, command="run")
+        wait_for(lambda: events_sent(simulated.url) >= 3, process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    records = runfile.read(tmp_path / "run").records
+    assert sum(record.sent_ns is not None for record in records) == 3
+    assert {record.error_kind for record in records if record.sent_ns is None} == {"cancelled"}

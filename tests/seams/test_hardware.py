@@ -63,7 +63,7 @@ def test_a_card_is_as_fast_as_its_row_says(described: Path) -> None:
 def test_the_simulated_server_runs_on_it(described: Path) -> None:
     """A simulated server told of the file answers at the card's pace: a prompt of 4,000 tokens in half the time."""
     seconds = []
-    for gpu in (SimulatedConfig(server="vllm").gpu, CARD):
+    for gpu in ("A800-80GB SXM", CARD):
         config = SimulatedConfig(server="vllm", clock="batching", gpu=gpu, hardware=described)
         with running(config) as server:
             asked = {"prompt": [5] * 4000, "max_tokens": 1}

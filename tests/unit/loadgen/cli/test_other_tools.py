@@ -92,6 +92,7 @@ ANSWERS = {
     f"run {URL} --vus 10": f"run {URL} --concurrency 10 --duration 60s",
     f"burst {URL} --vus 10 -n 100": f"run {URL} --concurrency 10 --n 100",
     f"run {URL} --concurrency 1,2,4": f"sweep {URL} --concurrency 1,2,4",
+    f"run {URL} --rate 5 --n 9 --input_tokens 64": f"run {URL} --rate 5 --n 9 --input-tokens 64",
     f"burst {URL} --rate 5 --duration 9s": f"run {URL} --rate 5 --duration 9s",
     f"sweep {URL} --rate 5 --objective 'ttft.p99 < 1s'": f"sweep {URL} --rates 5 --objective 'ttft.p99 < 1s'",
 }

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import StringIO
 
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadgen.analysis.format import printable
 from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph, Table, TableCell
+from loadgen.analysis.report.narrow_tables import MANY_COLUMNS, MIN_NUMBER_WIDTH, column_gap, fit
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
 LINE_MAX = 400
@@ -40,12 +42,12 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
         if section.title:
             console.print(_text(section.title, "note"))
         for block in section.blocks:
-            for part in _parts(block, document):
+            for part in _parts(block, document, width):
                 console.print(part)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 
-def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
+def _parts(block: Block, document: Document, width: int) -> Iterator[RenderableType]:
     match block:
         case Paragraph(text, level):
             yield _text(text, level)
@@ -54,7 +56,7 @@ def _parts(block: Block, document: Document) -> Iterator[RenderableType]:
                 yield _text(finding.sentence, "" if finding.level == "note" else finding.level)
         case Table():
             yield _text(f"{document.mark}  {block.title}" if document.mark else block.title, "note")
-            yield _table(block, document)
+            yield from map(_table, fit(_printable(block, document), width))
             yield from (_text(note, "note") for note in block.notes)
         case Cards(cards):
             table = RichTable(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -70,25 +72,37 @@ def _text(text: str, level: str) -> Text:
     return Text(printable(text), style=STYLES[level])
 
 
-def _table(block: Table, document: Document) -> RichTable:
-    padding = (0, 2 if len(block.columns) < 5 else 1, 0, 0)
+def _printable(block: Table, document: Document) -> Table:
+    """Return the table with the names of runs, and without characters that a terminal cannot show."""
+    rows = []
+    for row in block.rows:
+        cells = []
+        for cell in row.cells:
+            name = document.runs[cell.run].name if cell.run is not None and not cell.text else cell.text
+            lines = [printable(line)[:LINE_MAX] for line in cell.lines]
+            cells.append(replace(cell, text=printable(name)[:LINE_MAX], lines=lines))
+        rows.append(replace(row, cells=cells))
+    columns = [replace(column, title=printable(column.title)) for column in block.columns]
+    return replace(block, columns=columns, rows=rows)
+
+
+def _table(block: Table) -> RichTable:
     headed = any(column.title for column in block.columns)
-    table = RichTable(box=None, padding=padding, header_style="dim", show_header=headed)
+    padding = (0, column_gap(len(block.columns)), 0, 0)
+    table = RichTable(box=None, padding=padding, pad_edge=False, header_style="dim", show_header=headed)
     for column in block.columns:
         number = column.kind == "number"
         table.add_column(
-            Text(printable(column.title)),
+            Text(column.title),
             justify="right" if number else "left",
             no_wrap=column.kind != "text",
-            min_width=8 if number and len(block.columns) > 7 else None,
+            min_width=MIN_NUMBER_WIDTH if number and len(block.columns) > MANY_COLUMNS else None,
             style="dim" if column.kind == "unit" else "",
         )
     for row in block.rows:
-        table.add_row(*(_cell(cell, document) for cell in row.cells))
+        table.add_row(*map(_cell, row.cells))
     return table
 
 
-def _cell(cell: TableCell, document: Document) -> Text:
-    name = document.runs[cell.run].name if cell.run is not None and not cell.text else cell.text
-    lines = [printable(line)[:LINE_MAX] for line in cell.lines or (name,)]
-    return Text("\n".join(lines), style="dim" if cell.thin else STYLES[cell.level])
+def _cell(cell: TableCell) -> Text:
+    return Text("\n".join(cell.lines or (cell.text,)), style="dim" if cell.thin else STYLES[cell.level])

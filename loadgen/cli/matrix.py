@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Exit, Option
 
 from loadgen import errors
-from loadgen.cli.output import Output, print_error
+from loadgen.cli.output import Output, print_error, screen_size
 from loadgen.cli.streams import results_are_kept
 from loadgen.cli.sweep import exit_code as sweep_exit_code
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.matrix import MatrixSummary
+
+
+MAX_TABLE_WIDTH = 140
+"""Maximum width of the tables of a matrix, in characters."""
 
 
 def matrix(
@@ -63,7 +66,7 @@ def matrix(
     folder = out or Path("runs") / f"matrix-{matrix_plan.name}"
     resolved = build_matrix(matrix_plan, folder, ["loadgen", *sys.argv[1:]])
     if dry_run:
-        width = max(100, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
+        width, _ = screen_size(sys.stdout, most=MAX_TABLE_WIDTH, default=120)
         print(dry_run_text(resolved, read_lines(folder), resolved.done(), width=width))
         return
     interrupted = measure_matrix(resolved, output, resume=resume)
@@ -85,8 +88,7 @@ def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> 
 
     report, text = write_matrix(folder)
     summary = report.summary
-    colour = sys.stdout.isatty()
-    width = min(140, shutil.get_terminal_size().columns) if colour else 120
+    width, colour = screen_size(sys.stdout, most=MAX_TABLE_WIDTH, default=120)
     pages = [*sorted({sweep.page for sweep in summary.sweeps if (folder / sweep.page).exists()}), "matrix.html"]
     files = "\n".join(printable(str(folder / page)) for page in pages)
     output.document(text, lambda: f"\n{terminal.render(report.brief_document(), width=width, colour=colour)}\n{files}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -473,10 +474,12 @@ def print_document(document: Document) -> None:
     print(render(document, width=width, colour=colour), end="", file=raw_stream(sys.stdout))
 
 
-def screen_size(stream: TextIO) -> tuple[int, bool]:
-    """Return the width of the screen in characters, and True if it shows colours.
+def screen_size(stream: TextIO, *, most: int = 100, default: int = 80) -> tuple[int, bool]:
+    """Return the width of the screen in characters, at most `most`, and True if it shows colours.
 
-    A stream that is not a terminal has 80 characters and no colours.
+    A stream that is not a terminal has no colours. Its width is that of the variable COLUMNS, or else `default`.
     """
     terminal = stream.isatty()
-    return min(100, shutil.get_terminal_size().columns) if terminal else 80, terminal
+    if not terminal and not os.environ.get("COLUMNS", "").isdecimal():
+        return default, False
+    return min(most, shutil.get_terminal_size().columns), terminal

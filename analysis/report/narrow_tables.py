@@ -1,0 +1,100 @@
+"""Fits tables into narrow terminals, so that no figure and no name of a column is cut off.
+
+Names of rows are shortened at their beginning, because their ends differ. If that is not enough, the columns are
+divided into several tables, each of which repeats the names of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from loadgen.analysis.report import Table, TableCell, TableRow
+
+ELLIPSIS = "…"
+MIN_NAME_WIDTH = 24
+"""Width to which a name can be shortened, in characters. Then columns are moved to another table."""
+MANY_COLUMNS = 7
+MIN_NUMBER_WIDTH = 8
+"""Minimum width of a column of numbers in a table with more than MANY_COLUMNS columns."""
+MAX_TEXT_WIDTH = 20
+"""Width that is reserved for a column of wrapped text, if its longest word is longer."""
+
+
+def column_gap(columns: int) -> int:
+    """Return the number of spaces between two columns of a table."""
+    return 2 if columns < 5 else 1
+
+
+def fit(table: Table, width: int) -> list[Table]:
+    """Return the table, or several tables with its columns, such that each is at most `width` characters wide.
+
+    Cells must contain their names as text. A table whose columns do not fit one by one stays as wide as it is.
+    """
+    widths = _min_widths(table)
+    if _total(widths) <= width:
+        return [table]
+    names = _name_columns(table)
+    head = names - 1
+    free = width - _total([*widths[:head], *widths[names:]]) - column_gap(len(widths))
+    if table.columns[head].kind == "head" and free >= min(MIN_NAME_WIDTH, widths[head]):
+        return [_with_short_names(table, head, free)]
+    return _split(table, widths, names, width)
+
+
+def _name_columns(table: Table) -> int:
+    """Return the number of leading columns that name a row: those up to the first column of kind `head`."""
+    kinds = [column.kind for column in table.columns]
+    return kinds.index("head") + 1 if "head" in kinds else 1
+
+
+def _min_widths(table: Table) -> list[int]:
+    """Return the minimum width of each column, in characters."""
+    widths = []
+    for index, column in enumerate(table.columns):
+        texts = [column.title]
+        for row in table.rows:
+            texts += row.cells[index].lines or (row.cells[index].text,)
+        if column.kind == "text":
+            words = [word for text in texts for word in text.split()]
+            widths.append(min(MAX_TEXT_WIDTH, max(map(len, words), default=0)))
+        else:
+            widths.append(max(map(len, texts)))
+        if column.kind == "number" and len(table.columns) > MANY_COLUMNS:
+            widths[-1] = max(widths[-1], MIN_NUMBER_WIDTH)
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + column_gap(len(widths)) * (len(widths) - 1)
+
+
+def _with_short_names(table: Table, column: int, length: int) -> Table:
+    """Return the table with the cells of one column shortened to this length. The ends of names are retained."""
+    rows = []
+    for row in table.rows:
+        cell = row.cells[column]
+        if len(cell.text) > length:
+            cell = replace(cell, text=ELLIPSIS + cell.text[len(cell.text) - length + 1 :])
+        rows.append(replace(row, cells=[*row.cells[:column], cell, *row.cells[column + 1 :]]))
+    return replace(table, rows=rows)
+
+
+def _split(table: Table, widths: Sequence[int], names: int, width: int) -> list[Table]:
+    """Divide the columns that do not name a row into as few tables as possible, in their order."""
+    groups: list[list[int]] = [[]]
+    for index in range(names, len(widths)):
+        columns = [*range(names), *groups[-1], index]
+        if groups[-1] and _total([widths[column] for column in columns]) > width:
+            groups.append([])
+        groups[-1].append(index)
+    tables = []
+    for group in groups:
+        columns = [*range(names), *group]
+        rows: list[TableRow] = []
+        for row in table.rows:
+            cells: list[TableCell] = [row.cells[column] for column in columns]
+            rows.append(replace(row, cells=cells))
+        tables.append(replace(table, columns=[table.columns[column] for column in columns], rows=rows))
+    return tables

@@ -52,8 +52,12 @@ from loadgen.workloads.arrival_facts import Arrivals
 from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
 from loadgen.workloads.sessions import MultiTurn
+from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.token_counter import CountingMethod
 from loadgen.workloads.workload import Workload
+
+BURST_REQUESTS = 1000
+"""Number of requests of `loadgen burst`, unless the user states another number or a file."""
 
 
 def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
@@ -67,6 +71,14 @@ def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
 def _workload_file(text: str) -> Path | None:
     """Return the file from which a workload reads its requests, or None if the workload generates them."""
     return getattr(workload.parse(text), "path", None)
+
+
+def names_file(text: str) -> bool:
+    """Return True if a workload reads its requests from a file. Text that is no workload names no file."""
+    try:
+        return _workload_file(text) is not None
+    except WorkloadError:
+        return False
 
 
 def all_endpoints() -> Iterable[str]:

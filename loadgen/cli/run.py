@@ -114,8 +114,8 @@ def run_load(
 @run_command(
     run_load,
     without=("arrivals", "duration_s", "concurrency", "max_in_flight", "window_s"),
-    defaults={"n": 1000, "label": "burst"},
-    helps={"n": "Number of requests, all at once."},
+    defaults={"label": "burst"},
+    helps={"n": "Number of requests, all at once. Default: 1000, or every prompt of a file."},
 )
 def burst(settings: dict[str, Any], **shared: Any) -> None:
     """Send N requests all at once and report the results.
@@ -124,6 +124,10 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
     2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the limit; 6
     an --assert with --confidence is inconclusive; 130 interrupted.
     """
+    from loadgen.plan import BURST_REQUESTS, names_file
+
+    if not names_file(settings.get("workload", "")):
+        settings.setdefault("n", BURST_REQUESTS)
     run_load(settings, **shared)
 
 

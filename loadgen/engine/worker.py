@@ -97,8 +97,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         if self.schedule.until_ns is not None:
             return due
         if self.schedule.due_ns is None or self.prompts.has_sessions:
-            without_prompts = replace(self.prompts, prompt=lambda _number, _tokens, _shared=(): "")
-            return sum(1 for _ in replace(self, prompts=without_prompts).requests())
+            return sum(1 for _ in self.requests())
         return len(self.schedule.due_ns)
 
     def conversations(self) -> Iterator[Conversation]:

@@ -221,7 +221,7 @@ def test_a_file_with_too_few_prompts_says_how_many_there_are(tmp_path: Path) -> 
 
 def test_a_closed_loop_ends_with_its_file_or_repeats_it(tmp_path: Path) -> None:
     """Chat messages are sent as they stand, on the chat endpoint without being told, once each. With --repeat-file they
-    are sent again, and the output and the run say so."""
+    are sent again, and the output and the run say so. A burst of a file sends every prompt."""
     prompts = tmp_path / "chats.jsonl"
     turns = [[("system", "Be brief."), ("user", f"Name river {number}.")] for number in range(7)]
     lines = ({"messages": [{"role": role, "content": text} for role, text in turn]} for turn in turns)
@@ -236,7 +236,12 @@ def test_a_closed_loop_ends_with_its_file_or_repeats_it(tmp_path: Path) -> None:
         code, out, err = run(again, *asked, "--output-tokens", "3", "--n", "9", "--repeat-file")
         assert code in (0, 5), err
         assert "the file's 7 prompts are repeated, so a prefix cache may help the server" in out
+        (whole := tmp_path / "whole").mkdir()
+        burst = ["--server", "tgi", "--url", simulated.url, "--workload", str(prompts), "--output-tokens", "3"]
+        code, out, err = command(whole, *burst)
+        assert code in (0, 5), err
     assert accounted(again, 9) == {"complete": 9}
+    assert accounted(whole, 7) == {"complete": 7}
     stored = runfile.read(again / "run")
     assert stored.header.plan["endpoint"] == "chat"
     assert "7 prompts are repeated" in stored.header.client["prompts"]

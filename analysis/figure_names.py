@@ -1,4 +1,4 @@
-"""Suggests the name of a figure for text that names none, such as `ttft.p99` for `p99(ttft)`, `ttft_p99` or `P99 TTFT`.
+"""Suggests the figure that a user meant by an unknown name: `ttft.p99` for `p99(ttft)`, `ttft_p99` or `P99 TTFT`.
 
 Names of other load testers are known too, such as `request_throughput` (vLLM) and `http_req_failed` (k6).
 """
@@ -59,7 +59,8 @@ _LATENCIES = {metric.key for metric in METRICS.values() if metric.per != "run"}
 def suggest_figure(text: str, *, statistic: bool = True) -> str | None:
     """Return the name of the figure that the text probably means, or None if it resembles no figure.
 
-    A latency gets its statistic, which is `p99` if the text names none, or no statistic with `statistic=False`.
+    The name of a latency includes a statistic, as in `ttft.p50`. If the text contains no statistic, `p99` is used. With
+    `statistic=False`, the name includes no statistic.
     """
     rest = text.lower()
     requested = ""

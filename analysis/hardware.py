@@ -260,7 +260,7 @@ def roofline_chart(line: str, groups: Mapping[str, str], unit: str = "TFLOP/s") 
 
 
 def _curve() -> dict[str, Any]:
-    """Return the chart of TPOT by throughput, with one line for expected values and one for the limit."""
+    """Return the chart of TPOT against throughput: one line for the expected values and one for the limit."""
 
     def line(name: str, x: str, y: str, style: dict[str, Any]) -> dict[str, Any]:
         return {

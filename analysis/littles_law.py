@@ -9,12 +9,13 @@ Over a whole run, the law is exact for complete requests. The other requests in 
 
 A shorter window cuts about L requests at each end: they began before the window or ended after it. In lambda W, a cut
 request counts with its full latency, whose mean is E[W]. In L, it counts only with its time inside the window. A
-request that is in flight at a random instant remains for another E[W^2] / (2 E[W]) on average. For a window of length
-T, in which the slowest request took W_max, a difference is therefore tolerated up to
+request that is in flight at a random instant remains for another E[W^2] / (2 E[W]) on average. Let T be the length of
+the window, and W_max the latency of its slowest request. The tolerated difference is then
 
     0.1 L + 2 (L (E[W] + E[W^2] / (2 E[W])) + W_max) / T.
 
-The term W_max allows for chance if few requests are in flight. A whole run has only the first term.
+The term W_max covers random differences, which matter if few requests are in flight. For a whole run, only the first
+term is used.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The interval combines three sources of error:
 
-- the uncertainty of the twin's constants, from simulations of the same load with other draws of the constants.
+- the uncertainty of the twin's constants. The same load is simulated with several random draws of the constants.
 - the residual of the fit.
 - the variation between runs of the real server.
 """
@@ -40,11 +40,12 @@ def predict(
     residual: Mapping[str, float],
     run_variation: float,
 ) -> list[Predicted]:
-    """Return the prediction of each figure that `central` and all draws have, with its 95 % interval.
+    """Return the predicted figures with their 95 % intervals. A figure that is missing in any simulation is left out.
 
-    `central` has the figures of a simulation with the fitted constants, and `draws` has those of simulations with other
-    draws of the constants. `residual` is the residual of the fit by figure. `run_variation` is the largest relative
-    difference between runs of one server. The interval of a figure with the central value v is v / f to v * f:
+    `central` contains the figures of a simulation with the fitted constants. Each item of `draws` contains the figures
+    of a simulation with randomly drawn constants. `residual` maps a figure to the residual of the fit. `run_variation`
+    is the largest relative difference between runs of one server. A figure with the value v in `central` has the
+    interval from v / f to v * f:
 
         f = exp(1.96 * sqrt(mean(log(draw / v)**2) + residual**2 + (run_variation / 1.96)**2))
     """

@@ -1,4 +1,4 @@
-"""Statistics: percentiles with confidence intervals, tests, intervals of rates, and the delivered load.
+"""Statistics: confidence intervals of percentiles and rates, statistical tests, and a check of the delivered load.
 
 Percentiles interpolate linearly between order statistics (type 7 of Hyndman and Fan, "Sample quantiles in statistical
 packages", 1996; numpy's default). The ends of their intervals are order statistics (David and Nagaraja, "Order
@@ -225,8 +225,8 @@ def ratio_variance(values: Floats | Booleans, offsets: Integers, mean: float) ->
     """Return the variance of the mean of values that come in contiguous groups.
 
     The values of a group may depend on each other. The mean is the ratio of two totals: the sum of the values and their
-    number (Cochran, "Sampling Techniques", 3rd edition, 1977, section 2.11). With S_i the sum and n_i the number of
-    values in group i, g groups and n values:
+    number (Cochran, "Sampling Techniques", 3rd edition, 1977, section 2.11). Let S_i be the sum and n_i the number of
+    values in group i. With g groups and n values in total:
 
         variance = g / (g - 1) * sum((S_i - mean * n_i)**2) / n**2.
 
@@ -507,10 +507,11 @@ def check_delivery(
     `--concurrency` could be sent, and NaN for a request that did not wait. None means that no request waited. If
     requests waited, there is no test of the send times, because the waits change the distribution.
 
-    The test of the gaps allows for the resolution of each gap: 1 ns for due times, and the p99 of `late_s` for send
-    times. Without this allowance, requests that are due within the same microsecond would look like another
-    distribution. Gamma arrivals often produce such requests. There is no test if the resolution exceeds a tenth of the
-    mean gap, because the test would pass for any load.
+    The times between consecutive requests (gaps) are tested against the distribution of the arrival process. The test
+    allows for the resolution of each gap: 1 ns for due times, and the p99 of the dispatch delays for send times.
+    Without this allowance, several requests due within a microsecond could fail the test. Gamma arrivals often produce
+    such requests. There is no test if the resolution exceeds a tenth of the mean gap, because the test would pass for
+    any load.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     released_at = np.full_like(due_at, np.nan) if released_ns is None else np.asarray(released_ns, np.float64)
@@ -548,7 +549,9 @@ def _queue_wait(waits_s: Floats) -> QueueWait | None:
 
 
 def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
-    """Test gaps against the gamma distribution of the arrival process. Return None if the gaps cannot be tested."""
+    """Test the gaps between requests against the gamma distribution of the arrival process.
+
+    Return None if the gaps cannot be tested."""
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < MIN_TESTED_GAPS:
         return None
@@ -568,7 +571,7 @@ def _rate_per_s(gaps_s: Floats) -> float | None:
 
 
 def _cv(gaps_s: Floats) -> float | None:
-    """Return the coefficient of variation of the gaps.
+    """Return the coefficient of variation of the gaps between requests.
 
     The result is None if there are fewer than two gaps or if all gaps are 0.
     """
@@ -578,7 +581,7 @@ def _cv(gaps_s: Floats) -> float | None:
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     """Return the `share`-quantile of the read delays in seconds, or None without delays.
 
-    The result is the upper end of the quantile's bucket, which is at most 19 % too large.
+    Delays are counted in buckets, so the result is the upper end of a bucket. It is at most 19 % too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
@@ -587,8 +590,8 @@ def late_percentile_s(counts: Counter[int], share: float) -> float | None:
 def ring_difference_s(counts: Counter[int], share: float) -> float | None:
     """Return the `share`-quantile of the differences between ring and socket timestamps, in seconds.
 
-    The result is the upper end of the quantile's bucket, which contains the differences of one bit length in ns. It is
-    None if `counts` is empty.
+    `counts` is a histogram whose keys are the bit lengths of the differences in ns. The result is the upper end of the
+    bucket that contains the quantile, or None if `counts` is empty.
     """
     bits = _quantile_bucket(counts, share)
     return None if bits is None else round_to_ns(math.exp2(bits) * 1e-9)

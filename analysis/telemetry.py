@@ -136,7 +136,7 @@ def per_second(points: Points) -> Points:
 
 
 def since_first(points: Points) -> Points:
-    """Return the growth of a counter since the first reading. After a counter reset the growth continues."""
+    """Return the growth of a counter since the first reading. The growth before a counter reset is included."""
     growth: Points = []
     total = 0.0
     before: float | None = None
@@ -310,7 +310,7 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 
 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
-    """Describe how this backend counts, or return an empty string if it counts every request once."""
+    """Explain why the backend may count a request several times, or return "" if it counts every request once."""
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:
@@ -366,7 +366,7 @@ def memory_use(run: Run) -> Memory | None:
 
 
 def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str, Values]:
-    """Return the moments and the values of these readings for each device or process."""
+    """Return, for each device or process, a pair of moment (such as `idle`) and values for each reading."""
     subjects: dict[str, Values] = {}
     for reading in source_readings:
         for subject, values in values_by_subject(reading, source).items():
@@ -381,7 +381,7 @@ def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
 
 
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
-    """Return the fields of MemoryLevels for one device or process."""
+    """Return the fields of MemoryLevels for one device or process. `figure` is the name of the memory size."""
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
     idle = [size for moment, size in known if moment == "idle"]
@@ -465,7 +465,7 @@ def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock
 def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
     """Return the minimum and the maximum burst skew in seconds, given the uncertainty of the machines' clocks.
 
-    If two machines sent the first byte and the last byte, the uncertainty of the skew is the sum of their clocks'
+    If different machines sent the first and the last byte, the uncertainty of the skew is the sum of the two clocks'
     uncertainties. On a single machine the skew is exact. Machines that sent nothing are ignored.
     """
     sent = frame.sent & ~np.isnan(frame.sent_end_ns)

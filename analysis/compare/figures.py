@@ -6,8 +6,8 @@ The verdict is better, worse, no difference or inconclusive. There are two metho
   (loadgen.analysis.compare.run_variance).
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
-Both methods limit the intervals to the plausible variation between runs (RUN_VARIATION). A larger difference is
-therefore reported as better or worse.
+Two runs of one server differ by chance, but only by a plausible amount (RUN_VARIATION). In both methods, variation
+between runs widens an interval by at most this amount. A larger difference is therefore reported as better or worse.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ComparedFigure:
 
     @property
     def effect(self) -> float:
-        """The tested effect: `log(B / A)`, or `B - A` if the figure has no ratio."""
+        """The tested difference of B from A: `log(B / A)`, or `B - A` if the figure has no ratio."""
         return math.log(self.ratio) if self.ratio is not None else self.difference or 0.0
 
     @property
@@ -126,7 +126,7 @@ class ComparedFigure:
         return (self.effect > 0) == (self.direction == "lower") and self.effect != 0
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the confidence interval of the effect.
+        """Return the confidence interval of `effect`.
 
         The half-width is `min(t * error, variation_bound + t * sampling_error)`, where `t` is the quantile of Student's
         t for this confidence.
@@ -138,14 +138,14 @@ class ComparedFigure:
         return max(low, self.effect - reach), min(high, self.effect + reach)
 
     def relative(self, effect: float) -> float:
-        """Convert a difference from the scale on which it is tested to a relative difference of B from A.
+        """Convert a value of `effect`, which is usually a logarithm, to a relative difference of B from A.
 
         The result is `exp(effect) - 1`, or `effect` itself for figures that are shares.
         """
         return math.expm1(effect) if self.ratio is not None else effect
 
     def effect_of(self, relative: float) -> float:
-        """Convert a relative difference of B from A to the scale on which differences are tested.
+        """Convert a relative difference of B from A to the corresponding value of `effect`.
 
         The result is `log(1 + relative)`, or `relative` itself for figures that are shares. This is the inverse of the
         method `relative`.
@@ -204,9 +204,9 @@ def name_of_test(a: Sequence[Summary], b: Sequence[Summary]) -> str:
 def have_equal_random_loads(a: Sequence[Summary], b: Sequence[Summary]) -> bool:
     """Return True if the repeats of both groups have random loads that are equal for equal seeds.
 
-    Such repeats differ mostly in their loads, so comparing runs of the same seed removes most of the variation. Repeats
-    of a load that is not random differ by chance in the server only. For them, pairs would only reduce the degrees of
-    freedom.
+    Repeats with random loads differ mostly in these loads. Comparing the runs that have the same seed removes most of
+    this variation. If the load is not random, only chance in the server makes repeats differ. Pairing such repeats
+    would reduce the degrees of freedom and remove no variation.
     """
     seeds_a, seeds_b = (sorted(summary.run.seed or 0 for summary in group) for group in (a, b))
     unique = len(set(seeds_a)) == len(seeds_a)
@@ -249,7 +249,7 @@ def _untested(figure: str, a: float, b: float, *, why: str) -> ComparedFigure:
 
 
 class Variation(NamedTuple):
-    """Variation between two runs, as standard errors or bounds of the logarithm of a ratio."""
+    """Random variation between two runs of one server. All values refer to the logarithm of the ratio B / A."""
 
     piece_error: float
     """Standard error of the time of one piece of a run (`run_variance.piece_error`)."""
@@ -259,9 +259,10 @@ class Variation(NamedTuple):
     """Assumed maximum variation between runs (--run-variation)."""
 
     def bound(self, server_error: float) -> float:
-        """Return the variation bound of a figure whose server error is `server_error`.
+        """Return the largest difference of a figure that variation between runs can explain.
 
-        With the quantile `t` of Student's t, the bound is `t * server_error`, limited to the range from `assumed` to
+        `server_error` is the standard error of the figure from chance in the server's steps. The bound is `t *
+        server_error`, where `t` is a quantile of Student's t. It is limited to the range from `assumed` to
         `VARIATION_FACTOR_MAX * assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
@@ -284,8 +285,8 @@ class EffectErrors(NamedTuple):
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
     """Return the row for a figure of two single runs. `values` are the values of A and B.
 
-    The error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`. If the server error is unknown, the error is
-    infinite, so that only the variation bound limits the interval.
+    The error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of
+    `errors`. If `server` is unknown, the error is infinite, and only the field `bound` limits the interval.
     """
     a, b = values
     effect = math.log(b / a)
@@ -313,8 +314,8 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
     """Return the row of a ratio with its interval and p-value.
 
-    If the effect exceeds the variation bound, the p-value is at most that of the excess, tested with the sampling
-    error.
+    `p` is the p-value of the whole effect. If the effect exceeds the variation bound, the part beyond the bound is also
+    tested, with the sampling error only. The smaller of the two p-values is used.
     """
     beyond = abs(row.effect) - row.variation_bound
     if beyond > 0:
@@ -367,7 +368,7 @@ def _compare_quantile(
 def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
     """Compare a throughput of two single runs.
 
-    A throughput is work divided by time, so its relative error is that of the run's duration.
+    A throughput is work divided by time, so its relative error equals the relative error of the run's duration.
     """
     values = metric.formula(a.frame) or 0.0, metric.formula(b.frame) or 0.0
     if min(values) <= 0:
@@ -382,7 +383,8 @@ def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Var
 def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
     """Compare the requests of two single runs pairwise, one from A with one from B.
 
-    The tested value is the share of pairs in which the request from B is slower. Without a difference, it is one half.
+    The tested value is the share of pairs in which the request from B is slower. It is one half if A and B do not
+    differ.
     """
     samples_a, samples_b = samples_of(a, metric), samples_of(b, metric)
     count = min(len(samples_a.values), len(samples_b.values))
@@ -610,7 +612,8 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
 def number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
     """Return the number of additional requests or runs at which `t * error <= aim`, or None if impractical.
 
-    `t` is the quantile of Student's t at `share`, and `error` is proportional to `1 / sqrt(number)`.
+    `t` is the `share`-quantile of Student's t distribution, so `t * error` is the half-width of an interval. `error` is
+    proportional to `1 / sqrt(number)`, where `number` is the number of requests or runs.
     """
     if not math.isfinite(row.error):
         return None

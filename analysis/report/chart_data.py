@@ -3,8 +3,9 @@
 Large data sets are thinned, which keeps the page small. In the data, `n` is the number of samples and `drawn` is how
 many of them are drawn.
 
-- Distributions draw evenly spaced ranks, and always the smallest and largest samples, so the tails stay visible.
-- Charts of requests draw every k-th request in the order sent, and in addition the slowest and the failed ones.
+- Charts of distributions draw samples at evenly spaced ranks. They also draw the smallest and largest samples, so the
+  tails stay visible.
+- Charts of requests draw every k-th request in the order sent. They also draw the slowest and the failed requests.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def _time_grid(frame: Frame) -> tuple[float, float, int] | None:
 
 
 def send_times(frame: Frame) -> dict[str, Any]:
-    """Return the cumulative number of sent requests (`y`) by the time in seconds after the first one (`x`)."""
+    """Return the number of requests sent so far (`y`) at each time in seconds after the first request (`x`)."""
     sent = np.sort(frame.sent_ns[frame.sent])
     ranks = plotted_ranks(len(sent))
     after_s = (sent[ranks] - sent[0]) / 1e9 if len(sent) else sent
@@ -273,7 +274,7 @@ def send_times(frame: Frame) -> dict[str, Any]:
 
 
 def first_tokens(frame: Frame) -> dict[str, Any]:
-    """Return the TTFT of complete requests with their prompt length and position, and trends along both.
+    """Return TTFT, prompt length and position of each complete request, and how TTFT depends on each of the two.
 
     The position of a request is its number in the order sent, from 1.
     """
@@ -414,8 +415,8 @@ def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
 def plotted_indices(values: Sequence[float | None]) -> list[int]:
     """Return the indices of the points to draw.
 
-    All points of a short series are drawn. A long series is divided into PIECES pieces. Of each piece, the first
-    point, the minimum, the maximum and the first gap are drawn.
+    All points of a short series are drawn. A long series is divided into PIECES pieces. Four points of each piece are
+    drawn: its first point, minimum, maximum and first gap.
     """
     if len(values) <= 3 * PIECES:
         return list(range(len(values)))

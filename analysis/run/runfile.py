@@ -58,7 +58,7 @@ def load_facts(arrivals: str, workload: str, concurrency: int = 0) -> LoadFacts:
 
 
 class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """Properties of a source of receive timestamps (loadgen.servers.wire.timestamps)."""
+    """Properties of a timestamp source, such as packet or socket timestamps (loadgen.servers.wire.timestamps)."""
 
     name: str = ""
     """Name of the source in Records. Records that name a different source count as timestamped in user space."""
@@ -87,7 +87,7 @@ class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def stamp_facts(*names: str) -> StampFacts:
-    """Return the properties of the least exact of these timestamp sources. Unknown sources count as least exact."""
+    """Return the properties of the least exact source in `names`. An unknown source counts as the least exact."""
     from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source
     from loadgen.servers.wire.timestamps import PLAIN
 
@@ -155,7 +155,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def confidence(self) -> float | None:
-        """The confidence that the objectives require (--confidence). None if the measured figure decides."""
+        """The confidence that a verdict requires (--confidence). None: the measured value alone decides."""
         if self.plan.get("objectives"):
             return self.plan.get("confidence")
         # The command of a sweep has an option of the same name, but no --assert.
@@ -335,7 +335,7 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
 
 
 def _note_simulated(run: Run) -> None:
-    """Set `simulated` in the header if responses of the server report it and the probe did not detect it."""
+    """Set `simulated` in the header if the server's responses report it, but the probe did not detect it."""
     if run.header.server.get("simulated"):
         return
     for sample in run.telemetry:

@@ -128,8 +128,8 @@ def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | 
     """Return the completed requests per second of an overloaded server, or None if the server keeps up with the load.
 
     A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
-    complete per second. In a run that was ended early, few requests are complete. The rate is then at least
-    `output tokens per second * sent requests / requested output tokens`."""
+    complete per second. In a run that was ended early, few requests are complete. The result is then estimated from the
+    output tokens, if that gives a higher rate: `output tokens per second * sent requests / requested output tokens`."""
     rate = summary.throughput.requests_per_s
     tokens_per_s = summary.throughput.output_tokens_per_s
     requested_tokens = summary.tokens.output_asked
@@ -161,7 +161,7 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return a predicted point for the charts: the load and the main figures of its simulation with a twin."""
+    """Return one point of a sweep's predicted curves. `summary` is that of the simulation with a twin at `load`."""
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,

@@ -197,7 +197,7 @@ class SettingsCommand:
 def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], SettingsCommand]:
     """Return a decorator that turns a function into a command with an option for each field of the Plan.
 
-    The command also has the options of `shared`. `variation` holds keyword arguments of `plan_parameters`.
+    The command also has the options of `shared`. `variation` contains the keyword arguments for `plan_parameters`.
     """
     return lambda function: SettingsCommand(function, functools.partial(plan_parameters, **variation), shared)
 

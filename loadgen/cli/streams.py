@@ -1,4 +1,4 @@
-"""Standard output and standard error that never end a measurement, even if they are broken, full or closed."""
+"""Replaces standard output and standard error, so that no broken, full or closed stream ends a measurement."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TolerantStream:
 
     @property
     def lost(self) -> bool:
-        """Return True if text was lost although the stream still had a reader."""
+        """Return True if text was lost, for example on a full disk. Text without a reader does not count as lost."""
         return self.error is not None and self.error.errno not in NO_READER_ERRORS
 
     def _attempt(self, call: Any, *arguments: str) -> None:

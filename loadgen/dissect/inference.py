@@ -272,8 +272,8 @@ def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceL
 def _fastest_total(repeats: list[list[float]]) -> float:
     """Return the sum of the fastest times of all calls, in s.
 
-    Each item of `repeats` contains the times of the same calls in another repeat. A call counts with its fastest
-    repeat.
+    Each repeat makes the same calls, so `repeats[i][j]` is the time of call j in repeat i. The fastest time of a call
+    is its minimum over the repeats.
     """
     same_calls = len({*map(len, repeats)}) == 1
     return math.fsum(map(min, zip(*repeats, strict=same_calls)))

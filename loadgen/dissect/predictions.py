@@ -62,7 +62,7 @@ def _torch_step(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, 
 
 
 def _link(name: str, probe: LinkProbe) -> Link:
-    """Return a link with the measured bandwidth and latency of a collective."""
+    """Return a link of the hardware model with the bandwidth and latency that `probe` measured for a collective."""
     return Link(
         name,
         bytes_per_s=probe.bytes_per_s,

@@ -9,7 +9,8 @@ Command messages pass from one command to the other. The Locust processes seal a
 them. Events and orders pass between a command and its own Locust process. A frame consists of a 4-byte length (network
 byte order) and a msgpack message.
 
-Both sides prove that they hold the token. Every later message carries an authentication code (HMAC) derived from it:
+Both sides prove that they hold the token. Every later message carries an authentication code (HMAC) that is derived
+from the token:
 
     worker machine                        master
     hello, nonce ─────────────────────────>
@@ -279,13 +280,13 @@ class Exchanged(Message, frozen=True):
 
 
 class ClockSeries(Message, frozen=True):
-    """As an order on the master: run a series of clock exchanges with a machine. As an event: the series has ended."""
+    """Order on the master: run a series of clock exchanges with a machine. As an event: the series has ended."""
 
     node: str
 
 
 class Sealed(Message, frozen=True):
-    """As an order: seal this message and send it. As an event: a sealed message has arrived and was opened."""
+    """Order: seal this message and send it. As an event: a sealed message has arrived and was opened."""
 
     node: str
     body: bytes
@@ -472,7 +473,7 @@ def token_of(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """The handshake with a joining worker machine. It holds the values that both sides know."""
+    """The handshake with a joining worker machine. Both sides compute their proofs from its fields."""
 
     token: str
     node: str

@@ -23,8 +23,8 @@ class ClosedLoop:
     When a request ends, the client's next request becomes due `think_ns` later. From the offset `until_ns` on, no
     request becomes due.
 
-    One request per client is drawn ahead. Several requests may end together, and drawing and encoding their successors
-    at that time would delay them.
+    The next request of each client is built and encoded (drawn) before it is due. Several requests may end together,
+    and building the next requests at that time would delay them.
     """
 
     closed = True
@@ -48,7 +48,7 @@ class ClosedLoop:
         return group
 
     def draw(self) -> bool:
-        """Draw one request ahead, if there is time for it.
+        """Build and encode one request before it is due, unless every client already has one.
 
         Return True if a request was drawn, or False if enough are drawn or none is left.
         """
@@ -96,8 +96,7 @@ class Sessions:
         return group
 
     def draw(self) -> bool:
-        """Draw the first turn of a session ahead. Return True if one was drawn, or False if enough are drawn or none is
-        left."""
+        """Build and encode the first turn of a session before it is due. Return as `ClosedLoop.draw` does."""
         return self._starts.draw()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:

@@ -151,10 +151,17 @@ def probe(
     address = server_address(url)
     with closing(JsonClient(address.url, access, say=say)) as client:
         get_json = _ProbeClient(client)
-        facts = _identify(get_json, address.base, [BACKENDS[server]] if server else _most_specific_first())
         generic = _most_specific_first()[-1]
-        if facts is None and model and server in ("", generic.name) and not get_json.response(MODELS_PATH).location:
-            facts = ServerFacts(generic.name, address.base)  # for a generic protocol the name of the model is enough
+        # For a generic protocol the name of the model is enough, even if a gateway does not publish the list of models.
+        model_is_enough = bool(model) and server in ("", generic.name)
+        facts = None
+        try:
+            facts = _identify(get_json, address.base, [BACKENDS[server]] if server else _most_specific_first())
+        except UnauthorizedError:
+            if not model_is_enough:
+                raise
+        if facts is None and model_is_enough and not get_json.response(MODELS_PATH).location:
+            facts = ServerFacts(generic.name, address.base)
         if facts is None:
             raise _wrong_server(get_json, address.base, BACKENDS.get(server))
         backend = BACKENDS[facts.name]
@@ -462,7 +469,8 @@ def _wrong_server(get_json: _ProbeClient, url: str, requested: Backend | None) -
     response = get_json.response(MODELS_PATH)
     words = "lists no model" if response.status == OK else f"answers {response.words}"
     generic = _most_specific_first()[-1].name
-    hint = f"check host, port and path in --url; --server {generic} --model NAME works without {MODELS_PATH}"
+    named = f"--server {generic} " if requested else ""
+    hint = f"check host, port and path in --url; {named}--model NAME works without {MODELS_PATH}"
     if response.status in BUSY_STATUSES:
         hint = "it may still be loading its model, or it limits requests: try again when it is ready"
     elif response.location:

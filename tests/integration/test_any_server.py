@@ -134,6 +134,19 @@ def test_it_is_measured_by_its_url_alone(name: str, tmp_path: Path) -> None:
     assert not [field for body in bodies for field in refused if field in {**body, **body.get("stream_options", {})}]
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_url_alone_is_enough(name: str, tmp_path: Path) -> None:
+    """Without a tokenizer, prompts have about the requested length, and every output calls it estimated."""
+    with answering(SERVERS[name]) as stub:
+        code, out, err = burst(tmp_path, "--url", f"{stub.url}/v1", *LENGTHS)
+    assert code in (0, 5), err
+    assert accounted(tmp_path, 4) == {"complete": 4}
+    text = " ".join(out.split())
+    assert "about 32 tokens (estimated) in, 6 out" in text
+    assert "4 prompts of about 32 tokens (estimated) for org/model" in text
+    assert "4 requests of about 32 tokens (estimated), all at once" in text
+
+
 def test_a_probe_that_generates_waits_as_long_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server with a slow first token is not still loading: --timeout says how long."""
 

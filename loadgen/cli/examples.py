@@ -10,7 +10,7 @@ EXAMPLES = {
     "servers": "loadgen servers up --server vllm --model llama-2-7b",
     "report": "loadgen report runs/A",
     "compare": "loadgen compare runs/A runs/B",
-    "export": "loadgen export runs/A --csv",
+    "export": "loadgen export runs/A --csv tables",
     "calibrate": "loadgen calibrate --quick",
     "dissect": "loadgen dissect inference --model llama-2-7b --layers 2",
     "simulate": "loadgen simulate --server vllm --gpu H100 --rate 20 --n 500",

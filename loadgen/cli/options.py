@@ -133,9 +133,12 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
 
 def completion_of(name: str) -> Callable[[str], list[str]] | None:
     """Return the completion function of an option for typer, or None if its values cannot be listed."""
-    if name not in CHOICES:
-        return None
-    return lambda incomplete: [value for value in CHOICES[name]() if value.startswith(incomplete)]
+    return complete(CHOICES[name]) if name in CHOICES else None
+
+
+def complete(choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a completion function for typer that offers these values."""
+    return lambda incomplete: [value for value in choices() if value.startswith(incomplete)]
 
 
 Catalog = Annotated[

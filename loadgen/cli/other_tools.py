@@ -75,8 +75,8 @@ LEFT_OUT_FLAGS = {
 LEFT_OUT = {
     "--result-filename": SAVED,
     "--outputs": SAVED,
-    "--format": "--json prints summary.json; `loadgen export RUN --csv` writes tables",
-    "--csv": "`loadgen export RUN --csv` writes tables",
+    "--format": "--json prints summary.json; `loadgen export RUN --csv FOLDER` writes tables",
+    "--csv": "`loadgen export RUN --csv FOLDER` writes tables",
     "--html": SAVED,
     "--summary-export": SAVED,
     "--metadata": "use --label and --platform",
@@ -155,6 +155,9 @@ FOREIGN_FORMS = {
     **dict.fromkeys(("--out", "-o", "--output"), re.compile(r"(json|csv|influxdb|experimental-[\w-]+)(=|$)")),
 }
 """Forms of values that are those of another tool, for options that loadgen has."""
+CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+"""User and password of a URL."""
+SCRIPTS = (".js", ".ts", ".py")
 URL = re.compile(r"(https?://\S+|[\w.-]+:\d+(/\S*)?)")
 ONLY_RUN = {
     **{option: option for option in ("--rate", "--concurrency", "--duration", "--arrivals")},
@@ -309,13 +312,13 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
 def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
     """Read a word that belongs to no option: a URL, or the plan file of `run` if arguments are allowed."""
     if URL.fullmatch(word):
-        draft.foreign.append(word)
+        draft.foreign.append(CREDENTIALS.sub("", word))
         draft.set("--url", word)
-    elif allowed:
+    elif allowed and not word.endswith(SCRIPTS):
         draft.arguments.append(word)
     else:
         draft.unknown.append(word)
-        draft.leave_out(word, "this command has no arguments")
+        draft.leave_out(word, "loadgen runs no script" if word.endswith(SCRIPTS) else "this command has no arguments")
 
 
 def _split(word: str, known: dict[str, Any]) -> tuple[str, str | None]:
@@ -361,7 +364,7 @@ def _read_foreign(draft: Draft, name: str, value: str) -> None:
         draft.command = "sweep"
         draft.set(option, value)
     elif name in ("--out", "-o", "--output"):
-        draft.leave_out(name, f"{SAVED}; `loadgen export RUN --csv` writes tables")
+        draft.leave_out(name, f"{SAVED}; `loadgen export RUN --csv FOLDER` writes tables")
     elif name in _OURS:
         _set_renamed(draft, _OURS[name], value)
     else:
@@ -635,15 +638,17 @@ def _compose(draft: Draft) -> None:
     has_load = any(option in draft.values for option in ("--rate", "--arrivals", "--concurrency", "--duration"))
     if draft.command == "burst" and has_load:
         draft.command = "run"
-    if draft.command == "sweep" and "--rate" in draft.values:
-        draft.set("--rates", draft.values.pop("--rate")[0])
+    if draft.command == "sweep":
+        for option, renamed in (("--rate", "--rates"), ("--assert", "--objective")):
+            if option in draft.values:
+                draft.values[renamed] = draft.values.pop(option)
     if draft.command == "run" and not has_load and "--n" in draft.values and draft.first("--n"):
         draft.command = "burst" if not draft.arguments else "run"
     ends_itself = bool(draft.arguments) or (draft.first("--arrivals") or "").startswith(("ramp:", "steps:", "trace:"))
     if draft.command == "run" and not (ends_itself or {"--n", "--duration"} & draft.values.keys()):
         draft.set("--duration", "60s")
         draft.notes.append("--duration 60s is added, because a run needs an end.")
-    if draft.command == "sweep" and not {"--rates", "--concurrency"} & draft.values.keys():
+    if draft.command == "sweep" and not {"--rates", "--concurrency", "--objective"} & draft.values.keys():
         draft.set("--objective", "ttft.p99 < 1s")
         draft.notes.append("Replace the objective by yours: a sweep finds the highest load that meets it.")
 
@@ -656,8 +661,11 @@ def _compose_url(draft: Draft) -> None:
             port = "8000"
         draft.set("--url", f"{base.rstrip('/')}:{port}" if port else base)
     url = draft.first("--url")
-    if url and "://" not in url:
-        draft.set("--url", f"http://{url}")
+    if url:
+        url = url if "://" in url else f"http://{url}"
+        draft.set("--url", CREDENTIALS.sub("", url))
+        if CREDENTIALS.search(url):
+            draft.notes.append("The user and password of the URL are left out: write them as --header.")
     path = draft.special.get("path")
     if path:
         draft.leave_out(f"--endpoint {path}", "loadgen measures completions, chat and embeddings")

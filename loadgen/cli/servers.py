@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, fields
 from inspect import Parameter
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Annotated, Any, get_type_hints
 from typer import Argument, BadParameter, Exit, Option, Typer
 
 from loadgen.cli import TYPER_DEFAULTS
-from loadgen.cli.options import SettingsCommand, seconds, seconds_with_unit
+from loadgen.cli.options import SettingsCommand, complete, seconds, seconds_with_unit
 from loadgen.errors import EXIT_SERVER, PlanError
 from loadgen.servers.auth import Access, read_secret
-from loadgen.servers.backends import BACKENDS, join_or, launchable_backends
+from loadgen.servers.backends import BACKENDS, join_or, launchable_backends, simulated_backends
 from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import check_limits, probe
 from loadgen.servers.errors import LaunchError, ServerError
@@ -30,6 +30,12 @@ from loadgen.servers.launch.process import BackgroundServer, log_file
 from loadgen.servers.launch.spec import LOCAL, LaunchSpec, read_hosts
 
 LAUNCH_METHODS = ("compose", "process", "simulated")
+SIMULATED_CHOICES: dict[str, Callable[[], Iterable[str]]] = {
+    "server": simulated_backends,
+    "clock": lambda: ("script", "batching"),
+    "vintage": lambda: ("current", "2023"),
+}
+"""Functions that return the values of options of `mock-server`, for completion in a shell."""
 
 servers = Typer(
     no_args_is_help=True,
@@ -37,8 +43,16 @@ servers = Typer(
     **TYPER_DEFAULTS,
 )
 
-_Server = Annotated[str, Option(help=f"Server type: {join_or(launchable_backends())}.")]
-_AnyServer = Annotated[str | None, Option(help=f"Server type: {join_or(launchable_backends())}. Default: all of them.")]
+_Server = Annotated[
+    str, Option(help=f"Server type: {join_or(launchable_backends())}.", autocompletion=complete(launchable_backends))
+]
+_AnyServer = Annotated[
+    str | None,
+    Option(
+        help=f"Server type: {join_or(launchable_backends())}. Default: all of them.",
+        autocompletion=complete(launchable_backends),
+    ),
+]
 _HostName = Annotated[str, Option(help="Host from the hosts file. `local` is this machine.")]
 _Hosts = Annotated[Path | None, Option(help="Hosts file. Default: hosts.toml in the current folder, if it exists.")]
 _File = Annotated[Path | None, Option(help="For compose: path of another docker-compose.yml.")]
@@ -308,6 +322,8 @@ def _parameters() -> Iterator[Parameter]:
         default: Any = Parameter.empty if field.default is MISSING else field.default
         flag = f"--{field.name.replace('_', '-')}"
         keywords: dict[str, Any] = {}
+        if field.name in SIMULATED_CHOICES:
+            keywords["autocompletion"] = complete(SIMULATED_CHOICES[field.name])
         if field.name.endswith("_s"):
             default = f"{default * 1e3:g}ms"
             flag = flag.removesuffix("-s")

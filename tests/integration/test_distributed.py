@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import msgpack
@@ -42,13 +43,20 @@ class Machines:
     """A master, and worker machines that find it."""
 
     def __init__(
-        self, folder: Path, started: list[Process], url: str, machines: int, *options: str, port: str = "0"
+        self,
+        folder: Path,
+        started: list[Process],
+        url: str,
+        machines: int,
+        *options: str,
+        port: str = "0",
+        command: str = "burst",
     ) -> None:
         self.folder = folder
         self._started = started
         common = ["--server", "tgi", "--url", url, "--no-report", "--output-tokens", "8", "--input-tokens", "16"]
         several = ["--distributed", "--expect-workers", str(machines), "--bind", f"127.0.0.1:{port}"]
-        self.master = start(folder, *common, *several, *options, LOADGEN_TOKEN=TOKEN)
+        self.master = start(folder, *common, *several, *options, command=command, LOADGEN_TOKEN=TOKEN)
         started.append(self.master)
         self.said: list[str] = []
         self.port = re.findall(r":(\d+)$", self.until("waiting for"))[0]
@@ -126,6 +134,34 @@ def test_who_is_let_in_and_who_leaves(tmp_path: Path, started: list[Process]) ->
     assert "was interrupted on its machine" in " ".join(run.footer.notes)
     assert all(TOKEN.encode() not in file.read_bytes() for file in (tmp_path / "run").iterdir())
     assert not (tmp_path / "two" / "run").exists()  # the master has everything that was recorded
+
+
+def test_machines_share_the_concurrency(tmp_path: Path, started: list[Process]) -> None:
+    """Each worker keeps its share of the requests in flight, and the others wait. No machine drops one."""
+    with running(SimulatedConfig(server="tgi", ttft_s=0.1, itl_s=0.0)) as simulated:
+        load = ("--rate", "200", "--concurrency", "3", "--n", "24")
+        machines = Machines(tmp_path, started, simulated.url, 2, *load, command="run")
+        workers = [machines.worker("one"), machines.worker("two")]
+        code, out, _ = end_of(machines.master)
+        assert [end_of(worker)[0] for worker in workers] == [0, 0]
+    assert code in (0, 5)
+    assert accounted(tmp_path, 24) == {"complete": 24}
+    records = runfile.read(tmp_path / "run").records
+    for worker, limit in ((0, 2), (1, 1)):
+        own = [record for record in records if record.worker == worker]
+        changes = sorted([(record.sent_ns or 0, 1) for record in own] + [(record.end_ns or 0, -1) for record in own])
+        assert max(accumulate(step for _, step in changes)) == limit
+    assert "requests waited because of --concurrency" in " ".join(out.split())
+
+
+def test_more_workers_than_requests_in_flight_are_refused(tmp_path: Path) -> None:
+    """A worker without a share would send nothing. The master says so before it waits for machines."""
+    with running(SimulatedConfig(server="tgi")) as simulated:
+        load = ("--server", "tgi", "--url", simulated.url, "--rate", "200", "--concurrency", "1", "--n", "24")
+        code, _, err = in_process(
+            tmp_path, "run", *load, "--distributed", "--expect-workers", "2", "--bind", "127.0.0.1:0"
+        )
+    assert (code, "2 workers cannot share --concurrency 1" in err) == (2, True), err
 
 
 def test_a_machine_that_stays_outlives_a_run_and_not_its_master(tmp_path: Path, started: list[Process]) -> None:

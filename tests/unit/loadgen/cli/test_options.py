@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from loadgen.cli import COMMANDS
+from loadgen.cli import COMMAND_GROUPS, COMMANDS, app
 from loadgen.cli.command_help import HEADINGS
+from loadgen.cli.examples import EXAMPLES
 from tests.support.command import in_process
 
 
@@ -47,9 +51,26 @@ def test_help_fits_a_screen(command: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("loadgen bu", "burst"), ("loadgen run --arr", "--arrivals"), ("loadgen servers st", "status")],
+    [
+        ("loadgen bu", "burst"),
+        ("loadgen mo", "mock-server"),
+        ("loadgen run --arr", "--arrivals"),
+        ("loadgen servers st", "status"),
+        ("loadgen run --server v", "vllm"),
+        ("loadgen burst --server vllm --endpoint ch", "chat"),
+        ("loadgen run --arrivals po", "poisson:"),
+        ("loadgen run --workload alp", "alpaca:"),
+        ("loadgen run --stamps r", "ring"),
+        ("loadgen run --lengths ap", "approximate"),
+        ("loadgen run --client-priority n", "normal"),
+        ("loadgen run --catalog paper-", "paper-burst"),
+        ("loadgen simulate --server li", "lightllm"),
+        ("loadgen mock-server --server t", "tgi"),
+        ("loadgen mock-server --server tgi --clock b", "batching"),
+        ("loadgen servers up --server l", "lightllm"),
+    ],
 )
-def test_a_shell_completes_commands_and_options(
+def test_a_shell_completes_commands_options_and_values(
     words: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `loadgen --install-completion` has it ask."""
@@ -58,6 +79,55 @@ def test_a_shell_completes_commands_and_options(
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     code, said, _ = in_process(tmp_path)
     assert (code, said.split()) == (0, [expected])
+
+
+def test_the_list_of_commands_has_groups_and_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command has one complete line, under the heading of what it is for; the old name of a command is hidden."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = in_process(tmp_path, "--help")
+    lines = shown.splitlines()
+    assert code == 0
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines[1:] if line.endswith("...")]
+    for heading, names in COMMAND_GROUPS.items():
+        begin = lines.index(f"{heading}:") + 1
+        assert [line.split()[0] for line in lines[begin : begin + len(names)]] == [*names]
+    assert sum(line.startswith("  loadgen ") for line in lines) == 3
+    assert "docs/index.md" in shown
+    assert not re.search(r"^  sim ", shown, re.M)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_command_can_be_parsed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands at the end of the help, fits 80 columns, and its options exist."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, shown, _ = in_process(tmp_path, name, "--help")
+    assert f"Example: {EXAMPLES[name]}" in shown
+    assert len(f"Example: {EXAMPLES[name]}") <= 80
+    words = shlex.split(EXAMPLES[name])[1:]
+    assert words[0] == name
+    group: Any = get_command(app)
+    command = group.get_command(None, name)
+    context = command.make_context(name, words[1:])
+    if hasattr(command, "get_command"):
+        subcommand = command.get_command(context, words[1])
+        subcommand.make_context(words[1], words[2:], parent=context)
+
+
+def test_the_old_name_of_a_command_still_works(tmp_path: Path) -> None:
+    """`sim` is `mock-server`."""
+    code, shown, _ = in_process(tmp_path, "sim", "--help")
+    assert (code, shown) == (
+        0,
+        in_process(tmp_path, "mock-server", "--help")[1].replace("loadgen mock-server [", "loadgen sim ["),
+    )
+
+
+def test_help_shows_placeholders_instead_of_types(tmp_path: Path) -> None:
+    """`--n N`, not `--n INTEGER`."""
+    for name in COMMANDS:
+        _, shown, _ = in_process(tmp_path, name, "--help")
+        assert not re.search("<(str|int|float|path)( range)?>|INTEGER", shown)
 
 
 def test_a_simulated_time_needs_a_unit(tmp_path: Path) -> None:

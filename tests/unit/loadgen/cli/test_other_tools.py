@@ -92,6 +92,10 @@ ANSWERS = {
     f"run {URL} --vus 10": f"run {URL} --concurrency 10 --duration 60s",
     f"burst {URL} --vus 10 -n 100": f"run {URL} --concurrency 10 --n 100",
     f"run {URL} --concurrency 1,2,4": f"sweep {URL} --concurrency 1,2,4",
+    f"run {URL} --concurrency-sweep 1,2 --slo 'ttft.p99<500ms'": (
+        f"sweep {URL} --concurrency 1,2 --objective 'ttft.p99 < 500ms'"
+    ),
+    f"k6 run --vus 5 --duration 10s {URL} script.js": f"run {URL} --concurrency 5 --duration 10s",
     f"run {URL} --rate 5 --n 9 --input_tokens 64": f"run {URL} --rate 5 --n 9 --input-tokens 64",
     f"burst {URL} --rate 5 --duration 9s": f"run {URL} --rate 5 --duration 9s",
     f"sweep {URL} --rate 5 --objective 'ttft.p99 < 1s'": f"sweep {URL} --rates 5 --objective 'ttft.p99 < 1s'",
@@ -132,12 +136,21 @@ def test_values_are_quoted_for_a_shell(tmp_path: Path) -> None:
     assert shlex.split(line)[-1] == "jsonl:it's a; file.jsonl"
 
 
-@pytest.mark.parametrize("option", ["--api-key sk-test-123456", "-H 'Authorization: Bearer sk-test-123456'"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--api-key sk-test-123456",
+        "-H 'Authorization: Bearer sk-test-123456'",
+        "--header 'Authorization: Bearer sk-test-123456'",
+        "--base-url http://user:sk-test-123456@h:1",
+        "http://user:sk-test-123456@h:1",
+    ],
+)
 def test_a_key_is_never_shown(option: str, tmp_path: Path) -> None:
-    """The answer says where to put the key instead."""
-    lines = answer(tmp_path, f"run {URL} --qps 5 {option}")
+    """The answer leaves it out, and says where to put it instead."""
+    lines = answer(tmp_path, f"run --qps 5 {option}")
     assert "sk-test" not in " ".join(lines)
-    assert "The key is left out: put it into the environment, as LOADGEN_API_KEY." in lines
+    assert "left out: " in " ".join(lines) or "$AUTHORIZATION" in " ".join(lines)
 
 
 @pytest.mark.parametrize("option", sorted(options_of_other_tools()))

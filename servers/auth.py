@@ -44,7 +44,7 @@ _SECRET_OPTION = re.compile(r"(?i)[\w-]*(?:key|password|secret|token)")
 """Names of options and environment variables that hold secrets. `--max-tokens` and `--api-key-env` do not match."""
 _SECRET_FIELD = re.compile(
     r"(?i)(?:[\w-]*[_-])?(?:api[_-]?key|access[_-]?key|private[_-]?key|auth|authorization|bearer|cookie|credentials?|"
-    r"pass(?:word|wd|phrase)|secret|(?<!cache[_-])(?<!cache)key|"
+    r"pass(?:word|wd|phrase)|pwd|jwt|signature|secret|(?<!cache[_-])(?<!cache)key|"
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!stop[_-])(?<!image[_-])token)|"
     r"(?-i:[a-z]\w*(?:Key|Secret|Token|Password))"
 )

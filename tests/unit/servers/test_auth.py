@@ -341,3 +341,17 @@ def test_secret_fields_are_filled_from_the_environment() -> None:
         fill_fields({"api_key": "$NOT_THERE"}, environ)
     with pytest.raises(SecretError, match="fewer than 6 characters"):
         Plan(server="tgi", n=1, extra_body={"api_key": "short"})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        *((name, True) for name in ("api_key", "apikey", "x-api-key", "OPENAI_API_KEY", "apiKey", "accessToken")),
+        *((name, True) for name in ("hf_token", "password", "db_passwd", "client_secret", "Authorization", "jwt")),
+        *((name, False) for name in ("prompt_cache_key", "eos_token", "stop_token_ids", "max_tokens", "author")),
+        *((name, False) for name in ("tokens", "keywords", "monkey", "return_tokens_as_token_ids")),
+    ],
+)
+def test_the_name_tells_whether_a_field_is_secret(name: str, is_secret: bool) -> None:
+    """Names of keys, tokens and passwords are recognised in any spelling. Fields about tokens of text are not."""
+    assert (redact_fields({name: "some-text-7"}) != {name: "some-text-7"}) == is_secret

@@ -114,7 +114,7 @@ SAMPLING_INTERVAL = require(
 
 
 class _KeywordSignature:
-    """Class attribute that computes the signature of a Plan class when `inspect.signature` or an IDE reads it."""
+    """Descriptor that computes the signature of a Plan class when `inspect.signature` or an IDE reads it."""
 
     def __get__(self, _plan: Plan | None, cls: type[Plan]) -> Signature:
         return keyword_signature(cls)
@@ -311,8 +311,9 @@ class Plan:
 
     @property
     def uses_sessions(self) -> bool:
-        """Return True if the workload is multi-turn. The plan then counts sessions instead of requests: in `n`, clients
-        and arrivals."""
+        """Return True if the workload is multi-turn.
+
+        `n`, the number of clients and the arrivals then count sessions instead of requests."""
         return isinstance(self.prompt_source, MultiTurn)
 
     @property
@@ -359,7 +360,7 @@ class Plan:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
 
     def _end_mistakes(self) -> Iterator[str]:
-        """Yield a message for each mistake about the end of the load. A file that is not repeated is an end."""
+        """Yield a message if the load would never end, or if `--repeat-file` has no file to repeat."""
         if self.repeat_file and not self.uses_file:
             yield f"--repeat-file: --workload {self.workload} reads no file"
         process = self.arrival_process

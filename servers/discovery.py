@@ -96,8 +96,9 @@ def resolve(
 class _ProbeClient:
     """Sends each GET of a probe once, and remembers the responses.
 
-    If the server has no `/v1/models`, but a list of models directly below its base, all OpenAI routes are requested
-    there. Gateways of hosted servers have such routes: `/api/v3/chat/completions`."""
+    Some gateways of hosted servers have their OpenAI routes directly below the base URL, as in
+    `/api/v3/chat/completions`. If the list of models is at `/models` and not at `/v1/models`, all OpenAI routes are
+    requested without `/v1`."""
 
     def __init__(self, client: JsonClient) -> None:
         self.client = client
@@ -318,7 +319,7 @@ def exceeded_request_limit(facts: ServerFacts, n: int) -> str:
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
     """Return the limits that `value` exceeds, as pairs of a message and the server option that raises the limit.
 
-    `bounds` is the type of the limits, as in ServerLimit. `load` is the description of `value` in the message."""
+    Only limits with this value of `ServerLimit.bounds` are checked. `load` describes `value` in the message."""
     return [
         (f"{load} exceed its {name} of {facts.limits[name]}", limit.flag)
         for name, limit in BACKENDS[facts.name].limits.items()
@@ -351,7 +352,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     @property
     def counting_path(self) -> str:
-        """Path of the route that counts a prompt without running it, or of the route that runs it."""
+        """Path of a route that only counts tokens, or else of one that runs the model and reports the count."""
         return self.plain.route.path if self.plain else self.route.path
 
     @property
@@ -447,7 +448,9 @@ def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerF
 
 
 def _is_listed(get_json: GetJson, facts: ServerFacts, model: str | None) -> bool:
-    """Return False if the server lists models, and `model` is not one of them. None is the server's first model."""
+    """Return False if the server lists models and `model` is not one of them.
+
+    None stands for the server's first model, which is always listed."""
     known = {facts.model} - {""}
     with suppress(UnauthorizedError):
         known |= {str(card["id"]) for card in model_cards(get_json(MODELS_PATH)[1]) if "id" in card}

@@ -155,8 +155,8 @@ class JsonClient:
     def _retry_delay_s(self, response: JsonResponse, attempt: int) -> float | None:
         """Return the time to wait before a request is repeated, or None if it must not be repeated.
 
-        A server that states no time and stays busy through all attempts is not waited for again, because its later
-        responses would be the same."""
+        If a server states no time and stays busy through all attempts, later requests are not repeated either, because
+        the server would probably still be busy."""
         if response.status not in BUSY_STATUSES:
             return None
         stated_s = response.retry_after_s

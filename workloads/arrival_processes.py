@@ -323,8 +323,8 @@ class Trace(Arrivals, frozen=True):
     def describe(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
         """Return a sentence about the replay: number of requests, duration, rate, and unit of the timestamps.
 
-        The sentence is shown before any request is sent, so that users notice a wrong unit. `whole` is True if only
-        `limit` may end the replay before the end of the file."""
+        The sentence is shown before any request is sent, so that users notice a wrong unit. `whole` is False if another
+        setting than `limit`, such as a duration, may end the replay early."""
         trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
         count = len(due_ns)
         span_ns = due_ns[-1] - due_ns[0] if due_ns else 0
@@ -343,8 +343,8 @@ class Trace(Arrivals, frozen=True):
     def _left_out(self, count: int, *, whole: bool) -> int:
         """Return the number of skipped rows, which have no input or output tokens.
 
-        If `whole` is True, the rows of the whole file are counted from `start_ns` on. Otherwise counting stops at the
-        last of the `count` replayed requests."""
+        Counting begins at `start_ns`. If `whole` is True, it continues to the end of the file. Otherwise it stops at
+        the last of the `count` replayed requests."""
         left_out = seen = 0
         for row in self._rows():
             left_out += not row.has_tokens

@@ -45,7 +45,7 @@ NOT_TEXT = (
 
 
 class UnknownCountError(Exception):
-    """A server does not report the number of tokens of a text."""
+    """Raised if a server does not report the number of tokens of a text."""
 
 
 class WorkloadError(ValueError):

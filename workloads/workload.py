@@ -244,18 +244,18 @@ def prepare_prompts(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> Prompts:
-    """Prepare the prompts of a run. Every request that this takes is sent to the server here.
+    """Prepare the prompts of a run. The server is needed only during this call, which sends it texts to count.
 
     - `token_ids`: True if the endpoint accepts token ids.
     - `local`, `server`: the available tokenizers. None if there is none.
     - `chat`: True if the endpoint is a chat endpoint.
     - `by`: the method that counts tokens if lengths need not be exact.
-    - `store`: the storage of what earlier runs learned about the server's vocabulary.
+    - `store`: stores the server's vocabulary, so that later runs need not survey it again.
     - `progress`: called with the number of prompts that have been surveyed, counted or built so far.
 
-    Texts and token ids are drawn later, when they are needed. Texts whose words do not add up are an exception
-    (loadgen.workloads.text_prompts). Raises PromptError if a length cannot be exact, or if tokenizer and server
-    disagree. Raises WorkloadError for a malformed file."""
+    Texts and token ids are generated later, when they are needed. There is one exception: if the token count of a text
+    is not the sum of its words' counts, all texts are built here (loadgen.workloads.text_prompts). Raises PromptError
+    if a length cannot be exact, or if tokenizer and server disagree. Raises WorkloadError for a malformed file."""
     from_file = getattr(spec.workload, "path", None) is not None
     counter = choose_counter(local, server, by, drawn=not from_file)
     counts: dict[str, int] = {}
@@ -322,7 +322,7 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
 def _source_of_ids(
     local: Tokenizer | None, server: ServerTokenCounter | None, counter: TokenCounter, by: CountingMethod | None
 ) -> Tokenizer | None:
-    """Return the tokenizer that returns token ids, or None if lengths are estimated without one."""
+    """Return the tokenizer to use for token ids, or None if lengths are only estimated."""
     if by == "tokenizer":
         return local
     if not counter.exact:

@@ -114,10 +114,10 @@ def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
-    """Return the plan with its URL repaired, and with the name of its server.
+    """Return the plan with a normalised URL and with the name of its server's backend.
 
-    A URL may be that of an endpoint, such as `.../v1/chat/completions`; the plan then uses this endpoint. If the plan
-    has only a URL, the server at that URL is probed. Raises loadgen.servers.errors.ServerError.
+    If the URL is that of an endpoint, such as `.../v1/chat/completions`, the plan uses this endpoint. If the plan names
+    no backend, the server at the URL is probed. Raises loadgen.servers.errors.ServerError.
     """
     if not plan.server and plan.simulated:
         return plan.replaced(server=SIMULATED_SERVER)
@@ -134,7 +134,10 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
 
 def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str, str | None]:
-    """Return the plan's fields for a URL as the user wrote it. `say` is called with a line about each repair."""
+    """Parse a URL as the user wrote it, and return the plan fields `url` and `endpoint` that result.
+
+    If the URL had to be corrected, `say` is called with a line about the correction. `option` is the source of the
+    URL."""
     address = parse_server_url(url)
     repair = describe_repair(url, address)
     if repair and say:
@@ -143,11 +146,12 @@ def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
-    """Return the API dialect of the server for an endpoint. The default endpoint is that of the plan.
+    """Return the API dialect of the server for an endpoint, by default for the endpoint that the plan names.
 
-    If neither names an endpoint, it is the first that the server accepts requests on: the native endpoint of its
-    backend, or chat. The dialect matches the server's version, and leaves out the request fields that the server
-    refuses. Raises EndpointError, NoEndpointError, RefusedModelError, VersionError or UnauthorizedError.
+    If the plan names no endpoint either, the native endpoint of the backend is tried first, and then the chat endpoint.
+    The first one on which the server accepts requests is used. The dialect matches the server's version, and leaves out
+    the request fields that the server refuses. Raises EndpointError, NoEndpointError, RefusedModelError, VersionError
+    or UnauthorizedError.
     """
     from loadgen.servers.discovery import check_version, dialect_for_version
     from loadgen.servers.endpoint_probe import choose_endpoint
@@ -185,10 +189,10 @@ def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> 
 
 
 def _test_request(plan: Plan, dialect: Dialect) -> Request:
-    """Return the request for one token that is sent before a run.
+    """Return a request for one token. It tests before a run whether the server accepts the dialect.
 
-    It has the user's fields, because a gateway may require them. Minimum lengths would contradict the length of this
-    request.
+    The request includes the user's extra body fields, because a gateway may require them. Fields that set a minimum
+    length are left out, because they would contradict the length of one token.
     """
     fields = {name: value for name, value in fill_fields(plan.extra_body).items() if not name.startswith("min_")}
     tokens = 1 if dialect.streams else 0
@@ -208,10 +212,10 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
 
 
 def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
-    """Return True if only a request can show that the server, or a gateway in front of it, accepts the dialect.
+    """Return True if a test request is needed to find out whether the server or its gateway accepts the dialect.
 
-    A server that was recognised by its own routes has its native endpoint. A simulated server that states its version
-    accepts every field.
+    No test is needed for the native endpoint of a recognised backend, unless the server may refuse some fields. No test
+    is needed for a simulated server that states its version, because it accepts every field.
     """
     is_native = dialect.path == BACKENDS[facts.name].dialects[BACKENDS[facts.name].native].path
     if not dialect.refusable_fields and is_native:
@@ -267,8 +271,8 @@ def clock_speed(plan: Plan) -> float:
 def require_server(plan: Plan, purpose: str) -> None:
     """Raise UnreachableError if the run would use the built-in simulated server although the plan does not name it.
 
-    `purpose` is the option or command that needs to know which server it judges. Raises the errors that `server_for`
-    raises.
+    `purpose` is the option or command that judges the server, and therefore must not judge a substitute. Raises the
+    errors that `server_for` raises.
     """
     if not plan.simulated and _find_server(plan, access_for(plan)) is None:
         raise _no_server_for(plan, purpose)
@@ -288,7 +292,7 @@ def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFa
 
 
 def _no_server(plan: Plan) -> str:
-    """Return text that says where no server was found."""
+    """Return the message that no server was found at the default port of the plan's backend."""
     backend = BACKENDS[plan.server]
     return f"No {backend.title} server found on 127.0.0.1:{backend.port}"
 
@@ -318,10 +322,10 @@ def _url_of(plan: Plan, say: Say | None = None) -> str | None:
 
 
 def piece_advice(plan: Plan, facts: ServerFacts) -> str:
-    """Return a message about requested output lengths that the server cannot give exactly, because it generates in
-    pieces.
+    """Return a message about requested output lengths that the server cannot give exactly.
 
-    Return an empty string if the server can give every length, or if the lengths are not known before the run.
+    Some servers generate long responses in pieces of fixed size, so a response ends only at the end of a piece. Return
+    an empty string if the server can give every length, or if the lengths are not known before the run.
     """
     from loadgen.servers.discovery import fitting_output
 

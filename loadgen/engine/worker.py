@@ -90,9 +90,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return islice(own_prompts(self.prompts, self.worker, self.workers).requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
-        """Return the number of requests that this worker would have sent by the end of the run.
+        """Return the number of requests that this worker sends in a complete run.
 
-        If a duration ends the run, this number is not known, and `due` is returned.
+        If a duration ends the run, this number is not known in advance. The result is then `due`, the number of
+        requests that became due.
         """
         if self.schedule.until_ns is not None:
             return due
@@ -165,9 +166,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
 
 def own_prompts(prompts: Prompts, worker: int, workers: int, turns: int = 1) -> Prompts:
-    """Return the prompts of a run, with empty prompts for the other workers, because building prompts is slow.
+    """Return the prompts of a run, but with empty text for the prompts of other workers.
 
-    `turns` is the number of prompts that follow each other in one session.
+    Building prompts is slow, so each worker builds only its own.
+
+    `turns` is the number of turns per session, because all turns of a session belong to the same worker.
     """
 
     def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
@@ -224,7 +227,8 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
     """Open the timestamp source.
 
-    This function runs in a separate thread, so that the packet capability ends with the thread.
+    Opening packet sockets requires a Linux capability, which belongs to a thread. This function runs in a separate
+    thread, so the capability is gone when the thread ends.
     """
     set_packet_capability(effective=True)
     return open_source(task.stamps, task.target.addresses, share)
@@ -316,7 +320,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
     """Return the settings of a ReadPacer for this task.
 
-    They are the maximum delay of reads in seconds, and the share of a core above which reads are delayed.
+    The settings are the maximum delay of a read in seconds, and the share of a CPU core above which reads are delayed.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

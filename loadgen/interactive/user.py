@@ -176,7 +176,8 @@ class PromptUser(LoadgenUser):
 class UserConnection:
     """The connection of one user.
 
-    It also implements the interfaces of Poller and event loop that an Exchange needs, with gevent's hub.
+    An Exchange expects a Poller and an asyncio event loop. This class takes the place of both, and uses gevent's hub to
+    wait for sockets.
     """
 
     late = False

@@ -440,7 +440,8 @@ class VirtualRun:
     def _handle_arrival(self, due_ns: int) -> None:
         """Handle the next event outside the engine.
 
-        This is the end of a batch in the front end, or the request that is due at `due_ns`, whichever is earlier.
+        There are two possible events: the front end finishes a batch, or a request becomes due at `due_ns`. The earlier
+        of the two is handled.
         """
         if self._front_end.busy_until_ns <= due_ns:
             for job in self._front_end.release():
@@ -508,9 +509,10 @@ class VirtualRun:
             self._keep(arrival, record, arrival.due_ns)
 
     def _release(self) -> None:
-        """Give each free place in flight to a waiting request, in order.
+        """Start waiting requests in order, as far as the limit on requests in flight allows.
 
-        The engine runs ahead of the arrivals, so a place may become free later than the request is due.
+        The engine is simulated ahead of the arrivals. If the request that makes room ends after the due time of the
+        waiting request, the latter starts at that end.
         """
         while self._waiting and self._free_ns:
             request = self._waiting.popleft()

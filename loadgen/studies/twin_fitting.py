@@ -95,7 +95,9 @@ class ObservedRun:
 
     @property
     def blocks(self) -> Integers:
-        """Block number of each request, from 0. All blocks contain the same number of requests with a latency."""
+        """Index of the bootstrap block to which each request belongs.
+
+        Blocks follow each other in time. All of them contain about the same number of requests with a latency."""
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
 
@@ -300,8 +302,8 @@ class FitProblem:
         """Choose the token budget of a step that best explains the measured number of prefill steps.
 
         The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. A budget
-        replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. There is no choice if the user has set
-        a budget, or if the engine does not mix prefill and decode. Return True if `limits` has changed.
+        replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. The budget is not changed if the user
+        has set it, or if the engine does not mix prefill and decode. Return True if `limits` has changed.
         """
         original = self.limits
         if original.step_tokens is not None or original.policy.prefill != "mixed":
@@ -322,8 +324,9 @@ class FitProblem:
     def solve(self) -> Floats:
         """Return the logarithms of the constants that fit best.
 
-        The search starts at the best of several values of `request_s` and `path_s`. A single start is not enough,
-        because the residuals change in steps with these constants: the front end handles requests in batches.
+        The search starts at the best of several pairs of `request_s` and `path_s`, the two constants of the front end.
+        One pair is not enough, because the residuals are not smooth functions of these constants: the front end handles
+        requests in batches.
         """
         from scipy.optimize import least_squares
 
@@ -335,8 +338,8 @@ class FitProblem:
     def bootstrap_draws(self, solution: Floats) -> Floats:
         """Return the constants of DRAWS bootstrap samples, one row per draw.
 
-        Each draw resamples the blocks of requests, and draws start values from their prior distribution. The problem is
-        linearised at `solution`, so that a draw needs no replay.
+        Each draw resamples the blocks of requests, and replaces the start values by random values from their prior
+        distribution. The problem is linearised at `solution`, so that a draw needs no replay.
         """
         random = np.random.default_rng(0)
         jacobian = self._jacobian(solution)
@@ -358,7 +361,7 @@ class FitProblem:
         return np.array(draws)
 
     def fit_errors(self, solution: Floats) -> dict[str, float]:
-        """Return the errors of the fit by figure. `Twin.residual` describes the errors."""
+        """Return the error of the fit for each figure, as described at `Twin.residual`."""
         errors: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
             ttft_s, tpot_s, ended_s = self.replay_run(run, solution)
@@ -427,7 +430,10 @@ class FitProblem:
         return np.concatenate(parts)
 
     def _residuals(self, logarithms: Floats) -> Floats:
-        """Return the residuals of the latencies, then `log(constant / start value) / spread` for each constant."""
+        """Return the residuals of the latencies, followed by one residual per constant.
+
+        The residual of a constant is `log(constant / start value) / spread`, where `spread` is the standard deviation
+        of its prior distribution."""
         return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 
     def _jacobian(self, logarithms: Floats) -> Floats:

@@ -27,7 +27,7 @@ def simulated_backends() -> tuple[str, ...]:
 
 
 def simulated_versions() -> dict[str, tuple[str, ...]]:
-    """Return the additional versions that can be simulated, by the name of the backend."""
+    """Return, for each backend with more than one simulated version, the versions other than the default."""
     return {
         backend.name: tuple(backend.simulated_versions) for backend in BACKENDS.values() if backend.simulated_versions
     }

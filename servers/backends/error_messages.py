@@ -74,8 +74,7 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def _page_text(title: str, body: str) -> str:
-    """Return the text of an HTML page. A body that begins with the title, as in error pages of proxies, follows it
-    without the repetition."""
+    """Return title and body of an HTML page as one line. A title with which the body begins is not repeated."""
     title, body = one_line(html.unescape(title)), one_line(html.unescape(body), LIMIT_CHARACTERS * 4)
     if body.casefold().startswith(title.casefold()):
         return body

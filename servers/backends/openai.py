@@ -346,9 +346,10 @@ def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool
 
 
 def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Return True if a chunk without text stands for a token, such as half of a character (an EmptyRule).
+    """Return True if a chunk without text stands for a token (see `every_chunk_is_token` for this kind of rule).
 
-    A chunk without text is a token, with two exceptions:
+    A token may have no text, for example if it is half of a character. A chunk without text is a token, with two
+    exceptions:
 
     - A chunk with a role opens the response and is not a token.
     - A chunk with a finish reason closes the response. It is a token only if the server's total exceeds the tokens so
@@ -431,10 +432,11 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
 
 
 def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails) -> None:
-    """Store the counts and events for `Record.marks` in the answer.
+    """Store the values for `Record.marks` in the answer: a count and the index of an event.
 
-    The count is the number of cached prompt tokens, if the server reports it. If the response begins with reasoning,
-    the event is the first one with other text."""
+    The count is the number of cached prompt tokens, if the server reports it. The event is the first one with text
+    after the reasoning, if the response begins with reasoning. `runs[i]` is the number of repeated events that were
+    dropped after event i."""
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
     with_text = (index for index, choice in enumerate(choices) if _tokens_in(choice))
@@ -452,7 +454,7 @@ def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], 
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the counts of the last nonempty `usage` object, and the number of repeated events dropped after it."""
+    """Return the counts of the last nonempty `usage` object, and how many repetitions of its event were dropped."""
     for index in reversed(range(len(usages))):
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
@@ -469,10 +471,11 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 
 
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
-    """Store the facts that distinguish hidden tokens from chunks of several tokens, if the difference may matter.
+    """Store the number of hidden tokens in the answer, if there may be any.
 
     Hidden tokens are generated and counted by the server, but not streamed. `hidden` is the number of hidden reasoning
-    tokens."""
+    tokens. If every chunk with text was counted as one token, the size of the text is stored too. It shows later
+    whether chunks have several tokens instead."""
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
     if not any(answer.tokens) or not (missing or has_large_chunk):
@@ -505,11 +508,11 @@ def _shows_reasoning(delta: Delta) -> bool:
 def _read_running_totals(
     with_choice: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]
 ) -> bool:
-    """Set `tokens` from the server's running totals, and return True.
+    """Set `tokens` from the running totals in the server's `usage` objects. Return False if they cannot be used.
 
-    If the totals cannot be used, return False and leave `tokens` unchanged. Every choice with text needs a total that
-    grew by at least the tokens of the choice. A choice without text may lack a total: it opens or closes the stream and
-    adds no token. `with_choice` lists the indices of events with a choice."""
+    `with_choice` lists the indices of events with a choice. The totals are used only if each choice with text has a
+    total that grew by at least the tokens of the choice. Choices without text open or close the stream and add no
+    token, so they need no total. If the totals cannot be used, `tokens` stays unchanged."""
     totals = [usage.completion_tokens or 0 for index in with_choice if (usage := usages[index])]
     if not totals or any(map(_TOKEN_IDS, choices)):
         return False
@@ -549,7 +552,7 @@ def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: 
 def _read_empty(
     with_choice: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule
 ) -> None:
-    """Count one token for each choice without text or token ids that is a token by the dialect's rule.
+    """Count one token for each choice without text or token ids that `rule` accepts as a token.
 
     If the sum would then exceed the server's total, none of these choices is counted, because it is unknown which of
     them the server counted."""

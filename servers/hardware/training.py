@@ -3,7 +3,7 @@
 The duration is that of the busiest pipeline stage with the 1F1B schedule, interleaved or not (arXiv 2104.04473). With
 `m` micro-batches, `p` stages and `v` chunks of layers per stage:
 
-    iteration = m * (forward + backward) * (1 + (p - 1) / (m * v)) + gradients between replicas + optimiser.
+    iteration = m * (forward + backward) * (1 + (p - 1) / (m * v)) + gradient all-reduce + optimiser.
 
 Sources of the memory model:
 
@@ -249,14 +249,15 @@ def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
 def _gemm_format(training: TrainingSetup) -> Format:
     """Return the number format of the GEMMs.
 
-    Training uses one scale per tensor, so tiles load operands in the format of the activations.
+    Training scales a tensor as a whole, so operands are already in the format of the activations when a GEMM loads
+    them.
     """
     stored = training.gpu.effective_format(number_format(training.number))
     return replace(stored, operand_bytes=stored.activation_bytes)
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the forward time of attention in one layer if it stores its scores (no FlashAttention).
+    """Return the forward time of one layer's attention without FlashAttention, which stores all attention scores.
 
     The time consists of two batched GEMMs, and of softmax and dropout, which process 5 bytes per score.
     """

@@ -181,7 +181,7 @@ class VirtualEngine:
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
     def _drop_settled_steps(self) -> None:
-        """Drop the end times of all decode steps before the earliest first token of a live job."""
+        """Delete the end times of decode steps before the first token of every unfinished job. No job needs them."""
         first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
         first_needed = min(first_tokens, default=self.scheduler.decode_steps)
         del self._step_ends[: first_needed - self._dropped_steps]

@@ -201,7 +201,7 @@ def _token_details(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _whole_reply(completion: Completion, mark: Mapping[str, Any], *, details: bool) -> Reply:
-    """Return the non-streamed response. It has no content type and the spaces of Python's `json.dumps`."""
+    """Return the non-streamed response. It has no content type, and its JSON has spaces as `json.dumps` writes them."""
     response: dict[str, Any] = {
         "generated_text": [completion.text],
         "count_output_tokens": completion.output_tokens,

@@ -95,7 +95,7 @@ class Completion:
 
     @property
     def output_tokens(self) -> int:
-        """Number of tokens of this answer, without its siblings; at least 1."""
+        """Number of tokens of this answer, at least 1. Tokens of `siblings` are not counted."""
         return len(self.ids)
 
     @property

@@ -249,7 +249,7 @@ class Reader:
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Read the opening bracket of a list or an object, and count one more nesting level in the context.
+        """Read the opening bracket of a list or an object. The nesting depth is one higher until the context ends.
 
         Raises BodyError if there are more than `_MAX_DEPTH` levels.
         """
@@ -265,7 +265,9 @@ class Reader:
 
 @contextmanager
 def path_step(step: str) -> Iterator[None]:
-    """Prepend `step`, a field name or an index such as `[3]`, to the path of a BodyError raised in the context."""
+    """Add `step` to the front of the path of each BodyError that is raised in this context.
+
+    `step` is a field name or an index such as `[3]`."""
     try:
         yield
     except BodyError as error:
@@ -276,7 +278,7 @@ def path_step(step: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class AnyValue:
-    """The type of every JSON value."""
+    """A type that accepts every JSON value."""
 
     def accepts(self, value: Any) -> bool:  # noqa: ARG002 - as JsonType
         return True

@@ -52,7 +52,7 @@ class StepDurations(Protocol):
         """Return the durations of consecutive decode steps as (first, growth, steps).
 
         Step `i`, counted from 0, takes `first + i * growth` seconds, for `i < steps`. `decoding` is the number of
-        sequences, and `context` is the number of tokens that all of them have together before the first step.
+        sequences, and `context` is the total number of their tokens before the first step.
         """
         ...
 
@@ -180,9 +180,9 @@ class StepTime:
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
         """Return the attention time of all prompts in a step, in seconds.
 
-        `tokens` and `pairs` are the prompt tokens and the attention pairs of the step. The prompts are replaced by
-        equal prompts with the same totals. Each has a chunk of `chunk = tokens / prompts` tokens in this step, and
-        `pairs / tokens - (chunk + 1) / 2` tokens computed in earlier steps.
+        `tokens` is the number of prompt tokens in the step. `pairs` counts the pairs of a prompt token and a token that
+        it attends to. The estimate assumes that all prompts are equal. Each prompt then has a chunk of `chunk = tokens
+        / prompts` tokens in this step, and `pairs / tokens - (chunk + 1) / 2` tokens computed in earlier steps.
         """
         chunk = tokens / prompts
         before = max(0.0, pairs / tokens - (chunk + 1) / 2)

@@ -156,7 +156,7 @@ def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: st
 
 
 def _escape(piece: bytes) -> bytes:
-    """Return the bytes of a token, escaped for a JSON string, without an incomplete UTF-8 character."""
+    """Return the text of a token, escaped for a JSON string. Bytes of an incomplete UTF-8 character are left out."""
     return protocol.dumps(piece.decode("utf-8", "ignore"))[1:-1]
 
 

@@ -1,7 +1,7 @@
 """Selects the server addresses that a run uses, and the address of each new connection.
 
     before the run    Every address is tried at once. The run uses addresses of one family that accept a connection.
-    during the run    New connections use these addresses in turn, like other clients of a name with several addresses.
+    during the run    Each new connection uses the next of these addresses.
     after a failure   The connection goes to the next address. The failed address is tried last for some seconds.
 
 A host name has addresses of both families if a host supports IPv4 and IPv6 (`localhost` is ::1 and 127.0.0.1). A name

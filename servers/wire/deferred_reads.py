@@ -112,7 +112,8 @@ class ReadPacer:
         return self._delay_s
 
     def widest_ns(self) -> int:
-        """Return the longest delay between sweeps since the last call in ns, or 0 if no read was deferred."""
+        """Return the longest delay between sweeps in ns since the last call of this method; 0 if no read was
+        deferred."""
         widest_s, self._widest_s = self._widest_s, self._delay_s
         return round(widest_s * 1e9)
 
@@ -131,9 +132,9 @@ class RateDropDetector:
     def rate_dropped(self) -> bool:
         """Return True if the arrival rate since the last call has dropped.
 
-        The rate has dropped if `rate < FEWER * min(previous COMPARED rates)`. Several rates are compared, because
-        tokens of many streams arrive in steps. The rate has also dropped if nothing arrived in two consecutive
-        intervals after earlier arrivals."""
+        The rate has dropped if `rate < FEWER * min(previous COMPARED rates)`. A single low rate is not enough, because
+        the tokens of many streams arrive together at each step of the engine. The rate has also dropped if nothing
+        arrived in two consecutive intervals after earlier arrivals."""
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()

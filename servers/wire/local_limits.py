@@ -4,8 +4,8 @@ A load test must not blame the server for such errors. Code that opens connectio
 the OSError. Requests that fail with a LocalLimitError have the error kind `client_limit` and make the run invalid.
 
 An error is local if the kernel returned it at once, before a packet was sent: no free port, no free file descriptor, no
-route, or no permission. If "No route to host" is reported later, it comes from the network or the server. "Connection
-refused" always comes from there.
+route, or no permission. If "No route to host" is reported later, the cause is the network or the server. The cause of
+"Connection refused" is always the network or the server.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _refused_at_once(address: Address) -> int:
 def _has_source(address: Address) -> bool:
     """Return True if this machine has an address from which it can reach the server.
 
-    The function connects a datagram socket. This needs a route and a source address, but shares no ports with TCP."""
+    The function connects a UDP socket. This requires a route and a source address, but it takes no port from TCP."""
     family, peer = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect(peer)

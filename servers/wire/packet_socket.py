@@ -1,8 +1,8 @@
 """Opens the packet socket of a ring. The kernel writes the headers and timestamp of each TCP segment to shared memory.
 
 A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) receives the packets that arrive on
-the network interface of the route to the server. The socket requests all protocols. A socket that requests only IP gets
-its packets after IP, TCP and the wake-up of the reader, and its timestamps are up to 0.1 ms late (net/core/dev.c,
+the network interface of the route to the server. The socket requests all protocols. With a socket for IP only, the
+kernel first processes IP and TCP and wakes the reader, so the timestamps are up to 0.1 ms late (net/core/dev.c,
 __netif_receive_skb_core). The filter keeps the IP header and 14 bytes of the TCP header, so no payload is ever copied.
 
 A simulated server uses the same socket to timestamp the requests of its clients. In this case, the address has port 0,
@@ -118,8 +118,8 @@ def open_packet_socket(
 def set_packet_capability(*, effective: bool) -> None:
     """Make this thread's capability to open packet sockets effective, or give it up permanently.
 
-    File capabilities only permit the capability, so it must be made effective before a packet socket is opened. Open
-    sockets keep working after the capability is given up."""
+    A capability on the executable file is only permitted at first. It must be made effective before a packet socket is
+    opened. Open sockets keep working after the capability is given up."""
     if effective:
         take_capability(CAP_NET_RAW)
     else:

@@ -54,8 +54,8 @@ class Exchange:
     - `sizes[i]` is the length of `raw` after read i, and `user_ns[i]` is the time at which this process had read it.
     - `kernel_timespecs` holds the kernel's timespec of each read (CLOCK_REALTIME, 16 bytes, zero if there was none).
     - `tls_records` holds the end of each TLS record, as an offset in `raw` and an offset in the TCP stream.
-    - `cut_reads` holds the indexes of reads that filled the read buffer. Their kernel timestamps may be too late
-      (INTO_BYTES).
+    - `cut_reads` holds the indexes of reads that filled the read buffer. Their kernel timestamps may be too late (see
+      INTO_BYTES).
     """
 
     _poller: Poller

@@ -1,7 +1,6 @@
 """Estimates how long a matrix takes, and formats the text of the dry run.
 
-An estimate is the mean of the finished runs of the matrix. Before the first run, an estimate is the result of a
-simulation or a guess.
+An estimate is the mean duration of finished runs. Before the first run, it is the result of a simulation or a guess.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ class Estimate(NamedTuple):
 def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
     """Estimate the startup time of a server.
 
-    The estimate is the mean of earlier starts of the server with this model. Before the first start, it is a guess.
+    The estimate is the mean duration of earlier starts of the server with this model. Before the first start, it is a
+    guess.
     """
     measured = [
         float(line["seconds"])
@@ -71,8 +71,8 @@ def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
 def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
     """Estimate the duration of one run of each cell.
 
-    The estimate is the mean of the finished runs of the cell. Before the first run, it is the result of a simulation or
-    a guess.
+    The estimate is the mean duration of the finished runs of the cell. Before the first run, it is the result of a
+    simulation or a guess.
     """
     measured: dict[Cell, list[float]] = {}
     for repeat, line in newest_lines(lines, "end").items():
@@ -209,14 +209,16 @@ def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
 def gpus_of_start(start: Start) -> str:
     """Return the GPUs of a real server as text, such as `2 x H100`.
 
-    Return "" if the plan names no known GPU, or if the server is simulated. A simulated server reports its GPUs.
+    Return "" if `count_gpus` finds no GPU, or if the server is simulated. A simulated server reports its GPUs itself.
     """
     number, name = count_gpus(start)
     return f"{number} x {name}" if name and start.launch != "simulated" else ""
 
 
 def count_gpus(start: Start) -> tuple[int, str]:
-    """Return the number and the name of the GPUs for a server start, or 0 and "" if the plan names no known GPU."""
+    """Return the number and the name of a server's GPUs.
+
+    Return 0 and "" if the plan names no GPU, or one that is not in the hardware tables."""
     from loadgen.servers.hardware import HardwareError, parse_gpus
 
     if not start.host.gpu:

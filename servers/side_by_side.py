@@ -27,10 +27,10 @@ def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Seque
     results: dict[int, Result] = {}
     numbers = iter(range(len(items)))
     lock = threading.Lock()
-    refused = threading.Event()
+    stopped = threading.Event()
 
     def work(function: Callable[[Item], Result]) -> None:
-        while not refused.is_set():
+        while not stopped.is_set():
             with lock:
                 number = next(numbers, None)
             if number is None:
@@ -38,11 +38,15 @@ def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Seque
             try:
                 results[number] = function(items[number])
             except ServerError:
-                refused.set()
+                stopped.set()
 
     if min(len(functions), len(items)) > 1:
         # The threads end before this function returns, because worker processes are forked later.
         with ThreadPoolExecutor(len(functions)) as executor:
-            for done in [executor.submit(work, function) for function in functions[: len(items)]]:
-                done.result()
+            tasks = [executor.submit(work, function) for function in functions[: len(items)]]
+            try:
+                for task in tasks:
+                    task.result()
+            finally:
+                stopped.set()  # after an interrupt, only the requests in flight are awaited
     return [results[number] if number in results else functions[0](item) for number, item in enumerate(items)]

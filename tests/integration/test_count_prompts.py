@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import threading
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from loadgen.engine.vocabulary_cache import vocabulary_cache
 from loadgen.servers.auth import Access
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UncountableError
-from loadgen.workloads.prompts import load_tokenizer
+from loadgen.workloads.lengths import Fixed
+from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
+from loadgen.workloads.workload import Synthetic, WorkloadSpec, prepare_prompts
 from tests.support.exact import exact_prompts
 from tests.support.stub_server import (
     LIGHTLLM_0_0_1,
@@ -134,6 +140,34 @@ def test_texts_by_the_servers_count(engine: Tokenizer, kind: str, tokens: int) -
     assert len({tuple(ids[:16]) for ids in encoded}) == 30
     confirmed = [value for body in stub.bodies if body for value in body.values()]
     assert set(made.prompts[:8]) <= {value for value in confirmed if isinstance(value, str)}
+
+
+def test_texts_are_counted_side_by_side(engine: Tokenizer) -> None:
+    """A server far away is not asked for one count after the other: the first counts are answered only once eight
+    requests are there. A second run needs only a few counts, because the vocabulary is known."""
+    together = threading.Barrier(8, timeout=30)
+    counted = count()
+
+    def slowly(body: Any) -> Any:
+        if 1 <= next(counted) <= 8:  # the first request only shows that the server counts
+            together.wait()
+        ids = engine.encode(body["inputs"]).ids
+        return [{"id": number, "text": "?", "start": 0, "stop": 1} for number in ids]
+
+    facts = ServerFacts("tgi", "", model="m", count_routes=("/tokenize",))
+    with answering({"POST /tokenize": slowly}) as stub:
+        facts = replace(facts, url=stub.url)
+        asked = []
+        for _ in range(2):
+            with open_tokenizer(facts, BACKENDS["tgi"].dialects["generate"]) as server:
+                store = vocabulary_cache(facts, server.counting_path, COMMON_WORDS)
+                spec = WorkloadSpec(Synthetic(), Fixed(100), Fixed(1), 0, None)
+                prompts = prepare_prompts(spec, token_ids=False, local=None, server=server, store=store)
+            texts = [str(request.prompt) for request in islice(prompts.requests(), 100)]
+            assert {len(engine.encode(text).ids) for text in texts} == {100}
+            asked.append(len(stub.heard))
+    assert not together.broken
+    assert asked[1] - asked[0] == 9 < asked[0]
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def folder(tmp_path: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models/llama-8b").mkdir(parents=True)
     (tmp_path / "models/llama-8b/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     shutil.copy(data / "datasets/prompts.jsonl", tmp_path)
+    chat = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 4}
+    (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 50)
     return tmp_path
 
 

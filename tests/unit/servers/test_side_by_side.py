@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -57,3 +58,21 @@ def test_an_error_of_the_first_connection_is_raised() -> None:
     with pytest.raises(UncountableError, match="500"):
         map_side_by_side([refuse] * 4, range(1000))
     assert len(calls) < 10
+
+
+def test_an_unexpected_error_stops_all_threads() -> None:
+    """An interrupt or a defect does not wait for the remaining items."""
+    calls = list[int]()
+
+    def fail(item: int) -> int:
+        calls.append(item)
+        raise ZeroDivisionError
+
+    def slow(item: int) -> int:
+        calls.append(item)
+        time.sleep(0.01)
+        return item
+
+    with pytest.raises(ZeroDivisionError):
+        map_side_by_side([fail, slow], range(100_000))
+    assert len(calls) < 10_000

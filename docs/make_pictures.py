@@ -22,7 +22,7 @@ from playwright.sync_api import Page, sync_playwright
 PICTURES = Path(__file__).parent / "pictures"
 MATRIX = Path(__file__).parent.parent / "examples/paper/simulated.toml"
 LOADGEN = [sys.executable, "-m", "loadgen"]
-BURST = ["burst", "--server", "vllm", "--n", "1000", "--output-tokens", "64", "--speed", "2", "--quiet"]
+BURST = ["burst", "--simulated", "--n", "1000", "--output-tokens", "64", "--quiet"]
 SWEEP = [
     *("sweep", "--server", "vllm", "--model", "llama-3.1-8b", "--duration", "2min", "--quiet"),
     *("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms"),

@@ -206,7 +206,7 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
     """
     if plan.lengths in ("tokenizer", "approximate"):
         return False
-    if facts is None or plan.tokenizer:
+    if facts is None or plan.tokenizer or plan.lengths == "exact":
         return True
     return any(route and route.path in facts.count_routes for route in (dialect.count, dialect.count_text))
 

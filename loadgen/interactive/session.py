@@ -210,7 +210,7 @@ class LocustSession:
         options = environment.parsed_options
         try:
             check_users(options.num_users or 0, options.spawn_rate or 1.0)
-            plan = with_detected_server(self.plan())
+            plan = with_detected_server(self.plan(), LOG.info)
             environment.parsed_options.server, self.files = plan.server, _files(plan)
             self.target = find_target(plan, self._stack, LOG.info)
             self.choose(plan)

@@ -151,9 +151,18 @@ def route_exists(get_json: GetJson, path: str) -> bool:
 
 
 def model_cards(models: object) -> list[dict[str, Any]]:
-    """Return the models in a response to /v1/models, or an empty list if the response has another form."""
-    listed = as_dict(models).get("data")
-    return [as_dict(card) for card in listed] if isinstance(listed, list) else []
+    """Return the models in a response to /v1/models, or an empty list if the response has another form.
+
+    The list is in `data`, in `models`, or the whole response."""
+    answer = as_dict(models)
+    listed = models if isinstance(models, list) else answer.get("data") or answer.get("models")
+    return [_with_id(as_dict(card)) for card in listed] if isinstance(listed, list) else []
+
+
+def _with_id(card: dict[str, Any]) -> dict[str, Any]:
+    """Return the card of a model with its name in `id`. Some servers use `name` or `model` instead."""
+    name = next((card[key] for key in ("id", "name", "model") if isinstance(card.get(key), str)), None)
+    return card if name is None else {**card, "id": name}
 
 
 def first_model_card(models: object) -> dict[str, Any]:

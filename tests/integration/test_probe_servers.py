@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import trustme
@@ -199,6 +200,21 @@ def test_any_model_that_is_listed_may_be_asked() -> None:
         assert (facts.model, facts.listed) == ("adapter", True)
     with answering(LIGHTLLM_0_0_1) as stub:
         assert probe(stub.url, "lightllm", model="any").model == "any"
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [{"id": "gpt"}],
+        {"models": [{"name": "gpt", "size": 1}]},
+        {"data": [{"model": "gpt"}]},
+        {"data": None, "models": [{"id": "gpt"}]},
+    ],
+)
+def test_a_list_of_models_may_have_other_forms(listed: Any) -> None:
+    """Hosted servers send the bare list; others call the list or the name of a model differently."""
+    with answering({"GET /v1/models": (200, listed)}) as stub:
+        assert probe(stub.url).model == "gpt"
 
 
 def test_compressed_answers_are_read() -> None:

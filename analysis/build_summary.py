@@ -42,9 +42,9 @@ INTERVALS = (
 def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """Return the summary of a run.
 
-    `frame` is required for a Run without Records, as returned by loadgen.analysis.steady_window.load_run. Latencies
-    cover complete requests only. `latency_adjusted` also includes every incomplete request, which counts as infinitely
-    slow.
+    `frame` contains the data of all requests as arrays. It is computed from the Records of the run by default. It is
+    required for a Run without Records, as loadgen.analysis.steady_window.load_run returns it. Latencies cover complete
+    requests only. `latency_adjusted` also includes every incomplete request, which counts as infinitely slow.
     """
     if frame is None:
         frame = frame_of_run(run)

@@ -1,7 +1,7 @@
-"""Compact columns of per-chunk data, with exact values, for runs with a hundred million chunks.
+"""Stores exact values per chunk in compact arrays, for runs with a hundred million chunks.
 
 The arrival time of a chunk is stored as the time since the previous chunk of its request. If there are too many samples
-to sort, their order statistics are computed by counting.
+to sort, percentiles are computed by counting values instead.
 """
 
 from __future__ import annotations

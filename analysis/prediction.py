@@ -65,9 +65,9 @@ def predict(
 
 
 def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
-    """Return the prediction in the run header of a twin's simulation.
+    """Return the prediction that a twin's simulation stored in the server part of the run header.
 
-    The list is empty if the prediction is malformed or from another version.
+    The list is empty if there is no prediction, or if it is malformed or from another version.
     """
     try:
         predictions = msgspec.convert(server.get("prediction") or [], list[Predicted])

@@ -74,7 +74,7 @@ def _workload_file(text: str) -> Path | None:
 
 
 def names_file(text: str) -> bool:
-    """Return True if a workload reads its requests from a file. Text that is no workload names no file."""
+    """Return True if the workload `text` reads its requests from a file. Return False for an invalid workload."""
     try:
         return _workload_file(text) is not None
     except WorkloadError:

@@ -222,7 +222,7 @@ def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
 
 
 def server_address(url: str) -> ServerUrl:
-    """Return the base, the query and the endpoint of a server's URL, in any form that users paste.
+    """Split a server's URL, in any form that users paste, into its base, query and endpoint.
 
     Raises UnreachableError for an invalid URL, and SecretError for a URL with credentials."""
     try:

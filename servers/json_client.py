@@ -70,7 +70,7 @@ class JsonResponse(NamedTuple):
 
     @property
     def retry_after_s(self) -> float | None:
-        """The time in seconds after which the server wants to be asked again, or None if it states none.
+        """The time in seconds after which the server allows a retry, or None if the server states none.
 
         The header contains a number of seconds or an HTTP date."""
         with suppress(ValueError):

@@ -73,7 +73,7 @@ def _text(text: str, level: str) -> Text:
 
 
 def _printable(block: Table, document: Document) -> Table:
-    """Return the table with the names of runs, and without characters that a terminal cannot show."""
+    """Return the table without characters that a terminal cannot show. Cells without text get the name of their run."""
     rows = []
     for row in block.rows:
         cells = []

@@ -137,7 +137,7 @@ def completion_of(name: str) -> Callable[[str], list[str]] | None:
 
 
 def complete(choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a completion function for typer that offers these values."""
+    """Return a completion function for typer. It offers the choices that start with the text typed so far."""
     return lambda incomplete: [value for value in choices() if value.startswith(incomplete)]
 
 
@@ -208,7 +208,8 @@ def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Calla
 def merge_settings(plan: Path | None, catalog: str | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, merged from three sources.
 
-    Settings on the command line override the plan file, which overrides the named workload.
+    Settings on the command line override those of the plan file. The plan file overrides the workload that `catalog`
+    names.
     """
     from loadgen.load_shorthand import override
     from loadgen.plan_fields import from_catalog, read_plan

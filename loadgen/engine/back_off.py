@@ -32,7 +32,8 @@ TOO_MANY_REQUESTS, FIRST_SERVER_ERROR = 429, 500
 def was_refused(error_kind: str, http_status: int | None) -> bool:
     """Return True if the next request would probably fail for the same reason as this one.
 
-    That is the case for a failed connection, a response without a byte, and the statuses 429 and 5xx.
+    That is the case if the connection failed, or was closed before the first byte of a response. It is also the case
+    for the statuses 429 and 5xx.
     """
     if http_status is None:
         return error_kind in ("connect", "client_limit")

@@ -281,7 +281,7 @@ def require_server(plan: Plan, purpose: str) -> None:
 def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFacts | None:
     """Return the facts of the plan's server, or None if the built-in simulated server should be started.
 
-    `say` is called with a line about a repaired URL, and whenever a busy server has to be waited for.
+    `say` is called with a line if the URL was corrected, and whenever the probe waits for a busy server.
     """
     from loadgen.servers.discovery import resolve
 

@@ -196,8 +196,8 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
 def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
     """Run the worker process.
 
-    `inherited` are the coordinator's pipe ends, which the fork copied. `share` is the index of this worker and the
-    number of workers on this machine.
+    `inherited` are the coordinator's pipe ends. The fork copied them into this process, which closes them. `share` is
+    the index of this worker and the number of workers on this machine.
     """
     for other in inherited:
         other.close()  # otherwise no worker would notice that the coordinator has ended

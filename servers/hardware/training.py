@@ -286,7 +286,7 @@ def _hop_s(training: TrainingSetup) -> float:
 
 
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
-    """Return the part of the gradients' all-reduce between replicas that the backward pass does not hide.
+    """Return the time of the gradient all-reduce between replicas, without the part that the backward pass hides.
 
     ZeRO stage 3 transfers 1.5 times as much, because it also gathers the weights twice.
     """

@@ -68,7 +68,7 @@ class ReadPacer:
         - `max_delay_s` is the maximum delay in seconds.
         - `busy` is the share of a core, used or waited for, above which sweeps are delayed.
         - `rate_dropped` returns True if the arrival rate has dropped since its last call. Responses may have ended
-          then, so a long pause ends too.
+          then, so the current delay is cut short.
         - `by_read` returns True while timestamps depend on the time of a read. Then no read is deferred.
         """
         self.rate_dropped = rate_dropped
@@ -112,8 +112,7 @@ class ReadPacer:
         return self._delay_s
 
     def widest_ns(self) -> int:
-        """Return the longest delay between sweeps in ns since the last call of this method; 0 if no read was
-        deferred."""
+        """Return the longest delay between sweeps since the last call, in ns. It is 0 if no read was deferred."""
         widest_s, self._widest_s = self._widest_s, self._delay_s
         return round(widest_s * 1e9)
 

@@ -134,8 +134,8 @@ def dropped_segments(packets: socket.socket) -> int:
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
     """Return the BPF program with which the kernel filters the packets of the socket.
 
-    The program returns the number of bytes to keep of a packet. These are the headers for TCP segments from `addresses`
-    to `ports`, if they have data, SYN or FIN. The program keeps 0 bytes of every other packet.
+    The program returns how many bytes of a packet the kernel keeps. It keeps the headers of TCP segments from
+    `addresses` to `ports` that have data, SYN or FIN. Of every other packet it keeps 0 bytes.
 
     In this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets `accept` and
     `reject` are the two ends of the program. Register X holds the offset of the TCP header."""

@@ -106,7 +106,7 @@ class Exchange:
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
 
     def send(self, *others: Exchange) -> None:
-        """Send this request and then the `others`. The end of one `send` call is the start of the next.
+        """Send this request and then the `others`. The end time of one `send` call is the start time of the next.
 
         The loop contains only `send` calls. Everything that the calls need is looked up before the loop, and is then in
         the CPU cache."""

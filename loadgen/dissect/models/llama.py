@@ -1,6 +1,7 @@
-"""A Llama with the names, weights and arithmetic of Hugging Face's `LlamaForCausalLM`. Every part is a module.
+"""A Llama with the names, weights and arithmetic of Hugging Face's `LlamaForCausalLM`.
 
-Tensor parallelism splits the matrices between devices (Megatron-LM, arXiv 1909.08053):
+Every part is a separate torch module, so that its time can be measured. Tensor parallelism splits the matrices between
+devices (Megatron-LM, arXiv 1909.08053):
 
 - The first matrices of attention and MLP are split by columns.
 - The last matrices of attention and MLP are split by rows. The `TensorGroup` sums their partial results.

@@ -23,6 +23,24 @@ def test_values_are_stored_in_their_canonical_form() -> None:
     assert (plan.arrivals, plan.input_tokens, plan.output_tokens) == ("poisson:20", 512, "uniform:1..9")
 
 
+@pytest.mark.parametrize(
+    ("written", "level"), [("95%", 0.95), ("0.99", 0.99), (0.9, 0.9), ("99.5 %", 0.995), (None, None)]
+)
+def test_a_confidence_is_a_share(written: object, level: float | None) -> None:
+    """As a percentage or as a share; the command line repeats it next to the objectives."""
+    plan = Plan(server="tgi", n=3, objectives=["complete >= 99%"], confidence=written)
+    assert plan.confidence == level
+    words = ["--confidence", f"{level:g}"] if level else []
+    assert command_line(plan)[-2 - len(words) :] == ["--assert", "complete >= 99%", *words]
+
+
+@pytest.mark.parametrize("written", ["5%", "100%", "95", "high", 2])
+def test_a_confidence_is_between_a_half_and_one(written: object) -> None:
+    """Other values are refused with the form to write."""
+    with pytest.raises(PlanError, match=r"--confidence .*write 95% or 0\.95"):
+        Plan(server="tgi", n=3, objectives=["complete >= 99%"], confidence=written)
+
+
 def test_a_plan_that_would_never_end_says_how_to_end_it() -> None:
     """Endless arrivals need a number of requests or a duration; a ramp ends by itself."""
     for arrivals in ("burst", "constant:5", "closed:3"):

@@ -73,6 +73,8 @@ class LazyCommands(TyperGroup):
             return None
         command = _load_command(name)
         if isinstance(command, typer.Typer):
+            for subcommand in command.registered_commands:
+                subcommand.cls = GroupedCommand
             group = typer.main.get_command(command)
             group.epilog = f"Example: {EXAMPLES[name]}"
             return group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from difflib import SequenceMatcher
 from inspect import cleandoc
@@ -22,6 +22,8 @@ HEADINGS = ("Load", "Server", "Prompts", "Output")
 HELP_ALL = "--help-all"
 SHORT_HELP_ABOVE = 24
 """Commands with more options print a short help for --help, and the complete help for --help-all."""
+LOAD_COMMANDS = ("run", "burst", "sweep", "simulate")
+"""Commands that answer options of other load testers."""
 SIMILARITY = 0.7
 """Minimum similarity, from 0 to 1, of an unknown option and an option that an error message suggests."""
 PLACEHOLDERS = {"<(int|float)( range)?>": "N", "<str>": "TEXT", "<path>": "PATH", r"^\[plan\]": "[PLAN]"}
@@ -43,12 +45,10 @@ class GroupedCommand(TyperCommand):
             from loadgen.servers.auth import ONE_SERVER
 
             raise PlanError(f"--url is given {len(urls)} times, but {ONE_SERVER}", "Nothing was sent.")
-        params = self.get_params(ctx)
-        known = {name for param in params for name in param.opts}
-        if "--n" in known and not {"-h", "--help", HELP_ALL} & {*args}:
+        if self.name in LOAD_COMMANDS and not {"-h", "--help", HELP_ALL} & {*args}:
             from loadgen.cli.other_tools import check_words
 
-            check_words(self, params, args)
+            check_words(self, self.get_params(ctx), args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -128,7 +128,7 @@ class GroupedCommand(TyperCommand):
             heading = "Arguments" if is_argument else getattr(param, "rich_help_panel", None) or "Options"
             record = param.get_help_record(ctx)
             if record:
-                sections.setdefault(heading, []).append((_with_placeholder(record[0]), record[1]))
+                sections.setdefault(heading, []).append((_with_placeholder(record[0]), _with_unit(param, record[1])))
         return {heading: rows for heading, rows in sections.items() if rows}
 
 
@@ -169,6 +169,27 @@ def _with_placeholder(names: str) -> str:
     for pattern, placeholder in PLACEHOLDERS.items():
         names = re.sub(pattern, placeholder, names)
     return names
+
+
+def _with_unit(param: Any, text: str) -> str:
+    """Return the help text of an option, with its default in the form that users write: `10m` instead of 600.0."""
+    parser = getattr(getattr(param.type, "func", None), "__name__", "")
+    if parser not in DEFAULT_FORMATS:
+        return text
+    return re.sub(r"(?<=\[default: )[\d.]+", lambda match: DEFAULT_FORMATS[parser](float(match[0])), text)
+
+
+def _format_seconds(value_s: float) -> str:
+    if value_s < 1:
+        return f"{value_s * 1000:g}ms"
+    return f"{value_s / 60:g}m" if value_s % 60 == 0 else f"{value_s:g}s"
+
+
+DEFAULT_FORMATS: dict[str, Callable[[float], str]] = {
+    "seconds": _format_seconds,
+    "fraction": lambda value: f"{value:.4%}".rstrip("0%").rstrip(".") + "%",
+}
+"""Functions that format the default of an option, by the name of the function that parses its value."""
 
 
 def _first_name(names: str) -> str:

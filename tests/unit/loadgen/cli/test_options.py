@@ -123,10 +123,27 @@ def test_the_old_name_of_a_command_still_works(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("compare", "[default: 5%]"),
+        ("compare", "[default: 10%]"),
+        ("calibrate", "[default: 20ms]"),
+        ("run", "[default: 10m]"),
+        ("sweep", "[default: 95%]"),
+    ],
+)
+def test_defaults_are_shown_as_users_write_them(command: str, default: str, tmp_path: Path) -> None:
+    """`10m` instead of 600.0, and `5%` instead of 0.05."""
+    option = "--help-all" if command in ("run", "sweep") else "--help"
+    assert default in " ".join(in_process(tmp_path, command, option)[1].split())
+
+
 def test_help_shows_placeholders_instead_of_types(tmp_path: Path) -> None:
     """`--n N`, not `--n INTEGER`."""
-    for name in COMMANDS:
-        _, shown, _ = in_process(tmp_path, name, "--help")
+    commands = [(name,) for name in COMMANDS]
+    for words in (*commands, ("servers", "up"), ("twin", "fit"), ("dissect", "inference")):
+        _, shown, _ = in_process(tmp_path, *words, "--help")
         assert not re.search("<(str|int|float|path)( range)?>|INTEGER", shown)
 
 

@@ -149,11 +149,11 @@ def addresses_sentence(server: ServerInfo) -> str:
 
 def _lengths_level(summary: Summary) -> Level:
     tokens = summary.tokens
-    mismatches = tokens.prompt_mismatches or tokens.output_mismatches
+    mismatches = (tokens.prompt_mismatches and summary.run.prompts_exact) or tokens.output_mismatches
     unknown = tokens.prompt_unreported or _counted_by_chunks(summary)
     if mismatches or unknown or not summary.requests.complete:
         return "warning"
-    return "note" if summary.run.may_end else "ok"
+    return "note" if summary.run.may_end or tokens.prompt_mismatches else "ok"
 
 
 def lengths_sentence(summary: Summary) -> str:
@@ -163,7 +163,7 @@ def lengths_sentence(summary: Summary) -> str:
         return "Lengths not checked: no request was complete."
     prompt = "all prompt lengths as requested"
     if tokens.prompt_mismatches:
-        prompt = f"{tokens.prompt_mismatches:,} of {pluralise(complete, 'prompt length')} not as requested"
+        prompt = _different_prompts(summary)
     if tokens.prompt_unreported:
         prompt = f"prompt length not reported for {pluralise(tokens.prompt_unreported, 'request')}"
     elif tokens.prompt_unknown == complete:
@@ -173,6 +173,18 @@ def lengths_sentence(summary: Summary) -> str:
         prompt += f" ({tokens.prompt_unknown:,} of unknown length, as they included {included})"
     sentence = f"{prompt[0].upper()}{prompt[1:]}"
     return f"{sentence}; {_output_lengths(summary)}." if summary.generates else f"{sentence}."
+
+
+def _different_prompts(summary: Summary) -> str:
+    """Return a clause on prompts whose lengths differ from the requested ones: their number, and their total if the
+    lengths were estimated."""
+    tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
+    if summary.run.prompts_exact:
+        return f"{tokens.prompt_mismatches:,} of {complete} not as requested"
+    total = ""
+    if summary.requests.complete == summary.requests.sent:
+        total = f": {tokens.prompt_reported:,} tokens in total, {tokens.prompt_asked:,} requested"
+    return f"{tokens.prompt_mismatches:,} of {complete} differ from the estimate{total}"
 
 
 def _output_lengths(summary: Summary) -> str:

@@ -321,7 +321,8 @@ def _reproduce(runs: Sequence[ReportedRun]) -> Section:
         run = reported.summary.run
         groups: dict[str, Mapping[str, Any]] = {
             "Run": {name: getattr(run, name) for name in RUN_FACTS}
-            | {"prompt lengths made exact by": run.prompts, "version": run.version},
+            | {f"prompt lengths {'made exact' if run.prompts_exact else 'estimated'} by": run.prompts}
+            | {"version": run.version},
             "Server": _server_facts(reported.summary.server),
             "Server limits": reported.summary.server.limits,
             "Client host": reported.run.header.host,

@@ -68,6 +68,17 @@ def test_other_lengths_are_counted(tmp_path: Path, changes: dict[str, Any], sent
     assert said(summary_of(tmp_path, records), "lengths") == sentence
 
 
+def test_estimated_prompt_lengths_differ_from_an_estimate(tmp_path: Path) -> None:
+    """A difference is expected, so it is a note with both totals, and not called a length other than requested."""
+    records = [complete(1, [500 * MS]), complete(2, [500 * MS, 600 * MS], prompt_tokens=513)]
+    summary = summary_of(tmp_path, records, client={"prompts": "approximate", "exact": False})
+    sentence = said(summary, "lengths")
+    assert sentence.startswith(
+        "1 of 2 prompt lengths differ from the estimate: 1,025 tokens in total, 1,024 requested;"
+    )
+    assert {found.level for found in findings.findings(summary) if found.id == "lengths"} == {"note"}
+
+
 @pytest.mark.parametrize(
     ("asked", "changes", "level", "sentence"),
     [

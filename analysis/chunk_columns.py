@@ -176,7 +176,7 @@ class OrderStatistics:
 
 
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
-    """Count the values of the next digit, over the numbers whose leading bits are one of `groups`.
+    """Count how often each value of the next digit occurs among the numbers whose leading bits are in `groups`.
 
     A digit has `digit` bits. The last `bits` bits of the `total_bits` bits of a number are still unknown. The result is
     flat, with one counter per group and digit value.

@@ -207,8 +207,8 @@ SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed")
 def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """Compare the growth of the server's counters over the run with the client's counts.
 
-    Warm-up requests are included if there is a reading from before them. The result is empty for a run without readings
-    of the server.
+    Warm-up requests are included if a reading was taken before them. The result is empty for a run without readings of
+    the server.
     """
     all_readings = readings(run, "server")
     if not all_readings:

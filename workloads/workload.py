@@ -62,7 +62,7 @@ class SharedPrefix(msgspec.Struct, frozen=True):
     """A workload of generated prompts that share prefixes and never run out.
 
     Request i belongs to group `i mod groups`. All prompts of a group begin with the same `tokens` tokens. The requested
-    input length is that of the whole prompt, including the prefix."""
+    input length applies to the whole prompt, including the prefix."""
 
     groups: int
     tokens: int

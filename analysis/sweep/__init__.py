@@ -161,7 +161,7 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return one point of a sweep's predicted curves. `summary` is that of the simulation with a twin at `load`."""
+    """Return one point of a sweep's predicted curves. `summary` describes the twin's simulation at this load."""
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,

@@ -98,7 +98,7 @@ def merge_parts(
 def _all_records(
     worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, then a Record for each due request without one."""
+    """Yield the complete lines of a worker's part file, then a new Record for each due request that has none."""
     seen: set[int] = set()
     task = worker_exit.task
     lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.worker}")

@@ -189,7 +189,7 @@ def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> 
 
 
 def _test_request(plan: Plan, dialect: Dialect) -> Request:
-    """Return a request for one token. It tests before a run whether the server accepts the dialect.
+    """Return a request for one token, which tests before a run whether the server accepts the dialect.
 
     The request includes the user's extra body fields, because a gateway may require them. Fields that set a minimum
     length are left out, because they would contradict the length of one token.

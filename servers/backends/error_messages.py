@@ -74,7 +74,7 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def _page_text(title: str, body: str) -> str:
-    """Return title and body of an HTML page as one line. A title with which the body begins is not repeated."""
+    """Return title and body of an HTML page as one line. The title is left out if the body begins with it."""
     title, body = one_line(html.unescape(title)), one_line(html.unescape(body), LIMIT_CHARACTERS * 4)
     if body.casefold().startswith(title.casefold()):
         return body

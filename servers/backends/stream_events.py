@@ -59,7 +59,7 @@ def _decode_leniently(
 
 
 def join_halves(text: str) -> str:
-    """Return the text with surrogate pairs joined whose halves arrived in separate chunks.
+    """Return the text with each surrogate pair joined, even if its halves arrived in separate chunks.
 
     A half without its counterpart becomes U+FFFD, so that the next turn of a session can quote the text."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

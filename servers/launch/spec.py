@@ -70,7 +70,7 @@ class LaunchSpec:
 
     @property
     def gpus(self) -> str:
-        """GPUs of the server, in the form that Docker and CUDA accept: a list with commas. Empty: the default GPUs.
+        """GPUs of the server, as a comma-separated list that Docker and CUDA accept. Empty: the default GPUs.
 
         The first of these that is available is used:
 

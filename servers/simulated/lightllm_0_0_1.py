@@ -71,8 +71,8 @@ def error(message: str, status: int = 417) -> Reply:
 def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> Encoding:
     """Encode the response to POST /generate or /generate_stream.
 
-    With `tgi_api`, the format is the one of LightLLM's option `--use_tgi_api`, which is similar to TGI's. Otherwise it
-    is LightLLM's native format.
+    With `tgi_api`, the response has the format that LightLLM's option `--use_tgi_api` selects, which is similar to
+    TGI's format. Otherwise it has LightLLM's native format.
     """
     body = request.body
     for name in ("inputs", "parameters"):
@@ -159,7 +159,7 @@ def _event(
     tgi_api: bool,
     details: bool,
 ) -> bytes:
-    """Encode one event, with the spaces of Python's `json.dumps`.
+    """Encode one event, with spaces in the JSON as `json.dumps` writes them.
 
     The first event also contains `mark`, the field that identifies a simulated server.
     """

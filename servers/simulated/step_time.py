@@ -4,8 +4,8 @@
 
 - `kernels`: GPU time, from `loadgen.servers.hardware.inference.predict_step`. GEMM and all-reduce times depend on the
   number of tokens in the step. Attention time depends on the number of tokens that each sequence already has.
-- `launches`: time to launch the kernels one by one from Python. While the kernels are shorter than their launches, the
-  GPU waits. Engines with CUDA graphs have no such time.
+- `launches`: time to launch the kernels one by one from Python. If kernels take less time than their launches, the GPU
+  waits. Engines with CUDA graphs have no launch time.
 - `fixed` and `per_sequence`: time on the host, per step and per sequence in the step.
 """
 

@@ -336,8 +336,8 @@ def build_model(
 ) -> Llama:
     """Return a model with random weights, or this device's part of the model. Raises HardwareError.
 
-    `layers` is the number of layers. By default, it is that of `shape`. All devices of a group must use the same torch
-    seed, because each device has a copy of the whole embedding and all norms.
+    `layers` is the number of layers. The default is the number of layers in `shape`. All devices of a group must use
+    the same torch seed, because each device has a copy of the whole embedding and all norms.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

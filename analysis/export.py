@@ -125,6 +125,12 @@ RUN = (
     Column("model", "string", "Model that the server reported."),
     Column("platform", "string", "Hardware of the server, if the plan states it or a simulated server models it."),
     Column("simulated", "bool", "True for a simulated server."),
+    Column(
+        "speed",
+        "float64",
+        "Clock speed of a simulated server, as a multiple of real time. All times and rates are at this speed. Null if "
+        "it is unknown, or for a real server.",
+    ),
     Column("started_at", "string", "Wall-clock start, RFC 3339, UTC."),
     Column("start_ns", "int64", "CLOCK_MONOTONIC at the run's start."),
     Column("start_realtime_ns", "int64", "CLOCK_REALTIME at the same instant."),
@@ -296,6 +302,7 @@ def run_row(run: Run, window: Window | None) -> Row:
         "model": server.model,
         "platform": server.platform or None,
         "simulated": server.simulated,
+        "speed": server.speed,
         "started_at": header.started_at,
         "start_ns": header.start_ns,
         "start_realtime_ns": header.start_realtime_ns,

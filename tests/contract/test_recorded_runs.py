@@ -36,6 +36,8 @@ def test_export(name: str, tmp_path: Path) -> None:
         found = _rows(tmp_path / expected.name.replace(".expected", ""))
         rows = _rows(expected)
         assert [{key: each[key] for key in row} for each, row in zip(found, rows, strict=True)] == rows
+    (run,) = _rows(tmp_path / "run.csv")
+    assert (run["simulated"], float(run["speed"])) == ("true", 5.0)
 
 
 @pytest.mark.parametrize(("a", "b", "name"), [("burst", "burst-again", "burst"), ("poisson", "poisson", "poisson")])

@@ -48,9 +48,9 @@ def test_parquet_holds_every_record(run: Run, tmp_path: Path) -> None:
     assert ask.sql(f"select count(*) from {tables['chunks']}").fetchall() == [(40 * 6 + 3,)]
     lateness = ask.sql(f"select sum(value) from {tables['telemetry']} where figure = 'late_counts.28'").fetchall()
     assert lateness == [(10 * 1400,)]
-    plan = ask.sql(f"select server, simulated, plan from {tables['run']}").fetchall()
-    assert plan[0][:2] == ("tgi", False)
-    assert json.loads(plan[0][2])["n"] == len(RECORDS)
+    plan = ask.sql(f"select server, simulated, speed, plan from {tables['run']}").fetchall()
+    assert plan[0][:3] == ("tgi", False, None)
+    assert json.loads(plan[0][3])["n"] == len(RECORDS)
 
 
 def test_csv_says_what_parquet_says(run: Run, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 0.2
 MODELS_PATH = f"{API_PATH}/models"
+ANY_MODEL = "default"
+"""Name of the model in requests to a server that has no list of models."""
 OK = 200
 INTERNAL_SERVER_ERROR = 500
 
@@ -163,6 +165,8 @@ def probe(
                 raise
         if facts is None and model_is_enough and not get_json.response(MODELS_PATH).location:
             facts = ServerFacts(generic.name, address.base)
+        if facts is None and not model and server in ("", generic.name):
+            facts = _without_model_list(get_json, generic, address)
         if facts is None:
             raise _wrong_server(get_json, address.base, BACKENDS.get(server))
         backend = BACKENDS[facts.name]
@@ -171,8 +175,8 @@ def probe(
             title=backend.title,
             notes={**backend.notes, **facts.notes},
             model=model or facts.model,
-            listed=_is_listed(get_json, facts, model),
-            api_path=get_json.api_path,
+            listed=facts.listed and _is_listed(get_json, facts, model),
+            api_path=facts.api_path and get_json.api_path,
             query=address.query,
         )
         # Hosted servers answer 401 to any unknown path, and gateways may not answer at all.
@@ -444,6 +448,24 @@ def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerF
             return facts
     if refusal:
         raise refusal
+    return None
+
+
+def _without_model_list(get_json: _ProbeClient, generic: Backend, address: ServerUrl) -> ServerFacts | None:
+    """Return the facts of a server that has no list of models, but accepts a request for ANY_MODEL, or None.
+
+    Servers of a single model often ignore the name of the model."""
+    from loadgen.servers.endpoint_probe import accepts_request, relocated
+
+    if get_json.response(MODELS_PATH).status not in (404, 405):
+        return None
+    for api_path in (API_PATH, ""):
+        facts = ServerFacts(generic.name, address.base, model=ANY_MODEL, listed=False, api_path=api_path)
+        for endpoint in (generic.native, "chat"):
+            dialect = relocated(generic.dialects[endpoint], facts)
+            with suppress(UnreachableError):
+                if accepts_request(get_json.client, dialect, facts):
+                    return facts
     return None
 
 

@@ -123,6 +123,14 @@ def choose_endpoint(
     return trial.dialect
 
 
+def accepts_request(client: JsonClient, dialect: Dialect, facts: ServerFacts) -> bool:
+    """Return True if the server answers a request for one token as an OpenAI server does.
+
+    The request may lack fields that the server refuses."""
+    trial = _fit(client, dialect, facts, Request(0, "Hello", 0, 1))
+    return trial.accepted and b'"choices"' in trial.response.content
+
+
 def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
     """Return the dialect with the path of the server's OpenAI routes, and with the query of the URL."""
     path = dialect.path

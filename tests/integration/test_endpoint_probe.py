@@ -332,6 +332,18 @@ def test_a_list_of_models_that_is_not_published_is_not_needed() -> None:
         assert chosen(stub, "completions", "chat", facts=facts).endpoint == "chat"
 
 
+@pytest.mark.parametrize("base", ["/v1", ""])
+def test_a_server_without_a_list_of_models_may_take_any_name(base: str, tmp_path: Path) -> None:
+    """Servers of a single model often ignore its name, so the URL alone is enough. The name in requests is said."""
+    with answering({f"POST {base}/chat/completions": (200, STREAM)}) as stub:
+        facts = probe(stub.url)
+        assert (facts.name, facts.model, facts.listed, facts.api_path) == ("openai", "default", False, base)
+        code, out, err = burst(tmp_path, "--url", stub.url, "--n", "2", "--input-tokens", "8", "--output-tokens", "1")
+    assert code in (0, 1, 5), err
+    assert "does not list the model default, but accepts requests for it" in out
+    assert accounted(tmp_path, 2) == {"complete": 2}
+
+
 def test_vllm_behind_a_gateway_that_publishes_two_routes(tmp_path: Path) -> None:
     """Only chat and the models are published: a missing version is said once, and the run is measured."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from copy import copy
-from difflib import SequenceMatcher
 from inspect import cleandoc
 from textwrap import shorten, wrap
 from typing import Any, cast
@@ -24,6 +23,10 @@ SHORT_HELP_ABOVE = 24
 """Commands with more options print a short help for --help, and the complete help for --help-all."""
 LOAD_COMMANDS = ("run", "burst", "sweep", "simulate")
 """Commands that answer options of other load testers."""
+FORMS_DIFFER = frozenset(
+    ("--endpoint", "--goodput", "--model", "--tokenizer", "--rate", "--concurrency", "-c", "--out", "-o", "--output")
+)
+"""Options that other load testers have too, with values of another form."""
 SIMILARITY = 0.7
 """Minimum similarity, from 0 to 1, of an unknown option and an option that an error message suggests."""
 PLACEHOLDERS = {"<(int|float)( range)?>": "N", "<str>": "TEXT", "<path>": "PATH", r"^\[plan\]": "[PLAN]"}
@@ -46,9 +49,11 @@ class GroupedCommand(TyperCommand):
 
             raise PlanError(f"--url is given {len(urls)} times, but {ONE_SERVER}", "Nothing was sent.")
         if self.name in LOAD_COMMANDS and not {"-h", "--help", HELP_ALL} & {*args}:
-            from loadgen.cli.other_tools import check_words
+            params = self.get_params(ctx)
+            if _may_be_foreign(args, {name for param in params for name in (*param.opts, *param.secondary_opts)}):
+                from loadgen.cli.other_tools import check_words  # takes some milliseconds
 
-            check_words(self, self.get_params(ctx), args)
+                check_words(self, params, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -154,8 +159,25 @@ def _values_of(args: Sequence[str], option: str) -> set[str]:
     }
 
 
+def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
+    """Return False if the arguments certainly contain no options or URLs of other load testers."""
+    previous = ""
+    for word in args:
+        option, equals, value = word.partition("=")
+        if word.startswith("-") and option not in known:
+            return True
+        is_argument = not (word.startswith("-") or previous.startswith("-"))
+        pair = (option, value) if equals and word.startswith("-") else (previous, word)
+        if (is_argument and ":" in word) or (pair[0] in FORMS_DIFFER and re.search("^/|[,:=]|^json|^csv", pair[1])):
+            return True
+        previous = word
+    return False
+
+
 def _drop_dissimilar(error: Any) -> None:
     """Remove suggestions from the error for an unknown option that are not similar to the option."""
+    from difflib import SequenceMatcher  # takes a millisecond
+
     name = str(error.option_name).lstrip("-")
     error.possibilities = [
         option

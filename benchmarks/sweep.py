@@ -1,12 +1,13 @@
-"""Does the interval of `loadgen sweep` hold the true capacity? Sweeps of a simulated server whose capacity is known.
+"""Does the interval of `loadgen sweep` contain the true capacity? Sweeps of simulated servers with known capacities.
 
-    python -m benchmarks.sweep                   # 100 seeds of each case
-    python -m benchmarks.sweep line --seeds 20
+    python -m benchmarks.sweep                        # 50 seeds of each case
+    python -m benchmarks.sweep slow-70b --seeds 20
 
-`line`: vLLM's scheduler with one sequence at a time and answers of one length is a queue with one server and constant
-service, of which the capacity is known by formula (Erlang, "The theory of probabilities and telephone conversations",
-1909). `batch`: eight at a time and answers of any length; the truth is that of hours, bisected, with its own error.
-Both run on the state machine of the simulated server, in virtual time, with the command's defaults.
+Every sweep runs in virtual time, with the defaults of the command. The cases without an objective look for the largest
+rate at which no queue grows. Its true value is that of long runs: the rate is bisected, and a run counts as overloaded
+if its requests in flight still grow in its second half. The case `line` is a queue with one server and constant service
+times, whose capacity is known by formula (Erlang, "The theory of probabilities and telephone conversations", 1909). The
+true values of other objectives are those of long runs too.
 """
 
 from __future__ import annotations
@@ -27,158 +28,204 @@ from loadgen.analysis.frame import Floats
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import LATENCIES, Objective, parse
 from loadgen.analysis.steady_window import frame_of_run
-from loadgen.analysis.sweep import observations
-from loadgen.analysis.sweep.capacity_search import Search
 from loadgen.plan import Plan
 from loadgen.studies import simulate
-from loadgen.studies.sweep import Sweep
-from loadgen.studies.sweep.measure import SEARCH_RANGE_FACTOR, SweepTargets, simulate_sweep
+from loadgen.studies.sweep.measure import DEFAULT_DURATION_S, SweepTargets, new_sweep, simulate_sweep
 
-RUNS_MOST, CONFIDENCE, START = 8, 0.95, 1.0
-TRUTHS, TRUTH_S = 24, 1200.0
-"""So many times so long, for a capacity that no formula gives."""
-HALVINGS = 7
+MAX_RUNS = 8
+CONFIDENCE = 0.95
+LONG_RUNS = 3
+"""Number of long runs per rate from which a true capacity is computed."""
+LONG_RUN_S = 900.0
+"""Duration of a long run in s."""
+HALVINGS = 6
+GROWTH = 0.003
+"""A queue grows if the requests in flight grow by more than this share of the rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A server, and what it shall keep."""
+    """A simulated server, its load and its objective."""
 
     name: str
-    running: int
+    model: simulate.ServerModel
     output_tokens: int | str
-    objective: str
     between: tuple[float, float]
-    """Requests per second: wide limits of the capacity, for its long runs."""
-    duration_s: float = 60.0
+    """Limits of the capacity in requests per second, within which it is bisected."""
+    objective: str = ""
+    """Empty for a sweep that looks for the largest rate at which no queue grows."""
+    input_tokens: int | str = 512
 
     @property
-    def judged(self) -> list[Objective]:
-        return parse([self.objective])
+    def objectives(self) -> list[Objective]:
+        """The parsed objective."""
+        return parse([self.objective] if self.objective else [])
 
-    @property
-    def modelled(self) -> simulate.ServerModel:
-        return simulate.ServerModel("H100", "llama-3.1-8b", running_limit=self.running)
+    def plan(self, seed: int, duration_s: float = DEFAULT_DURATION_S, arrivals: str = "poisson:1") -> Plan:
+        """Return the plan of a run."""
+        return Plan(
+            server="vllm",
+            seed=seed,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            duration_s=duration_s,
+            arrivals=arrivals,
+            metrics_every_s=0.0,
+        )
 
-    def plan(self, seed: int, duration_s: float = 0.0, arrivals: str = "poisson:1") -> Plan:
-        lengths = {"input_tokens": 512, "output_tokens": self.output_tokens}
-        of = {"duration_s": duration_s or self.duration_s, "arrivals": arrivals, "metrics_every_s": 0.0}
-        return Plan(server="vllm", seed=seed, **lengths, **of)
+
+def h100(model: str, running_limit: int | None = None) -> simulate.ServerModel:
+    """Return the model of a vLLM server on one H100."""
+    return simulate.ServerModel("H100", model, running_limit=running_limit)
 
 
 CASES = {
     case.name: case
     for case in (
-        Case("line", 1, 16, "ttft.p90 < 500ms", (5.0, 8.0)),
-        Case("batch", 8, "exponential:mean=64,min=8,max=512", "ttft.p95 < 500ms", (9.0, 14.0)),
+        Case("fast-8b", h100("llama-3.1-8b"), "lognormal:mean=128,cv=0.7", (38.0, 46.0)),
+        Case("fast-1b", h100("llama-3.2-1b"), "uniform:64..192", (115.0, 145.0)),
+        Case(
+            "slow-70b", simulate.ServerModel("A100", "llama-2-70b", tensor=4), "lognormal:mean=128,cv=0.5", (7.0, 9.0)
+        ),
+        Case("slow-long", simulate.ServerModel("L40S", "llama-3.1-8b"), "uniform:256..768", (1.5, 6.0)),
+        Case("line", h100("llama-3.1-8b", 1), 16, (5.0, 8.0), "ttft.p90 < 500ms"),
+        Case("batch", h100("llama-3.1-8b", 8), "exponential:mean=64,min=8,max=512", (9.0, 14.0), "ttft.p95 < 500ms"),
+        Case("users", h100("llama-3.1-8b"), "lognormal:mean=128,cv=0.7", (25.0, 46.0), "e2e.p90 < 8s"),
     )
 }
 
 
 class Truth(NamedTuple):
-    """A capacity, and how surely that is known (one standard error)."""
+    """A capacity in requests per second, and its standard error."""
 
     capacity: float
     error: float
 
 
-class Found(NamedTuple):
-    """What one sweep said."""
+class Outcome(NamedTuple):
+    """The result of one sweep."""
 
     low: float
     capacity: float
     high: float
-    runs: int
+    run_s: float
+    """Duration of all runs in the time of the server."""
+    steps: int
 
 
-def waits_longer(rate: float, served_s: float, than_s: float) -> float:
-    """M/D/1: the share of requests that wait longer (Erlang's formula; Tijms, "A first course in stochastic models",
-    2003, section 9.5)."""
-    used = rate * served_s
-    if used >= 1:
+def share_waiting_longer(rate: float, service_s: float, wait_s: float) -> float:
+    """Return the share of requests that wait longer than `wait_s` in an M/D/1 queue.
+
+    Erlang's formula; Tijms, "A first course in stochastic models", 2003, section 9.5.
+    """
+    utilisation = rate * service_s
+    if utilisation >= 1:
         return 1.0
     terms = (
-        ((-rate * (than_s - place * served_s)) ** place / math.factorial(place))
-        * math.exp(rate * (than_s - place * served_s))
-        for place in range(math.floor(than_s / served_s) + 1)
+        ((-rate * (wait_s - index * service_s)) ** index / math.factorial(index))
+        * math.exp(rate * (wait_s - index * service_s))
+        for index in range(math.floor(wait_s / service_s) + 1)
     )
-    return 1 - (1 - used) * math.fsum(terms)
+    return 1 - (1 - utilisation) * math.fsum(terms)
 
 
-def bisected(broken: Callable[[float], bool], low: float, high: float, halvings: int) -> float:
+def bisect(overloaded: Callable[[float], bool], low: float, high: float, halvings: int) -> float:
+    """Return the rate between `low` and `high` above which the server is overloaded."""
     for _ in range(halvings):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if broken(middle) else (middle, high)
+        if overloaded(middle):
+            high = middle
+        else:
+            low = middle
     return math.sqrt(low * high)
 
 
 def latencies(case: Case, plan: Plan) -> Floats:
-    """What the objective is about, of each request."""
-    return LATENCIES[case.judged[0].figure].values(frame_of_run(simulate.run_in_memory(plan, case.modelled)))
+    """Return the latency of each request that the objective is about."""
+    return LATENCIES[case.objectives[0].figure].values(frame_of_run(simulate.run_in_memory(plan, case.model)))
 
 
-def truth_of(case: Case) -> Truth:
-    """By formula where there is one, else of long runs."""
-    (objective,) = case.judged
-    alone = case.plan(0).replaced(n=1, duration_s=None)
-    whole_s = float(METRICS["e2e_s"].values(frame_of_run(simulate.run_in_memory(alone, case.modelled)))[0])
-    if case.running == 1:
-        served_s = whole_s - simulate.resolve_model(alone, case.modelled).path_s
-        wait_s = objective.bound - float(latencies(case, alone)[0])
-        most = 1 - (objective.percentile or 0.0)
-        over = partial(waits_longer, served_s=served_s, than_s=wait_s)
-        return Truth(bisected(lambda rate: over(rate) > most, 0.01 / served_s, 1 / served_s, 60), 0.0)
+def true_capacity(case: Case) -> Truth:
+    """Return the true capacity of a case: by formula if there is one, otherwise from long runs."""
+    if case.name == "line":
+        return Truth(capacity_of_line(case), 0.0)
     with ProcessPoolExecutor() as pool:
-        found = list(pool.map(partial(long_run, case), range(TRUTHS)))
-    return Truth(statistics.fmean(found), statistics.stdev(found) / math.sqrt(TRUTHS))
+        capacities = list(pool.map(partial(long_run_capacity, case), range(LONG_RUNS)))
+    return Truth(statistics.fmean(capacities), statistics.stdev(capacities) / math.sqrt(LONG_RUNS))
 
 
-def long_run(case: Case, seed: int) -> float:
-    """The capacity by a long run at each rate, with the same random numbers."""
-    (objective,) = case.judged
-
-    def broken(rate: float) -> bool:
-        found = latencies(case, case.plan(10_000 + seed, TRUTH_S, f"poisson:{rate:.6f}"))
-        return float(np.mean(found > objective.bound)) > 1 - (objective.percentile or 0.0)
-
-    return bisected(broken, *case.between, HALVINGS)
-
-
-def swept(case: Case, seed: int) -> Found:
-    """One sweep, as the command makes it."""
-    sweep = Sweep(case.plan(100 * seed), "rate", Path())
-    search = Search(START / 64, START * SEARCH_RANGE_FACTOR, confidence=CONFIDENCE)
-    targets = SweepTargets(objectives=case.judged, over="rate")
-    steps = simulate_sweep(sweep, targets, case.modelled, search, START, RUNS_MOST)
-    found = search.capacity(observations(line for line, _ in steps))
-    return Found(found.low, found.capacity or 0.0, found.high or math.inf, len(steps))
+def capacity_of_line(case: Case) -> float:
+    """Return the capacity of the server that handles one request at a time, by formula."""
+    (objective,) = case.objectives
+    alone = case.plan(0).replaced(n=1, duration_s=None)
+    e2e_s = float(METRICS["e2e_s"].values(frame_of_run(simulate.run_in_memory(alone, case.model)))[0])
+    service_s = e2e_s - simulate.resolve_model(alone, case.model).path_s
+    wait_s = objective.bound - float(latencies(case, alone)[0])
+    max_share = 1 - (objective.percentile or 0.0)
+    share = partial(share_waiting_longer, service_s=service_s, wait_s=wait_s)
+    return bisect(lambda rate: share(rate) > max_share, 0.01 / service_s, 1 / service_s, 60)
 
 
-def said(case: Case, truth: Truth, found: Sequence[Found]) -> str:
-    """One row."""
-    held = sum(each.low <= truth.capacity <= each.high for each in found)
-    off = statistics.median(each.capacity / truth.capacity - 1 for each in found)
-    width = statistics.median((each.high - each.low) / 2 / each.capacity for each in found)
-    runs = statistics.fmean(each.runs for each in found)
+def long_run_capacity(case: Case, seed: int) -> float:
+    """Return the capacity according to one long run per rate, with the same random numbers."""
+    return bisect(partial(is_overloaded, case, 10_000 + seed), *case.between, HALVINGS)
+
+
+def is_overloaded(case: Case, seed: int, rate: float) -> bool:
+    """Return True if a long run at this rate violates the objective, or if its queue grows."""
+    if case.objective:
+        (objective,) = case.objectives
+        values = latencies(case, case.plan(seed, LONG_RUN_S, f"poisson:{rate:.6f}"))
+        return float(np.mean(values > objective.bound)) > 1 - (objective.percentile or 0.0)
+    plan = case.plan(seed, LONG_RUN_S, f"constant:{rate:.6f}").replaced(timeout_s=100 * LONG_RUN_S)
+    frame = frame_of_run(simulate.run_in_memory(plan, case.model))
+    times_ns = np.linspace(LONG_RUN_S / 2, LONG_RUN_S, 200) * 1e9
+    ends_ns = np.sort(frame.end_ns)
+    in_flight = rate * times_ns / 1e9 - np.searchsorted(ends_ns, times_ns)
+    return bool(np.polyfit(times_ns / 1e9, in_flight, 1)[0] > GROWTH * rate)
+
+
+def run_sweep(case: Case, seed: int) -> Outcome:
+    """Run one sweep, as the command does."""
+    targets = SweepTargets(objectives=case.objectives, over="rate")
+    sweep = new_sweep(case.plan(10_000 * seed), Path(), targets, None, adaptive=True)
+    result = simulate_sweep(sweep, targets, case.model, {"confidence": CONFIDENCE}, MAX_RUNS)
+    capacity = result.capacity
+    assert capacity is not None
+    return Outcome(capacity.low, capacity.capacity or 0.0, capacity.high or math.inf, result.run_s, len(result.steps))
+
+
+def table_row(case: Case, truth: Truth, outcomes: Sequence[Outcome]) -> str:
+    """Return one row of the result table."""
+    holding = sum(outcome.low <= truth.capacity <= outcome.high for outcome in outcomes)
+    off = statistics.median(outcome.capacity / truth.capacity - 1 for outcome in outcomes)
+    widths = sorted((outcome.high - outcome.low) / 2 / outcome.capacity for outcome in outcomes)
+    times_s = sorted(outcome.run_s for outcome in outcomes)
+    steps = statistics.fmean(outcome.steps for outcome in outcomes)
     error = f" ± {truth.error:.2f}" if truth.error else ""
+    objective = f"`{case.objective}`" if case.objective else "none"
     return (
-        f"| {case.name} | `{case.objective}` | {truth.capacity:.2f}{error} | {held} of {len(found)} | {off:+.1%} "
-        f"| {width:.0%} | {runs:.1f}, at most {max(each.runs for each in found)} |"
+        f"| {case.name} | {objective} | {truth.capacity:.2f}{error} | {holding} of {len(outcomes)} | {off:+.1%} "
+        f"| {statistics.median(widths):.1%}, at most {widths[-1]:.1%} "
+        f"| {statistics.median(times_s):.0f} s, at most {times_s[-1]:.0f} s | {steps:.1f} |"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table with one row per case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all by default")
-    parser.add_argument("--seeds", type=int, default=100)
-    asked = parser.parse_args(arguments)
-    print("| case | objective | capacity, requests/s | intervals that hold it | estimate | half width | runs |")
-    print("| --- | --- | --: | --: | --: | --: | --: |")
-    for name in asked.cases or CASES:
+    parser.add_argument("cases", nargs="*", help=f"any of {', '.join(CASES)}; all by default")
+    parser.add_argument("--seeds", type=int, default=50)
+    options = parser.parse_args(arguments)
+    print(
+        "| case | objective | capacity, requests/s | intervals that contain it | estimate | half width | time | steps |"
+    )
+    print("| --- | --- | --: | --: | --: | --: | --: | --: |")
+    for name in options.cases or CASES:
         case = CASES[name]
         with ProcessPoolExecutor() as pool:
-            found = list(pool.map(partial(swept, case), range(1, asked.seeds + 1)))
-        print(said(case, truth_of(case), found), flush=True)
+            outcomes = list(pool.map(partial(run_sweep, case), range(1, options.seeds + 1)))
+        print(table_row(case, true_capacity(case), outcomes), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from loadgen.analysis.matrix import CellName, CellSweep
 from loadgen.analysis.report import ColumnKind, Finding, TableCell
 from loadgen.analysis.report.tables import Cells, number_columns
 from loadgen.analysis.sweep import best_step, throughput_field
-from loadgen.analysis.sweep.document import COMPARED, ENDED, UNITS, throughput_title
+from loadgen.analysis.sweep.document import COMPARED, UNITS, ended_sentence, throughput_title
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
@@ -32,7 +32,8 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
         text = f"Sweeps ran{times_speed(*speeds)}: their figures cannot be compared, and a frontier shows one speed."
         result.append(Finding("speed", "warning", text, "sweeps"))
     limited = [sweep for sweep in sweeps if sweep.result and sweep.result.ended == "client"]
-    return [*result, *(Finding("client", "error", f"{name(sweep)}: {ENDED['client']}") for sweep in limited)]
+    texts = [f"{name(sweep)}: {ended_sentence(sweep.result)}" for sweep in limited if sweep.result]
+    return [*result, *(Finding("client", "error", text) for text in texts)]
 
 
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:

@@ -43,7 +43,9 @@ class SweepStep(msgspec.Struct, kw_only=True):
     over: float
     """Probability that the server violates an objective at this load."""
     verdict: str
-    """Result of the objectives: `met`, `inconclusive`, `not met`, or `overload` if the run was ended early."""
+    """Result of the objectives: `met`, `inconclusive`, `not met`, or `overload` if the run was ended early. In a search
+    without objectives, `met` means that the server keeps up with the load. Empty for a list of loads without
+    objectives."""
     complete: int
     rejected: int = 0
     """Requests that the server rejected because it was too busy."""
@@ -72,6 +74,8 @@ class SweepStep(msgspec.Struct, kw_only=True):
     """Energy per output token, in J."""
     client: str
     """Verdict on the load generator: `ok` or `limited`."""
+    client_reasons: list[str] = []
+    """Reasons why the load generator was a bottleneck."""
 
 
 class SweepResult(msgspec.Struct, kw_only=True):
@@ -89,6 +93,9 @@ class SweepResult(msgspec.Struct, kw_only=True):
     over: str
     """The swept quantity: `rate` or `concurrency`."""
     objectives: list[str]
+    """Empty if the sweep looks for the largest rate that the server keeps up with, or measures a list of loads."""
+    fixed_loads: bool = False
+    """True if the sweep measured a list of loads."""
     state: State | None
     """State of the capacity search. None if a list of loads was measured without objectives."""
     capacity: float | None
@@ -182,12 +189,15 @@ def build_result(
     """Return the contents of sweep.json.
 
     `plan` is the plan in sweep.jsonl, and `search` is its last `search` line (empty if there is none). `ended` is the
-    reason why the sweep ended. `capacity` is None for a sweep without objectives."""
+    reason why the sweep ended. `capacity` is None for a list of loads without objectives."""
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit
     gpus = search.get("gpus") or (limit.gpus if limit else None)
     prices = _Prices(gpus, search.get("hour"), _data_sheet_power_w(limit.gpu, gpus) if limit and gpus else None)
-    steps = sorted((_step(step, prices) for step in measured), key=lambda step: step.load)
+    objectives = list(plan.get("objectives") or ())
+    fixed_loads = bool(plan.get("loads"))
+    judged = bool(objectives) or not fixed_loads
+    steps = sorted((_step(step, prices, judged=judged) for step in measured), key=lambda step: step.load)
     efficiency = {
         step.step: step.requests_per_s / step.e2e_p50_s
         for step in steps
@@ -211,7 +221,8 @@ def build_result(
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
         over=plan["over"],
-        objectives=list(plan.get("objectives") or ()),
+        objectives=objectives,
+        fixed_loads=fixed_loads,
         state=None if capacity is None else capacity.state,
         capacity=None if capacity is None else capacity.capacity,
         capacity_low=None if capacity is None else capacity.low,
@@ -277,17 +288,19 @@ def _data_sheet_power_w(name: str, gpus: int) -> float | None:
         return None
 
 
-def _step(measured: MeasuredStep, prices: _Prices) -> SweepStep:
+def verdict_of(over: float) -> str:
+    """Return the verdict on a load that violates an objective with this probability."""
+    low, high = INCONCLUSIVE
+    if over < low:
+        return "met"
+    return "not met" if over > high else "inconclusive"
+
+
+def _step(measured: MeasuredStep, prices: _Prices, *, judged: bool) -> SweepStep:
     line, folder, summary = measured
     rate, limit = summary.throughput.output_tokens_per_s, summary.limit
     gpus = prices.gpus
     tpot, ttft = summary.latencies["tpot_s"], summary.latencies["ttft_s"]
-    low, high = INCONCLUSIVE
-    verdict = "inconclusive"
-    if line["over"] < low:
-        verdict = "met"
-    elif line["over"] > high:
-        verdict = "not met"
     cost = joules = None
     if rate and speed_of(summary) == 1 and knows_speed(summary):  # Cost and energy refer to real time.
         if prices.gpu_hour_cost:
@@ -300,7 +313,7 @@ def _step(measured: MeasuredStep, prices: _Prices) -> SweepStep:
         load=line["load"],
         folder=folder,
         over=round(line["over"], 4),
-        verdict=line["stopped"] or verdict,
+        verdict=line["stopped"] or (verdict_of(line["over"]) if judged else ""),
         complete=summary.requests.complete,
         rejected=summary.requests.rejected,
         planned=summary.requests.planned,
@@ -319,4 +332,5 @@ def _step(measured: MeasuredStep, prices: _Prices) -> SweepStep:
         cost_per_million_tokens=cost,
         joules_per_token=joules,
         client=summary.client.verdict,
+        client_reasons=summary.client.reasons,
     )

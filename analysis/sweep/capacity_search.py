@@ -50,6 +50,16 @@ MAX_CARRIED_FACTOR = 1.5
 """An overloaded server completes at least the capacity divided by this factor, even if it preempts requests."""
 CARRIED_DOUBT = 0.01
 """Probability that an overloaded server completes less than the capacity divided by MAX_CARRIED_FACTOR."""
+BELOW_FULL = 0.5
+"""Typical distance of the capacity below the full throughput that a pilot measured, as a logarithm of the ratio."""
+ABOVE_FULL = 0.07
+"""Typical distance of the capacity above it, because the pilot is not exact."""
+PILOT_DOUBT = 0.05
+"""Probability that the pilot went wrong, so that the capacity may be as far above its throughput as below."""
+PILOT_START = 0.75
+"""Load of the first run, relative to the full throughput that a pilot measured."""
+PILOT_SHRINK = 2.0
+"""Factor by which the load is lowered after a pilot until one run has met the objectives."""
 PREDICTION_SPREAD = 0.2
 """Typical relative error of a predicted capacity: the standard deviation of its logarithm."""
 MAX_INCOMPLETE = 0.01
@@ -99,7 +109,11 @@ class Capacity(NamedTuple):
 
 
 class Search:
-    """Searches the capacity between two loads. A predicted capacity affects which loads are tried, not the result."""
+    """Searches the capacity between two loads. A predicted capacity affects which loads are tried, not the result.
+
+    `full_rate` is the full throughput of the server in requests per second, if a pilot has measured it. The capacity is
+    not much larger.
+    """
 
     def __init__(
         self,
@@ -110,7 +124,9 @@ class Search:
         precision: float = 0.1,
         whole: bool = False,
         predicted: float | None = None,
+        full_rate: float | None = None,
     ) -> None:
+        self._full_rate = full_rate
         self._min_load = min_load
         self._max_load = max_load
         self._whole = whole
@@ -127,7 +143,7 @@ class Search:
             if violated and min(violated) <= self._min_load:
                 return Capacity("below", 0.0, 0.0, min(violated))
             return Capacity("open", None, 0.0, min(violated, default=None))
-        if not violated:
+        if not violated and not self._full_rate:
             state: State = "at least" if max(met) >= self._max_load else "open"
             return Capacity(state, max(met), max(met), None)
         low, middle, high = self._quantiles(self._weights(runs), self._tail, 0.5, 1 - self._tail)
@@ -145,7 +161,13 @@ class Search:
             return None
         met = [run.load for run in runs if run.over <= 0.5]
         violated = [run for run in runs if run.over > 0.5]
-        if self._predicted is None and not violated:
+        if self._full_rate and not runs:
+            load = PILOT_START * self._full_rate
+        elif self._full_rate and not met:
+            load = max(self._min_load, min(run.load for run in violated) / PILOT_SHRINK)
+        elif self._full_rate:
+            load = self._informative_load(runs, bracketed=bool(violated))
+        elif self._predicted is None and not violated:
             load = min(self._max_load, GROWTH * max(met)) if met else start
         elif self._predicted is None and not met and not any(run.carried for run in violated):
             load = max(self._min_load, min(run.load for run in violated) / GROWTH)
@@ -176,11 +198,22 @@ class Search:
         # The prior is constant on the logarithmic grid up to the largest load so far, and falls as 1 / load above it.
         # With a constant prior, loads that were never tried would have the largest weight.
         weights = 1 / np.maximum(self._grid, max((run.load for run in runs), default=1.0))
+        if self._full_rate:
+            weights = self._pilot_prior(self._full_rate)
         for load, over, carried in runs:
             weights *= self._likelihood(load, over)
             if carried is not None:
                 weights *= self._likelihood(MAX_CARRIED_FACTOR * carried, 1 - CARRIED_DOUBT)
         return np.asarray(weights / weights.sum())
+
+    def _pilot_prior(self, full_rate: float) -> Floats:
+        """Return the weight of each grid load before the first run, given the full throughput of the pilot.
+
+        The weights fall exponentially with the distance from the full throughput: slowly below it, quickly above it."""
+        distance = np.log(self._grid / full_rate)
+        near = np.where(distance < 0, np.exp(distance / BELOW_FULL), np.exp(-distance / ABOVE_FULL))
+        wide = np.exp(-np.abs(distance) / BELOW_FULL)
+        return np.asarray((1 - PILOT_DOUBT) * near / near.sum() + PILOT_DOUBT * wide / wide.sum())
 
     def _likelihood(self, load: float, over: float) -> Floats:
         """Return, for each grid load, the likelihood that this load is the capacity.
@@ -188,6 +221,12 @@ class Search:
         `over` is the probability that `load` exceeds the capacity. The likelihood is `over` for grid loads below
         `load`, and `1 - over` for other grid loads, where `over` is limited to MIN_DOUBT to 1 - MIN_DOUBT."""
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
+        if self._full_rate:
+            # With the pilot the interval is narrow, so that it matters how sharply runs separate loads.
+            from scipy.special import ndtr
+
+            below = ndtr(np.log(load / self._grid) / RUN_SPREAD)
+            return np.asarray(probability * below + (1 - probability) * (1 - below))
         return np.where(self._grid < load * (1 - 1e-9), probability, 1 - probability)
 
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
@@ -220,6 +259,19 @@ class Search:
         shares = np.add.reduceat(weights, firsts) / weights.sum()
         information = _entropy_bits(over @ shares) - _entropy_bits(over) @ shares
         return float(loads[int(np.argmax(information))])
+
+
+def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
+    """Return the capacity according to runs at a list of loads.
+
+    The interval reaches from the largest load that met the objectives, and below which no load violated them, to the
+    smallest load that violated them. The capacity is its lower end."""
+    violated = [run.load for run in runs if run.over > 0.5]
+    high = min(violated, default=None)
+    met = [run.load for run in runs if run.over <= 0.5 and (high is None or run.load < high)]
+    if high is None:
+        return Capacity("at least", max(met), max(met), None) if met else Capacity("open", None, 0.0, None)
+    return Capacity("open", max(met), max(met), high) if met else Capacity("below", 0.0, 0.0, high)
 
 
 def check_objectives(objectives: Iterable[Objective]) -> None:

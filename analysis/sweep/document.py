@@ -26,7 +26,15 @@ from loadgen.analysis.report import (
 )
 from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import Cells, number_columns, table
-from loadgen.analysis.sweep import RATE, SweepResult, SweepStep, best_step, pareto_front, throughput_field
+from loadgen.analysis.sweep import (
+    RATE,
+    SweepResult,
+    SweepStep,
+    best_step,
+    pareto_front,
+    throughput_field,
+    verdict_of,
+)
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
@@ -38,18 +46,30 @@ WHOLE_SERVERS = "Tokens per second are those of whole servers: the number of GPU
 BY_LOAD = """Requests per second that individually met the objectives; without objectives, all complete requests.
 Thin: the rate that was sent; dashed: predicted complete requests."""
 VERDICTS = {"overload": "overload, ended early"}
+STABILITY_VERDICTS = {
+    "met": "keeps up",
+    "inconclusive": "unclear",
+    "not met": "queue grows",
+    "overload": "queue grows, ended early",
+}
+"""Verdicts of a search without objectives."""
 ENDED = {
     "runs": "The maximum number of runs (--max-runs) was reached; use --resume with a larger one to narrow the "
     "interval.",
     "time": "--max-time was reached; use --resume to continue.",
-    "client": "The client was the limit, so the capacity may be higher. Use more --workers or machines.",
+    "client": "The client was the limit, so the capacity may be higher.",
     "interrupted": "The sweep was interrupted; use --resume to continue.",
 }
 MEANINGS = (
     ("tokens/s per user", "1 / TPOT", "The speed at which a user sees a response: the median over requests."),
     ("tokens/s", "", "Output tokens per second in the measurement window; per GPU if the number of GPUs is known."),
     ("knee", "", "The load with the largest ratio of requests/s and median E2E latency (Kleinrock, 1979)."),
-    ("capacity", "", "The largest load at which all objectives hold, with its interval at the stated confidence."),
+    (
+        "capacity",
+        "",
+        "The largest load at which all objectives hold, with its interval at the stated confidence. Without "
+        "objectives: the largest rate at which no queue grows.",
+    ),
     ("P(over)", "", "The probability, from this run alone, that an objective fails at this load in the long run."),
 )
 COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")
@@ -59,21 +79,59 @@ Links = Callable[[SweepResult, str], str]
 """Function that returns the link from the page to the report of a step. It takes the sweep and the step's folder."""
 
 
+def format_load(over: str, load: float | None) -> str:
+    """Format a load: a concurrency as a whole number, a request rate with three significant digits."""
+    return f"{load:,.0f}" if over == "concurrency" and load is not None else significant(load)
+
+
 def capacity_sentence(sweep: SweepResult) -> str:
     """Return a sentence that states the capacity and its confidence interval."""
-    unit, objectives = UNITS[sweep.over], " and ".join(sweep.objectives)
-    low, high = significant(sweep.capacity_low), significant(sweep.capacity_high)
-    if sweep.state is None:
+    unit = UNITS[sweep.over]
+    low, high = format_load(sweep.over, sweep.capacity_low), format_load(sweep.over, sweep.capacity_high)
+    condition = f" with {' and '.join(sweep.objectives)}" if sweep.objectives else ""
+    if sweep.state is None and sweep.fixed_loads:
         return f"{pluralise(len(sweep.steps), 'load')} measured, without objectives."
     if sweep.state == "below":
-        return f"{objectives}: not met even at the lowest load, {high} {unit}."
+        return f"{' and '.join(sweep.objectives)}: not met even at the lowest load, {high} {unit}."
     if sweep.capacity is None:
-        return f"{objectives}: the capacity is not known yet; it is below {high} {unit}."
+        subject = f"{' and '.join(sweep.objectives)}: t" if sweep.objectives else "T"
+        limit = "" if sweep.capacity_high is None else f"; it is below {high} {unit}"
+        return f"{subject}he capacity is not known yet{limit}."
     if sweep.capacity_high is None:
-        return f"Capacity: at least {low} {unit} with {objectives}; no measured load violated this."
-    confidence = f"{sweep.confidence:.0%}".replace("%", " %")
+        return f"Capacity: at least {low} {unit}{condition}; no load violated that."
     rough = "" if _is_settled(sweep) else " This is less exact than requested."
-    return f"Capacity: {significant(sweep.capacity)} {unit} ({confidence}: {low} to {high}) with {objectives}.{rough}"
+    between = _measured_bracket(sweep)
+    if sweep.fixed_loads:
+        return f"Capacity: {between} {unit}{condition}."
+    meaning = "" if sweep.objectives else ": the largest rate that the server keeps up with"
+    confidence = f"{sweep.confidence:.0%}".replace("%", " %")
+    measured = f", {between}" if between and sweep.over == "concurrency" else ""
+    capacity = format_load(sweep.over, sweep.capacity)
+    return f"Capacity: {capacity} {unit} ({confidence}: {low} to {high}){measured}{condition}{meaning}.{rough}"
+
+
+def _measured_bracket(sweep: SweepResult) -> str:
+    """Return the measured loads next to the capacity with their verdicts: `between 32 (met) and 64 (not met)`.
+
+    Return an empty string if no load above the capacity was measured, or none below it."""
+    above = next((step for step in sweep.steps if step.over > 0.5), None)
+    below = [step for step in sweep.steps if step.over <= 0.5 and (above is None or step.load < above.load)]
+    if above is None or not below:
+        return ""
+    ends = [f"{format_load(sweep.over, step.load)} ({_bracket_word(step)})" for step in (below[-1], above)]
+    return f"between {' and '.join(ends)}"
+
+
+def _bracket_word(step: SweepStep) -> str:
+    """Return the verdict on a step at the end of an interval."""
+    return "not met" if step.verdict == "overload" else step.verdict
+
+
+def verdict_text(chance: float, *, overloaded: bool, objectives: bool) -> str:
+    """Return the verdict on a step, for the line that reports it when it has ended."""
+    if not objectives:
+        return STABILITY_VERDICTS[verdict_of(chance)]
+    return "overload, stopped early" if overloaded else f"P(over capacity) {format_chance(chance)}"
 
 
 def format_chance(over: float) -> str:
@@ -91,24 +149,43 @@ def findings(sweep: SweepResult) -> list[Finding]:
         level: doc.Level = "note" if settled else "warning"
         if sweep.ended == "client":
             level = "error"
-        results.append(Finding("ended", level, ENDED[sweep.ended]))
+        results.append(Finding("ended", level, ended_sentence(sweep)))
     if sweep.speed != 1:
         text = f"No energy or cost: the server ran{times_speed(sweep.speed)}. Use --speed 1 to get them."
         results.append(Finding("speed", "note", text))
     return results
 
 
-def _verdict(step: SweepStep) -> str:
-    """Return the verdict on a step's objectives, followed by the number of rejected requests if there are any."""
-    rejections = f"; {step.rejected:,} rejected" if step.rejected else ""
-    return VERDICTS.get(step.verdict, step.verdict) + rejections
+def ended_sentence(sweep: SweepResult) -> str:
+    """Return a sentence that explains why a sweep ended early, with the client's limit if that was the reason."""
+    if sweep.ended != "client":
+        return ENDED[sweep.ended]
+    limited = next((step for step in reversed(sweep.steps) if step.client == "limited" and step.client_reasons), None)
+    cause = "" if limited is None else f" At {format_load(sweep.over, limited.load)} {UNITS[sweep.over]}: "
+    return ENDED["client"] + (f"{cause}{'; '.join(limited.client_reasons)}." if limited else "")
+
+
+def _verdict(step: SweepStep, sweep: SweepResult) -> str:
+    """Return the verdict on a step in words, or an empty string for a list of loads without objectives."""
+    if sweep.state is not None and not sweep.objectives:
+        return STABILITY_VERDICTS[step.verdict]
+    return VERDICTS.get(step.verdict, step.verdict)
+
+
+def _remarks(step: SweepStep, sweep: SweepResult) -> str:
+    """Return the verdict on a step, the number of rejected requests if there are any, and whether it is the knee."""
+    rejections = f"{step.rejected:,} rejected" if step.rejected else ""
+    remarks = "; ".join(filter(None, [_verdict(step, sweep), rejections]))
+    return ", ".join(filter(None, [remarks, "knee" if step.step == sweep.knee else ""]))
 
 
 def _is_settled(sweep: SweepResult) -> bool:
     """Return True if the sweep reached its goal, else False.
 
     The goal of a search is a capacity that is known precisely enough. A list of loads must be measured completely."""
-    return sweep.state in ("found", None) or (sweep.state == "open" and sweep.ended == "done")
+    if sweep.state is None:
+        return sweep.fixed_loads
+    return sweep.state == "found" or (sweep.state == "open" and sweep.ended == "done")
 
 
 def terminal_document(sweep: SweepResult) -> Document:
@@ -116,18 +193,18 @@ def terminal_document(sweep: SweepResult) -> Document:
     heads: dict[str, ColumnKind] = {
         "step": "head",
         **number_columns("load", throughput_title(sweep), "per user", "TTFT p99", "TPOT p99"),
-        "objectives": "text",
+        _verdict_title(sweep): "text",
     }
     field = throughput_field([sweep])
     rows: list[Cells] = [
         (
             f"{step.step}",
-            significant(step.load),
+            format_load(sweep.over, step.load),
             significant(getattr(step, field)),
             significant(step.tokens_per_s_per_user),
             duration(step.ttft_p99_s),
             duration(step.tpot_p99_s),
-            _verdict(step) + ", knee" * (step.step == sweep.knee),
+            _remarks(step, sweep),
         )
         for step in sweep.steps
     ]
@@ -135,6 +212,13 @@ def terminal_document(sweep: SweepResult) -> Document:
     blocks = [doc.Findings(findings(sweep)), *_cards(sweep, lambda _sweep, _folder: ""), steps]
     section = Section("answer", "", blocks)
     return Document("loadgen sweep", sweep.name, [section], sweep.model or "", sweep.mark, [RunStyle(sweep.name)])
+
+
+def _verdict_title(sweep: SweepResult) -> str:
+    """Return the heading of the verdicts. A list of loads without objectives has only remarks."""
+    if sweep.objectives:
+        return "objectives"
+    return "remarks" if sweep.state is None else "the server"
 
 
 def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
@@ -185,9 +269,10 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
         return []
     cards, report = list[Card](), link(sweep, step.folder)
     if sweep.capacity and sweep.state is not None:
-        ends = " to ".join(significant(end) for end in (sweep.capacity_low, sweep.capacity_high) if end is not None)
-        cards.append(Card("Capacity", significant(sweep.capacity), UNITS[sweep.over], ends, report))
-    at_load = f"at {significant(step.load)} {UNITS[sweep.over]}"
+        known_ends = [end for end in (sweep.capacity_low, sweep.capacity_high) if end is not None]
+        ends = " to ".join(format_load(sweep.over, end) for end in known_ends)
+        cards.append(Card("Capacity", format_load(sweep.over, sweep.capacity), UNITS[sweep.over], ends, report))
+    at_load = f"at {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
     price = f"{significant(sweep.gpu_hour_cost)} per {'GPU hour' if sweep.gpus else 'server hour'}"
     figures = (
         ("Per GPU" if sweep.gpus else "Throughput", getattr(step, throughput_field([sweep])), "tokens/s", at_load),
@@ -211,7 +296,7 @@ def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
     heads: dict[str, ColumnKind] = {
         "step": "head",
         **number_columns("load"),
-        "objectives": "text",
+        _verdict_title(sweep): "text",
         **number_columns("P(over)", "complete", "rejected"),
         **number_columns("requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
     }
@@ -234,9 +319,9 @@ def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
         rows.append(
             (
                 cell(str(step.step) + ", knee" * (step.step == sweep.knee), step.step),
-                cell(significant(step.load), step.load),
-                VERDICTS.get(step.verdict, step.verdict),
-                cell(format_chance(step.over), step.over),
+                cell(format_load(sweep.over, step.load), step.load),
+                _verdict(step, sweep),
+                cell(UNKNOWN if sweep.state is None else format_chance(step.over), step.over),
                 cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
                 cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
                 *(cell(significant(value), value) for value in rates),
@@ -260,7 +345,9 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
         step = best_step(sweep)
         report = "" if step is None else link(sweep, step.folder)
         values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
-        capacity = f"{significant(sweep.capacity)} {UNITS[sweep.over]}" if sweep.capacity is not None else UNKNOWN
+        capacity = UNKNOWN
+        if sweep.capacity is not None:
+            capacity = f"{format_load(sweep.over, sweep.capacity)} {UNITS[sweep.over]}"
         first = TableCell(capacity, sweep.capacity, link=report if sweep.capacity else "")
         cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
         rows.append((TableCell("", run=index), first, *cells))
@@ -324,7 +411,7 @@ def _columns(steps: Sequence[SweepStep], x: str, y: str, sweep: SweepResult, lin
         "x": [getattr(step, x) for step in steps],
         "y": [getattr(step, y) for step in steps],
         "load": [step.load for step in steps],
-        "text": [f"{significant(step.load)} {unit}" for step in steps],
+        "text": [f"{format_load(sweep.over, step.load)} {unit}" for step in steps],
         "report": [link(sweep, step.folder) for step in steps],
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,14 @@ class SweepCommandOptions:
         str | None,
         Option(metavar="N,N,...", help="Measure these concurrencies: 1,2,4,...,256. Replaces the search.", **LOAD),
     ] = None
-    start: Annotated[float, Option(min=1e-3, help="First load of the search, if no twin predicts one.", **LOAD)] = 1.0
+    start: Annotated[
+        float | None,
+        Option(
+            min=1e-3,
+            help="First load of a search for objectives. Default: chosen by a pilot, or predicted by a twin.",
+            **LOAD,
+        ),
+    ] = None
     precision: Annotated[
         float,
         Option(
@@ -114,6 +122,7 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     from loadgen.engine.resolve_server import require_server
     from loadgen.folders import run_folder
     from loadgen.servers.auth import redact
+    from loadgen.studies.simulate import VirtualClock
     from loadgen.studies.sweep.measure import (
         StepRunner,
         measure_function,
@@ -127,12 +136,15 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     model = _server_model(options, settings.get("model"))
     if model and model.twin:
         settings = {"server": model.twin.server} | settings
+    if options.start is not None and not targets.objectives:
+        raise PlanError("--start needs an objective", "Without --objective, a pilot chooses the loads. Leave it out.")
     plan = plan_of_steps(settings, targets)
     if options.resume and options.out is None:
         raise PlanError("--resume needs --out", "Name the folder of the sweep: --out FOLDER")
+    speed = 1.0
     if not options.virtual:
         require_server(plan, "sweep")
-        _check_speed(plan, options)
+        speed = _clock_speed(plan, options)
     virtual_model = model if options.virtual else None
     output = Output(as_json=options.as_json, quiet=options.quiet)
     search_settings: dict[str, Any] = {
@@ -144,7 +156,9 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     }
     command = redact(["loadgen", *sys.argv[1:]])
     with run_folder(options.out, plan.server, plan.label) as folder:
-        sweep = new_sweep(plan, folder, targets, virtual_model)
+        adaptive = not (settings.get("n") or settings.get("duration_s"))
+        sweep = new_sweep(plan, folder, targets, virtual_model, adaptive=adaptive, speed=speed)
+        clock = VirtualClock() if virtual_model else None
         if model and not options.virtual:
             search_settings["foreseen"] = predict_sweep(sweep, targets, model, search_settings)
         output.say(f"sweep over {targets.over}{', virtual time' if virtual_model else ''}: {folder}")
@@ -153,12 +167,13 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
                 sweep=sweep,
                 targets=targets,
                 search_settings=search_settings,
-                measure=measure_function(sweep, virtual_model, command, output.say),
+                measure=measure_function(virtual_model, command, output.say, clock),
                 say=output.say,
                 on_progress=on_progress,
                 max_runs=options.max_runs,
                 max_time_s=options.max_time_s,
                 resume=options.resume,
+                clock=clock or time.monotonic,
             ).run()
         results_are_kept(folder, text_only=not options.as_json)
         result = write_frontier([folder], output, folder / "frontier.html")[0]
@@ -174,12 +189,12 @@ def sweep(
     catalog: Catalog = None,
     **shared: Any,
 ) -> None:
-    """Find the largest load at which all objectives hold.
+    """Find the largest load that a server keeps up with, or at which all objectives hold.
 
-    A sweep needs only a few runs, because each run uses the most informative load. Each step is a run of --duration
-    (60s by default) or --n requests, and overloads are stopped early. Exit codes: 0 capacity known with the requested
-    precision; 2 usage error; 3 server not reachable or not the expected one; 4 the objectives do not hold at the lowest
-    load; 5 the client was the limit; 6 capacity not known with the requested precision; 130 interrupted.
+    Closed loops of a few seconds measure the full throughput of the server. Runs at rates near it then find the
+    capacity. Each run ends as soon as its result is clear. Exit codes: 0 capacity known with the requested precision; 2
+    usage error; 3 server not reachable, not the expected one, or refusing every request; 4 the objectives do not hold
+    at the lowest load; 5 the client was the limit; 6 capacity not known with the requested precision; 130 interrupted.
     """
     merged = merge_settings(plan, catalog, settings)
     settings = {
@@ -194,7 +209,8 @@ def exit_code(result: SweepResult) -> int:
         return errors.EXIT_INTERRUPTED
     if result.ended == "client":
         return errors.EXIT_CLIENT_LIMITED
-    if result.ended in ("runs", "time") and result.state == "open":  # the capacity is not known precisely enough
+    unknown = result.state == "open" or (result.state is None and not result.fixed_loads)
+    if result.ended in ("runs", "time") and unknown:  # the capacity is not known precisely enough
         return errors.EXIT_INCONCLUSIVE
     return errors.EXIT_ASSERTION if result.state == "below" else errors.EXIT_OK
 
@@ -259,22 +275,22 @@ def _server_model(options: SweepCommandOptions, model: str | None) -> ServerMode
     )
 
 
-def _check_speed(plan: Plan, options: SweepCommandOptions) -> None:
-    """Raise PlanError if an option needs real time, but the clock of the simulated server runs faster.
+def _clock_speed(plan: Plan, options: SweepCommandOptions) -> float:
+    """Return the clock speed of the server, as a multiple of real time. It is 1 for a real server.
 
     Prices and the predictions of a twin are in real time. All other figures of the sweep are in the time of the
-    server's clock, and a page must not mix the two.
+    server's clock, and a page must not mix the two. Raises PlanError if an option needs real time, but the clock of the
+    simulated server runs faster.
     """
     from loadgen.engine.resolve_server import clock_speed
 
     needs_real_time = {"--gpu-hour-cost": options.gpu_hour_cost is not None, "--twin": options.twin is not None}
     used = [option for option, is_used in needs_real_time.items() if is_used]
-    if not used:
-        return
     speed = clock_speed(plan)
-    if speed != 1:
+    if speed != 1 and used:
         verb = "needs" if len(used) == 1 else "need"
         raise PlanError(
             f"{', '.join(used)} {verb} real time, but the clock of the simulated server runs {speed:g} times as fast",
             "Use a simulated server at --speed 1, or a real one.",
         )
+    return speed

@@ -20,11 +20,13 @@ from typing import Any
 
 import msgspec
 
-from loadgen.analysis.run.record import Record, record_for, unsent_record
+from loadgen.analysis.run.record import ErrorKind, Record, record_for, unsent_record
 from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append_lines
+from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.prepare import (
     BYTES_PER_CHUNK,
     BYTES_PER_RECORD,
+    OnProgress,
     announce_trace,
     build_schedule,
     until_file_ends,
@@ -55,6 +57,30 @@ DEFAULT_MODEL = "llama-2-7b"
 STAMPS = StampFacts(name="virtual", title="virtual time", exact=True, error_s=0.0, by_read=False)
 IDS_PER_SPAN = 1 << 32
 """Distance between the first token ids of two spans of prompts, so that different spans share no ids."""
+PROGRESS_NS = 250_000_000
+"""Virtual time between two calls of a progress callback."""
+
+
+class VirtualClock:
+    """The virtual time of the current run, for progress callbacks."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time since the start of the run, in s."""
+        return self.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualProgress:
+    """A progress callback of a run in virtual time, with the clock that it reads.
+
+    The callback is called every PROGRESS_NS. If it returns a reason, the run ends as if it had been interrupted.
+    """
+
+    show: OnProgress
+    clock: VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +151,17 @@ def run(
     prediction: Sequence[Any] = (),
     take: Callable[[Record], object] = lambda _: None,
     say: Say = lambda _: None,
+    *,
+    progress: VirtualProgress | None = None,
 ) -> Run:
     """Run the plan in virtual time and write the records to `folder/run.jsonl`. The folder must be new or empty.
 
     Each Record is also passed to `take`. The returned Run contains everything except the Records, as `runfile.scan`
-    returns it. The `prediction` of a twin is stored in the header of the run file. Raises LoadgenError or
-    WorkloadError.
+    returns it. The `prediction` of a twin is stored in the header of the run file. `progress` can end the run early.
+    Raises LoadgenError or WorkloadError.
     """
     with FolderClaim(folder):
-        return _run(plan, server_model, folder, command, prediction, take, say)
+        return _run(plan, server_model, folder, command, prediction, take, say, progress=progress)
 
 
 def _run(
@@ -144,6 +172,8 @@ def _run(
     prediction: Sequence[Any],
     take: Callable[[Record], object],
     say: Say,
+    *,
+    progress: VirtualProgress | None,
 ) -> Run:
     plan = until_file_ends(plan)
     resolved = resolve_model(plan, server_model)
@@ -168,7 +198,7 @@ def _run(
         else:
             result.telemetry.append(item)
 
-    result.footer = VirtualRun(plan, resolved, prompts, schedule, keep).run()
+    result.footer = VirtualRun(plan, resolved, prompts, schedule, keep, progress).run()
     writer.add(result.footer)
     rescued = writer.close()
     if rescued:
@@ -179,12 +209,16 @@ def _run(
 
 
 def run_in_memory(
-    plan: Plan, server_model: ServerModel, draw: int | None = None, resolved: ResolvedModel | None = None
+    plan: Plan,
+    server_model: ServerModel,
+    draw: int | None = None,
+    resolved: ResolvedModel | None = None,
+    progress: VirtualProgress | None = None,
 ) -> Run:
     """Run the plan in virtual time and return the complete Run. No file is written.
 
-    `draw` selects one bootstrap draw of a twin's constants. `resolved` is an earlier result of `resolve_model`. Raises
-    LoadgenError or WorkloadError.
+    `draw` selects one bootstrap draw of a twin's constants. `resolved` is an earlier result of `resolve_model`.
+    `progress` can end the run early. Raises LoadgenError or WorkloadError.
     """
     plan = until_file_ends(plan)
     resolved = resolved or resolve_model(plan, server_model, draw)
@@ -196,7 +230,7 @@ def run_in_memory(
         else:
             result.telemetry.append(item)
 
-    result.footer = VirtualRun(plan, resolved, _prompts(plan), build_schedule(plan), keep).run()
+    result.footer = VirtualRun(plan, resolved, _prompts(plan), build_schedule(plan), keep, progress).run()
     return result
 
 
@@ -382,8 +416,14 @@ class VirtualRun:
         prompts: Prompts,
         schedule: Schedule,
         keep: Callable[[Record | Telemetry], None],
+        progress: VirtualProgress | None = None,
     ) -> None:
         self._write = keep
+        self._progress = progress
+        self._progress_ns = 0 if progress else FOREVER_NS
+        self._sent = 0
+        self._notes: list[str] = []
+        """Reasons why the run was ended early."""
         self._schedule = schedule
         self._path_ns = round(1e9 * resolved.path_s)
         self._engine = VirtualEngine(Scheduler(resolved.policy, resolved.kv_tokens), resolved.step_time)
@@ -412,18 +452,22 @@ class VirtualRun:
             self._add_upcoming(self._schedule.clients, 0)
         else:
             self._add_upcoming(1)
-        while self._due or self._live:
+        while (self._due or self._live) and not self._notes:
             due_ns = self._due[0][0] if self._due else FOREVER_NS
             next_ns = min(due_ns, self._front_end.busy_until_ns) + self._path_ns
             if next_ns <= engine.now_ns or not engine.busy:
                 self._handle_arrival(due_ns)
                 continue
+            if engine.now_ns >= self._progress_ns:
+                self._report_progress()
             if engine.now_ns >= sample_ns:
                 self._sample(engine.now_ns)
                 sample_ns = engine.now_ns - engine.now_ns % self._sample_interval_ns + self._sample_interval_ns
-            for response in engine.run(min(next_ns, self._deadline_ns(), sample_ns)):
+            for response in engine.run(min(next_ns, self._deadline_ns(), sample_ns, self._progress_ns)):
                 self._end(response.job, response.instants)
             self._end_timed_out()
+        if self._notes:
+            self._cancel_all()
         self._sample(self._last_ns)
         self._write(Telemetry(source="client", at_ns=self._last_ns, values={"stall_ns_max": 0}))
         counts = self._counts
@@ -435,7 +479,47 @@ class VirtualRun:
             failed=counts["failed"],
             rejected=0,
             dropped=counts["dropped"],
+            interrupted=bool(self._notes),
+            notes=self._notes,
         )
+
+    def _report_progress(self) -> None:
+        """Call the progress callback with the current counts. Note the reason if the run must end."""
+        assert self._progress is not None
+        now_ns = self._engine.now_ns
+        self._progress_ns = now_ns - now_ns % PROGRESS_NS + PROGRESS_NS
+        self._progress.clock.now_s = now_ns / 1e9
+        counts = self._counts
+        live = LiveCounters(
+            due=self._sent,
+            sent=self._sent,
+            complete=counts["complete"],
+            failed=counts["failed"],
+            dropped=counts["dropped"],
+        )
+        reason = self._progress.show("running", live)
+        if reason:
+            self._notes.append(reason)
+
+    def _cancel_all(self) -> None:
+        """Record every request in flight as cancelled, because the run was ended early."""
+        now_ns = self._engine.now_ns
+        self._last_ns = max(self._last_ns, now_ns)
+        for job in list(self._live):
+            instants = [] if self._front_end.cancel(job) else self._engine.cancel(job)
+            self._write(self._record(job, instants, now_ns, ("cancelled", "cut off by an interrupt")))
+            conversation = job.owner.conversation
+            remaining = list(conversation.remaining_requests()) if conversation else []
+            for request in remaining:
+                self._write(unsent_record(request, "cancelled", "not sent, the run was interrupted"))
+            self._counts["failed"] += 1 + len(remaining)
+        for waiting in self._waiting:
+            record = unsent_record(waiting.request, "cancelled", "not sent, the run was interrupted")
+            record.due_ns = waiting.due_ns
+            self._write(record)
+            self._counts["failed"] += 1
+        self._live.clear()
+        self._waiting.clear()
 
     def _handle_arrival(self, due_ns: int) -> None:
         """Handle the next event outside the engine.
@@ -538,6 +622,7 @@ class VirtualRun:
             ids = range(first_id, first_id + tokens)
         job = Job(max(1, tokens), request.output_tokens or 1, sent_ns, owner=arrival, prompt=ids)
         self._live.add(job)
+        self._sent += 1
         self._deadlines.append((sent_ns + self._timeout_ns, job))
         self._front_end.accept(job, sent_ns)
 
@@ -570,9 +655,18 @@ class VirtualRun:
         request: VirtualRequest = job.owner
         self._live.discard(job)
         end_ns = instants[-1] if timed_out_ns is None else timed_out_ns
+        error: tuple[ErrorKind, str] | None = None
+        if timed_out_ns is not None:
+            error = ("timeout", f"no end within {self._timeout_ns / 1e9:g} s")
+        request.session_tokens += job.output_tokens
+        self._keep(request, self._record(job, instants, end_ns, error), end_ns)
+
+    def _record(self, job: Job, instants: list[int], end_ns: int, error: tuple[ErrorKind, str] | None) -> Record:
+        """Return the Record of a job that ended at `end_ns`. `error` is the error kind and detail of a failed job."""
+        request: VirtualRequest = job.owner
         record = record_for(
             request.request,
-            "complete" if timed_out_ns is None else "failed",
+            "failed" if error else "complete",
             due_ns=request.due_ns,
             released_ns=request.released_ns,
             sent_ns=request.sent_ns,
@@ -587,13 +681,11 @@ class VirtualRun:
             counted_by="server",
             stamps=STAMPS.name,
         )
-        if timed_out_ns is None:
-            record.finish_reason = "length"
+        if error:
+            record.error_kind, record.error_detail = error
         else:
-            record.error_kind = "timeout"
-            record.error_detail = f"no end within {self._timeout_ns / 1e9:g} s"
-        request.session_tokens += job.output_tokens
-        self._keep(request, record, end_ns)
+            record.finish_reason = "length"
+        return record
 
     def _keep(self, ended: VirtualRequest, record: Record, end_ns: int) -> None:
         """Write the Record of a request that has ended. Schedule the next request of its session or client, if any."""

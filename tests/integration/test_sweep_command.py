@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.analysis.summary import from_json
-from loadgen.servers.simulated.config import SimulatedConfig
+from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.studies.sweep import measured_steps, read_lines
 from tests.support import command
 from tests.support.command import ROOT, Forked
@@ -92,10 +92,72 @@ def test_a_list_of_loads_needs_no_objective(tmp_path: Path) -> None:
     assert len(text.encode()) < 1_000_000
     wrong = loadgen(*VIRTUAL, "--concurrency", "4,2")
     assert (wrong.returncode, "1,2,4,...,256" in wrong.stderr) == (2, True)
-    missing = loadgen(*VIRTUAL)
+    missing = loadgen(*VIRTUAL, "--over", "concurrency")
     assert (missing.returncode, "--objective" in missing.stderr) == (2, True)
     mixed = loadgen("report", str(tmp_path / "1"), str(tmp_path / "2/step-1"))
     assert (mixed.returncode, "Name only sweeps" in mixed.stderr) == (2, True)
+
+
+def test_without_objectives_the_largest_rate_without_a_queue_is_found(tmp_path: Path) -> None:
+    """A pilot and runs at both edges are enough. Their files are kept, and a finished sweep is not measured again."""
+    folder = tmp_path / "s"
+    search = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--out", str(folder))
+    done = loadgen(*search)
+    assert done.returncode == 0, done.stderr
+    result = found(folder)
+    assert (result["state"], result["objectives"], result["fixed_loads"]) == ("found", [], False)
+    assert result["capacity_low"] < 42 < result["capacity_high"]
+    assert result["capacity_high"] - result["capacity_low"] <= 0.2 * result["capacity"]
+    assert {step["verdict"] for step in result["steps"]} <= {"met", "overload", "inconclusive"}
+    lines = read_lines(folder)
+    assert sum(line["run_s"] for line in lines if line["type"] in ("pilot", "end")) < 180
+    summary = from_json((folder / "step-1/summary.json").read_bytes())
+    assert summary.run.arrivals.startswith("constant:")
+    assert (folder / "pilot-1/run.jsonl").is_file()
+    text = " ".join(done.stdout.split())
+    assert "the largest rate that the server keeps up with" in text
+    assert "keeps up" in text
+    assert " met" not in text
+    again = loadgen(*search, "--resume", "--json")
+    assert json.loads(again.stdout)["capacity"] == result["capacity"]
+    assert len(measured_steps(read_lines(folder))) == len(result["steps"])
+
+
+def test_an_interrupted_pilot_goes_on(tmp_path: Path) -> None:
+    """Levels that the journal has are not measured again."""
+    folder = tmp_path / "s"
+    search = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--out", str(folder))
+    assert loadgen(*search).returncode == 0
+    journal = folder / "sweep.jsonl"
+    lines = journal.read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if '"type": "plan"' in line or '"concurrency": 4,' in line]
+    journal.write_text("".join(kept), "utf-8")
+    assert loadgen(*search, "--resume").returncode == 0
+    assert [line["concurrency"] for line in read_lines(folder) if line["type"] == "pilot"][:2] == [4, 16]
+    assert (folder / "pilot-2-unfinished-1").is_dir()
+
+
+def test_a_server_that_refuses_every_request_ends_the_sweep(tmp_path: Path) -> None:
+    """The error names the server's answer, and the exit code is that of an unusable server."""
+    refusals = tuple(parse_rule(f"500:{number}") for number in range(40))
+    with running(SimulatedConfig(server="tgi", faults=refusals, ttft_s=0.01, itl_s=0.001)) as server:
+        where = ("--server", "tgi", "--url", server.url, "--input-tokens", "16", "--output-tokens", "4")
+        began_s = time.monotonic()
+        done = loadgen("sweep", *where, "--out", str(tmp_path / "s"))
+        assert time.monotonic() - began_s < 30
+    assert done.returncode == 3
+    assert "refused all of the first" in done.stderr
+
+
+def test_a_sweep_is_not_resumed_at_another_speed(tmp_path: Path) -> None:
+    """Rates at one speed of a simulated clock say nothing about rates at another."""
+    load = ("--input-tokens", "16", "--output-tokens", "4", "--n", "8", "--rates", "4,8", "--out", str(tmp_path / "s"))
+    for speed, options, code in ((1.0, (), {0, 5}), (4.0, ("--resume",), {2})):
+        config = SimulatedConfig(server="vllm", clock="batching", speed=speed)
+        with running(config) as server:
+            done = loadgen("sweep", "--server", "vllm", "--url", server.url, *load, *options)
+        assert done.returncode in code, done.stderr
+    assert "speed" in done.stderr
 
 
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:

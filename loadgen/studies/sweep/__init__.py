@@ -1,18 +1,21 @@
 """A sweep runs one plan at several loads to find the highest load that a server can handle.
 
 A *step* is one run at one load. Its files are in the folder `step-1`, `step-2`, ... Callbacks choose the next load and
-judge each run. The package consists of these modules:
+judge each run. A search begins with a *pilot*: closed loops of growing concurrency, in the folders `pilot-1`, ..., that
+measure the full throughput of the server. The package consists of these modules:
 
     __init__  the sweep, its journal and the loop over its steps.
-    overload  ends a step early if the server cannot keep up.
+    pilot     measures the full throughput of the server.
+    overload  ends a step early, as soon as it is clear whether the server keeps up.
     measure   parses objectives, chooses loads, judges steps, and predicts a sweep with a simulated server.
     result    reads the files of a sweep and writes its results.
 
 The state of a sweep is stored in its files. The append-only file `sweep.jsonl` contains what the run files do not:
 
     {"type": "plan", "plan": {...}, ...}                            the first line.
+    {"type": "pilot", "concurrency": 64, "rate": 28.8, "run_s": 4.4, "last": false}
     {"type": "begin", "step": 3, "load": 16.0}
-    {"type": "end", "step": 3, "load": 16.0, "seconds": 61.2, "over": 0.02, "carried": null,
+    {"type": "end", "step": 3, "load": 16.0, "seconds": 61.2, "run_s": 60.1, "over": 0.02, "carried": null,
      "stopped": "", "client": "ok"}
     {"type": "resumed", ...}, {"type": "ended", "why": "..."}
 """
@@ -20,19 +23,22 @@ The state of a sweep is stored in its files. The append-only file `sweep.jsonl` 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from loadgen.errors import PlanError
-from loadgen.journal import Journal, JournalKind, JournalLine, move_aside, open_journal, read_journal
+from loadgen.journal import JournalKind, JournalLine, move_aside, open_journal, read_journal
 from loadgen.plan import Plan
 from loadgen.servers.auth import redact
-from loadgen.studies.sweep.overload import OverloadDetector
+from loadgen.servers.errors import ServerError
+from loadgen.studies.sweep.overload import DEFAULTS, OverloadDetector, StepSettings
 
 if TYPE_CHECKING:
+    from loadgen.analysis.run.record import Record
     from loadgen.analysis.run.runfile import Footer
     from loadgen.engine.prepare import OnProgress
 
@@ -48,21 +54,69 @@ EndReason = Literal["done", "runs", "time", "client", "interrupted"]
 """
 ARRIVALS = {"rate": "poisson:{:g}", "concurrency": "closed:{:.0f}"}
 """Format strings for the arrivals of a step. The value to insert is the load."""
+EVEN_ARRIVALS = "constant:{:g}"
+"""Format string for the arrivals of a sweep without objectives. Whether a queue grows for ever depends only on the mean
+rate, and even arrivals show it soonest."""
 DEFAULT_DURATION_S = 60.0
 """Duration of a step in s if the plan has neither a duration nor a number of requests."""
 MAX_LOADS = 100
 
 _STEP_FIELDS = [("step", int), ("load", float)]
 _JUDGED_FIELDS = [("over", float), ("stopped", str), ("client", str)]
-SWEEP = JournalKind("sweep", {"begin": _STEP_FIELDS, "end": [*_STEP_FIELDS, ("seconds", float), *_JUDGED_FIELDS]})
+SWEEP = JournalKind(
+    "sweep",
+    {
+        "begin": _STEP_FIELDS,
+        "end": [*_STEP_FIELDS, ("seconds", float), *_JUDGED_FIELDS],
+        "pilot": [("concurrency", int), ("rate", float), ("run_s", float), ("last", bool)],
+    },
+)
 journal = partial(open_journal, SWEEP)
 read_lines = partial(read_journal, SWEEP)
 
 Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 """Executes the run of a plan and writes its files to a folder."""
-Judge = Callable[[Path, float, bool], dict[str, Any]]
-"""Summarises a run. The arguments are its folder, its load, and True if it was stopped as an overload. Returns the
-fields of the step's `end` line in the journal."""
+
+
+class StepEnd(NamedTuple):
+    """What the detector of a step saw, in addition to the run file."""
+
+    overloaded: bool
+    """True if the step was ended as an overload."""
+    chance_over: float | None
+    """Probability that the load is above the capacity, from the growth of the queue. None if objectives decide."""
+
+
+Judge = Callable[[Path, float, StepEnd], dict[str, Any]]
+"""Summarises a run. The arguments are its folder, its load, and what the detector saw. Returns the fields of the step's
+`end` line in the journal."""
+SettingsFor = Callable[[float], StepSettings]
+"""Returns the settings of the step at a load."""
+
+
+class Watch(NamedTuple):
+    """How the sweep watches its steps."""
+
+    show: OnProgress
+    """Shows the progress of a run."""
+    settings_for: SettingsFor = lambda _load: DEFAULTS
+    clock: Callable[[], float] = time.monotonic
+    """Clock of the runs: that of the virtual time, or time.monotonic."""
+
+
+class Book(Protocol):
+    """The journal of a sweep, on disk or in memory."""
+
+    @property
+    def lines(self) -> list[JournalLine]:
+        """All lines so far."""
+
+    def write(self, kind: str, /, **values: Any) -> None:
+        """Append one line."""
+
+
+class RefusedError(ServerError):
+    """The server answered every request of the first run with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +133,14 @@ class Sweep:
     """Additional values that must not change when the sweep is resumed: the objectives and the virtual model."""
     rejections_allowed: bool = False
     """True if an objective limits the rejected requests. Rejections alone then do not count as an overload."""
+    has_objectives: bool = True
+    adaptive: bool = False
+    """True if the sweep chooses how long its steps last. False if the plan does."""
+
+    @property
+    def seeks_stability(self) -> bool:
+        """Return True for a search without objectives: it looks for the largest rate at which no queue grows."""
+        return not self.has_objectives and not self.loads
 
     @property
     def journal_plan(self) -> dict[str, Any]:
@@ -87,15 +149,16 @@ class Sweep:
         settings = {"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.journal_extra)}
         return dict(redact(settings))
 
-    def step(self, number: int, load: float) -> Plan:
-        """Return the plan of the step with this number and load.
+    def step(self, number: int, load: float, duration_s: float | None = None) -> Plan:
+        """Return the plan of the step with this number and load. `duration_s` replaces the duration of the plan.
 
         The seed depends on the number, so that the prompts of steps differ. A server may have cached the prompts of
         earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
         which the server begins to reject requests.
         """
-        arrivals = ARRIVALS[self.over].format(load)
-        return self.plan.replaced(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True)
+        arrivals = (EVEN_ARRIVALS if self.seeks_stability else ARRIVALS[self.over]).format(load)
+        duration = {} if duration_s is None else {"duration_s": duration_s}
+        return self.plan.replaced(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True, **duration)
 
 
 def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
@@ -149,12 +212,12 @@ def _continue_list(loads: Sequence[float], end: float) -> list[float]:
 
 def run(
     sweep: Sweep,
-    book: Journal,
+    book: Book,
     *,
     measure: Measure,
     judge: Judge,
     next_load: Callable[[Sequence[JournalLine]], float | None],
-    show: OnProgress,
+    watch: Watch,
     max_runs: int,
     max_time_s: float | None = None,
 ) -> EndReason:
@@ -177,11 +240,14 @@ def run(
             elif deadline_s is not None and time.monotonic() + last_step_s > deadline_s:
                 reason = "time"
             else:
+                settings = watch.settings_for(load)
                 detector = OverloadDetector(
-                    show,
+                    watch.show,
                     watch_backlog=sweep.over == "rate" and not sweep.plan.uses_sessions,
                     deadline_s=deadline_s,
                     rejections_allowed=sweep.rejections_allowed,
+                    settings=settings,
+                    clock=watch.clock,
                 )
                 reason = _run_step(sweep, book, load, measure, judge, detector)
     except KeyboardInterrupt:
@@ -191,7 +257,7 @@ def run(
 
 
 def _run_step(
-    sweep: Sweep, book: Journal, load: float, measure: Measure, judge: Judge, detector: OverloadDetector
+    sweep: Sweep, book: Book, load: float, measure: Measure, judge: Judge, detector: OverloadDetector
 ) -> EndReason:
     """Run one step. Return "done" if the sweep may continue, otherwise the reason why it must end."""
     number = len(measured_steps(book.lines)) + 1
@@ -199,15 +265,39 @@ def _run_step(
     began_s = time.monotonic()
     move_aside(folder)
     book.write("begin", step=number, load=load)
-    footer = measure(sweep.step(number, load), folder, detector)
-    if footer.interrupted and not detector.overloaded:
+    settings = detector.settings
+    footer = measure(sweep.step(number, load, settings.duration_s), folder, detector)
+    if detector.refused and not any(line.get("type") in ("end", "pilot") for line in book.lines):
+        raise refusal(folder)
+    overloaded = detector.overloaded or detector.refused
+    if footer.interrupted and not (overloaded or detector.decided):
         return "time" if detector.late else "interrupted"
-    judged = judge(folder, load, detector.overloaded)
-    stopped = "overload" if detector.overloaded else ""
+    chance_over = settings.growth.chance_over if settings.decides and settings.growth else None
+    judged = judge(folder, load, StepEnd(overloaded, chance_over))
+    stopped = "overload" if overloaded else ""
     seconds = round(time.monotonic() - began_s, 3)
-    book.write("end", step=number, load=load, seconds=seconds, stopped=stopped, **judged)
+    run_s = round(footer.ended_ns / 1e9, 3)
+    book.write("end", step=number, load=load, seconds=seconds, run_s=run_s, stopped=stopped, **judged)
     # If the client was the limit, it is unknown whether the server or the client broke the objectives.
     return "client" if judged["client"] == "limited" and judged["over"] > 0.5 else "done"
+
+
+def refusal(folder: Path) -> RefusedError:
+    """Return the error for a run in which the server refused every request, with the server's most frequent answer."""
+    from loadgen.analysis.run.runfile import scan
+
+    answers: Counter[str] = Counter()
+
+    def take(record: Record) -> None:
+        if record.error_kind != "cancelled":
+            answers[record.error_detail or record.error_kind] += 1
+
+    scan(folder, take)
+    (answer, count), *_ = answers.most_common(1) or [("no answer", 0)]
+    return RefusedError(
+        f"the server refused all of the first {count:,} requests: {answer}",
+        "Check the API key, --model and --endpoint; `loadgen burst --n 1` sends a single request.",
+    )
 
 
 def measured_steps(lines: Sequence[JournalLine]) -> list[JournalLine]:

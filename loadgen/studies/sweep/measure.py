@@ -1,40 +1,51 @@
-"""Measures a complete sweep: parses its targets, chooses its loads and judges its steps.
+"""Measures a complete sweep: parses its targets, runs its pilot, chooses its loads and judges its steps.
 
 This module also predicts a sweep with a twin (a simulated server fitted to a measured one).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.results import load_and_summarise, write_page, write_summary
 from loadgen.studies.sweep import (
     ARRIVALS,
+    DEFAULT_DURATION_S,
+    Book,
     EndReason,
     Measure,
     Over,
+    StepEnd,
     Sweep,
+    Watch,
     default_duration,
     journal,
+    measured_steps,
     parse_loads,
+    pilot,
     run,
 )
+from loadgen.studies.sweep.overload import StepSettings
 
 if TYPE_CHECKING:
     from loadgen.analysis.frame import Frame
     from loadgen.analysis.objectives import Objective
-    from loadgen.analysis.run.runfile import Footer
+    from loadgen.analysis.run.runfile import Footer, Run
     from loadgen.analysis.summary import Summary
-    from loadgen.analysis.sweep.capacity_search import Search
+    from loadgen.analysis.sweep.capacity_search import Capacity, Search
     from loadgen.engine.prepare import OnProgress
     from loadgen.engine.resolve_server import Say
     from loadgen.journal import JournalLine
-    from loadgen.studies.simulate import ServerModel
+    from loadgen.studies.simulate import ServerModel, VirtualClock
+    from loadgen.workloads.lengths import LengthDistribution
 
 SEARCH_RANGE_FACTOR = 2.0**16
 """Highest rate that the search tries, divided by the start rate."""
@@ -42,6 +53,24 @@ MAX_CONCURRENCY = 65_536
 """Highest concurrency that the search tries."""
 MAX_PREDICTED_STEPS = 16
 """Maximum number of loads for which a twin predicts the results."""
+DEFAULT_START = 1.0
+"""First load of a search that has neither a start nor a pilot."""
+MIN_UNCLEAR_S = 45.0
+"""Minimum duration in s after which a step without a verdict on the growth of its queue ends."""
+UNCLEAR_RESPONSES = 16.0
+"""Minimum number of response times after which such a step ends."""
+MIN_JUDGED_S = 30.0
+"""Minimum duration in s of a step that objectives judge."""
+JUDGED_REQUESTS = 1500
+"""Number of requests that are enough for such a step."""
+JUDGED_RESPONSES = 6.0
+"""Minimum duration of such a step in response times."""
+NARROW_UNTIL_S = 90.0
+"""A sweep without objectives narrows its interval until its runs have lasted for this time in s."""
+SAMPLED_LENGTHS = 1000
+"""Number of lengths from which their variation is estimated."""
+DECISIVE_LIMITS = ("cpu_share", "full_reads", "worker_lost", "client_limit")
+"""Limits of the client that can make a queue grow or keep it from growing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +109,7 @@ def parse_targets(
     if concurrency:
         loads = parse_loads(concurrency, "--concurrency", whole=True)
         return SweepTargets(objectives=parsed, over="concurrency", loads=loads)
-    if not parsed:
+    if not parsed and over == "concurrency":
         hint = "Name an objective: --objective 'ttft.p99 < 500ms'; or name loads: --concurrency 1,2,4,...,64"
         raise PlanError("--objective is missing", hint)
     return SweepTargets(objectives=parsed, over=over)
@@ -94,13 +123,27 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets) -> Plan:
     from loadgen.engine.resolve_server import with_detected_server
 
     arrivals = ARRIVALS[targets.over].format(targets.loads[0] if targets.loads else 1)
-    return with_detected_server(Plan(**{**settings, **default_duration(settings), "arrivals": arrivals}))
+    plan = with_detected_server(Plan(**{**settings, **default_duration(settings), "arrivals": arrivals}))
+    if plan.uses_sessions and not targets.objectives and not targets.loads:
+        hint = "A sweep of sessions needs an objective: --objective 'ttft.p99 < 500ms'"
+        raise PlanError("--objective is missing", hint)
+    return plan
 
 
-def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: ServerModel | None) -> Sweep:
-    """Return a new sweep. It can only be resumed with the same plan, objectives and simulated server.
+def new_sweep(
+    plan: Plan,
+    folder: Path,
+    targets: SweepTargets,
+    virtual_model: ServerModel | None,
+    *,
+    adaptive: bool = False,
+    speed: float = 1.0,
+) -> Sweep:
+    """Return a new sweep. It can only be resumed with the same plan, objectives, simulated server and clock speed.
 
-    `virtual_model` describes the server of a simulated sweep. It is None if the sweep measures a real server.
+    - `virtual_model` describes the server of a simulated sweep. It is None if the sweep measures a real server.
+    - With `adaptive`, the sweep chooses how long its steps last.
+    - `speed` is the clock speed of a simulated server that is measured.
     """
     virtual = None
     if virtual_model is not None:
@@ -113,25 +156,35 @@ def new_sweep(plan: Plan, folder: Path, targets: SweepTargets, virtual_model: Se
         over=targets.over,
         folder=folder,
         loads=targets.loads,
-        journal_extra=(("objectives", texts), ("virtual", virtual)),
+        journal_extra=(("objectives", texts), ("virtual", virtual), *((("speed", speed),) if speed != 1 else ())),
         rejections_allowed=bool({"complete", "rejected"} & covered),
+        has_objectives=bool(texts),
+        adaptive=adaptive,
     )
 
 
-def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: list[str], say: Say) -> Measure:
-    """Return the function that executes the run of one step.
+def measure_function(
+    virtual_model: ServerModel | None, command: list[str], say: Say, clock: VirtualClock | None = None
+) -> Measure:
+    """Return the function that executes one run of the sweep.
 
-    The run is simulated if there is a virtual model. Otherwise its requests are sent to a server.
+    The run is simulated if there is a virtual model, and `clock` shows its time. Otherwise its requests are sent to a
+    server, which `say` names before the first one.
     """
     from loadgen.engine import prepare
     from loadgen.studies import simulate
 
+    announced = False
+
     def measure(plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
+        nonlocal announced
         if virtual_model is not None:
-            footer = simulate.run(plan, virtual_model, folder, command).footer
+            progress = None if clock is None else simulate.VirtualProgress(on_progress, clock)
+            footer = simulate.run(plan, virtual_model, folder, command, progress=progress).footer
             assert footer is not None
             return footer
-        is_first = plan.seed == sweep.plan.seed  # later steps would print the same lines
+        is_first = not announced  # later runs would print the same lines
+        announced = True
         return prepare.run(
             plan, folder, command=command, say=say if is_first else lambda _line: None, on_progress=on_progress
         )
@@ -139,62 +192,223 @@ def measure_function(sweep: Sweep, virtual_model: ServerModel | None, command: l
     return measure
 
 
-def build_search(over: Over, search_settings: Mapping[str, Any], *, predicted: float | None = None) -> Search:
-    """Return a capacity search. `search_settings` are the search settings in the journal of the sweep.
+class MemoryBook:
+    """The journal of a sweep that is only simulated."""
 
-    `predicted` is the capacity that a twin (a simulated server fitted to a measured one) predicts.
+    def __init__(self) -> None:
+        self.lines: list[JournalLine] = []
+
+    def write(self, kind: str, /, **values: Any) -> None:
+        """Append one line."""
+        self.lines.append({"type": kind, **values})
+
+
+class MemoryRuns:
+    """Simulates the runs of a sweep in virtual time and keeps them in memory."""
+
+    def __init__(self, model: ServerModel) -> None:
+        from loadgen.studies.simulate import VirtualClock
+
+        self.clock = VirtualClock()
+        self._model = model
+        self._runs: dict[Path, Run] = {}
+
+    def measure(self, plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
+        """Simulate the run of a plan."""
+        from loadgen.studies import simulate
+
+        simulated_run = simulate.run_in_memory(
+            plan, self._model, progress=simulate.VirtualProgress(on_progress, self.clock)
+        )
+        self._runs = {folder: simulated_run}
+        assert simulated_run.footer is not None
+        return simulated_run.footer
+
+    def load(self, folder: Path) -> tuple[Run, Frame]:
+        """Return the last run, which must be the one of this folder, with its columns."""
+        from loadgen.analysis.steady_window import frame_of_run
+
+        return self._runs[folder], frame_of_run(self._runs[folder])
+
+
+def build_search(
+    over: Over, search_settings: Mapping[str, Any], *, predicted: float | None = None, full_rate: float | None = None
+) -> Search:
+    """Return a capacity search with the settings that the journal stores.
+
+    - `predicted`: the capacity that a twin (a simulated server fitted to a measured one) predicts.
+    - `full_rate`: the full throughput that the pilot measured.
     """
     from loadgen.analysis.sweep.capacity_search import Search
 
-    options: dict[str, Any] = {
-        name: search_settings[name] for name in ("confidence", "precision") if name in search_settings
-    }
+    options: dict[str, Any] = _precision(search_settings)
     if predicted:
         options["predicted"] = predicted
     if over == "concurrency":
         return Search(1.0, float(MAX_CONCURRENCY), whole=True, **options)
-    start = search_settings.get("start", 1.0)
-    return Search(start / 64, start * SEARCH_RANGE_FACTOR, **options)
+    start = search_settings.get("start") or full_rate or DEFAULT_START
+    return Search(start / 64, start * SEARCH_RANGE_FACTOR, full_rate=full_rate, **options)
+
+
+def _precision(search_settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: search_settings[name] for name in ("confidence", "precision") if name in search_settings}
+
+
+def capacity_of(
+    sweep: Mapping[str, Any], search_settings: Mapping[str, Any], lines: Sequence[JournalLine]
+) -> Capacity | None:
+    """Return the capacity according to the lines of a journal, or None if the sweep does not look for it.
+
+    `sweep` is the plan in the first line of the journal.
+    """
+    from loadgen.analysis.sweep import observations
+    from loadgen.analysis.sweep.capacity_search import capacity_of_list
+    from loadgen.analysis.sweep.edge_search import EdgeSearch
+    from loadgen.analysis.sweep.saturation import estimate
+
+    runs = observations(measured_steps(lines))
+    objectives = sweep.get("objectives")
+    if not runs or (sweep.get("loads") and not objectives):
+        return None
+    if sweep.get("loads"):
+        return capacity_of_list(runs)
+    levels = pilot.levels_of(lines)
+    if not objectives:
+        return EdgeSearch(estimate(levels), **_precision(search_settings)).capacity(runs) if levels else None
+    full_rate = estimate(levels) if levels else None
+    return build_search(sweep["over"], search_settings, full_rate=full_rate).capacity(runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRunner:
-    """Runs the steps of a new sweep, or the remaining steps of an interrupted one."""
+    """Runs the pilot and the steps of a new sweep, or what remains of an interrupted one."""
 
     sweep: Sweep
     targets: SweepTargets
     search_settings: Mapping[str, Any]
     """Settings of the search, as the journal stores them: `precision`, `confidence`, `start`, ..."""
     measure: Measure
-    """Executes the run of one step."""
+    """Executes one run."""
     say: Callable[[str], None]
     on_progress: OnProgress
     max_runs: int
     max_time_s: float | None = None
     resume: bool = False
+    clock: Callable[[], float] = time.monotonic
+    """Clock of the runs: time.monotonic, or the virtual time."""
+    load_run: Callable[[Path], tuple[Run, Frame]] | None = None
+    """Returns a run that is not in its folder, with its columns."""
+    summaries: list[Summary] = field(default_factory=list)
+    """Summaries of the measured steps."""
 
     def run(self) -> EndReason:
-        """Run the remaining steps, and return the reason why the sweep ended."""
-        sweep = self.sweep
-        prediction = self.search_settings.get("foreseen")
-        predicted = prediction["capacity"] if prediction else None
-        search = build_search(sweep.over, self.search_settings, predicted=predicted)
-
-        def next_load(lines: Sequence[JournalLine]) -> float | None:
-            return self._next_fixed_load(lines) if sweep.loads else self._next_search_load(search, lines)
-
-        with journal(sweep.folder, sweep.journal_plan, resume=self.resume) as book:
+        """Run what remains, and return the reason why the sweep ended."""
+        with journal(self.sweep.folder, self.sweep.journal_plan, resume=self.resume) as book:
             book.write("search", **self.search_settings)
-            return run(
-                sweep,
+            return self.run_with(book)
+
+    def run_with(self, book: Book) -> EndReason:
+        """Run what remains according to a journal, and return the reason why the sweep ended."""
+        watch = Watch(self.on_progress, lambda load: self._settings(load, book.lines), self.clock)
+        began_s = time.monotonic()
+        pilot_end = self._run_pilot(book, watch) if self._has_pilot else "done"
+        if pilot_end != "done":
+            book.write("ended", why=pilot_end)
+            return pilot_end
+        left_s = None if self.max_time_s is None else self.max_time_s - (time.monotonic() - began_s)
+        return run(
+            self.sweep,
+            book,
+            measure=self._measure_with_objectives,
+            judge=self._judge,
+            next_load=lambda steps: self._next_load(steps, book.lines),
+            watch=watch,
+            max_runs=len(self.sweep.loads) or self.max_runs,
+            max_time_s=left_s,
+        )
+
+    @property
+    def _has_pilot(self) -> bool:
+        """Return True if closed loops measure the full throughput first.
+
+        A pilot cannot help a sweep over the concurrency or a list of loads. A given start and a prediction replace it.
+        """
+        sweep = self.sweep
+        if sweep.over != "rate" or sweep.loads or sweep.plan.uses_sessions:
+            return False
+        known = self.search_settings.get("start") or self.search_settings.get("foreseen")
+        return sweep.seeks_stability or not known
+
+    def _run_pilot(self, book: Book, watch: Watch) -> EndReason:
+        deadline_s = None if self.max_time_s is None else time.monotonic() + self.max_time_s
+        try:
+            return pilot.run_pilot(
+                self.sweep,
                 book,
-                measure=self._measure_with_objectives,
-                judge=self._judge,
-                next_load=next_load,
-                show=self.on_progress,
-                max_runs=len(sweep.loads) or self.max_runs,
-                max_time_s=self.max_time_s,
+                measure=self.measure,
+                read_ends=self._ends_s,
+                watch=watch,
+                say=self.say,
+                deadline_s=deadline_s,
             )
+        except KeyboardInterrupt:
+            return "interrupted"
+
+    def _ends_s(self, folder: Path) -> list[float]:
+        """Return the times at which the complete requests of a run ended, in s and in increasing order."""
+        _, frame = self._load(folder)
+        return sorted(float(end_ns) / 1e9 for end_ns in frame.end_ns[frame.complete])
+
+    def _load(self, folder: Path) -> tuple[Run, Frame]:
+        from loadgen.analysis.steady_window import load_run
+
+        return (self.load_run or load_run)(folder)
+
+    def _settings(self, load: float, lines: Sequence[JournalLine]) -> StepSettings:
+        """Return the duration of the step at this load, and its test on the growth of the queue."""
+        from loadgen.analysis.sweep import saturation
+        from loadgen.analysis.sweep.queue_growth import GrowthTest
+
+        levels = pilot.levels_of(lines)
+        if not levels or not self._has_pilot:
+            return StepSettings()
+        decides = self.sweep.seeks_stability
+        response_s = saturation.response_s(levels)
+        growth = GrowthTest(
+            load,
+            response_s=response_s,
+            full_in_flight=saturation.full_concurrency(levels),
+            variation=work_variation(self.sweep.plan, random_arrivals=not decides),
+        )
+        duration_s = self.sweep.plan.duration_s
+        if self.sweep.adaptive and decides:
+            duration_s = max(MIN_UNCLEAR_S, UNCLEAR_RESPONSES * response_s)
+        elif self.sweep.adaptive:
+            enough_s = min(DEFAULT_DURATION_S, max(MIN_JUDGED_S, JUDGED_REQUESTS / load))
+            duration_s = max(enough_s, JUDGED_RESPONSES * response_s)
+        return StepSettings(duration_s, growth, decides)
+
+    def _next_load(self, steps: Sequence[JournalLine], lines: Sequence[JournalLine]) -> float | None:
+        from loadgen.analysis.sweep import observations
+        from loadgen.analysis.sweep.edge_search import EdgeSearch
+        from loadgen.analysis.sweep.saturation import estimate
+
+        if self.sweep.loads:
+            return self._next_fixed_load(steps)
+        levels = pilot.levels_of(lines)
+        if self.sweep.seeks_stability:
+            used_s = sum(line["run_s"] for line in lines if line["type"] in ("pilot", "end"))
+            longest_s = max((line["run_s"] for line in steps), default=0.0)
+            search = EdgeSearch(estimate(levels), **_precision(self.search_settings))
+            return search.next_load(observations(steps), time_left=used_s + longest_s < NARROW_UNTIL_S)
+        prediction = self.search_settings.get("foreseen")
+        objective_search = build_search(
+            self.sweep.over,
+            self.search_settings,
+            predicted=prediction["capacity"] if prediction else None,
+            full_rate=estimate(levels) if levels else None,
+        )
+        return objective_search.next_load(observations(steps), self.search_settings.get("start") or DEFAULT_START)
 
     def _next_fixed_load(self, lines: Sequence[JournalLine]) -> float | None:
         """Return the next load of the list that has not been measured, or None if no load remains.
@@ -205,40 +419,79 @@ class StepRunner:
         done = {line["load"] for line in lines}
         return next((load for load in self.sweep.loads if load not in done and load < lowest_overload), None)
 
-    def _next_search_load(self, search: Search, lines: Sequence[JournalLine]) -> float | None:
-        from loadgen.analysis.sweep import observations
-
-        return search.next_load(observations(lines), self.search_settings["start"])
-
     def _measure_with_objectives(self, plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
         objectives = tuple(objective.text for objective in self.targets.objectives)
         bounds = tuple(bound.text for bound in self.targets.bounds)
         return self.measure(plan.replaced(objectives=objectives, goodput=bounds), folder, on_progress)
 
-    def _judge(self, folder: Path, load: float, overloaded: bool) -> dict[str, Any]:
+    def _judge(self, folder: Path, load: float, end: StepEnd) -> dict[str, Any]:
         """Write the summary and report of a step, and return the fields of its `end` line in the journal."""
+        from loadgen.analysis.build_summary import summarise
         from loadgen.analysis.matrix.document import one_line_summary
-        from loadgen.analysis.steady_window import load_run
         from loadgen.analysis.sweep import mean_power_w
-        from loadgen.analysis.sweep.document import UNITS, format_chance
+        from loadgen.analysis.sweep.document import UNITS, format_load, verdict_text
 
         over = self.targets.over
-        loaded_run, frame = load_run(folder)
-        reported = load_and_summarise(folder, self.targets.objectives, self.targets.bounds, known=(loaded_run, frame))
-        write_summary(folder, reported.summary)
-        write_page([reported], folder / "report.html", [])
-        summary = reported.summary
-        chance = 1.0 if overloaded else _chance_over(self.targets, frame, summary)
-        verdict = "overload, stopped early" if overloaded else f"P(over capacity) {format_chance(chance)}"
-        self.say(f"  {load:g} {UNITS[over]}: {one_line_summary(summary)}; {verdict}")
-        # Requests that are dropped because too many are in flight show an overload of the server, not of the client.
-        only_dropped = summary.requests.dropped > 0 and len(summary.client.reasons) == 1
+        loaded_run, frame = self._load(folder)
+        if self.load_run is None:
+            known = (loaded_run, frame)
+            reported = load_and_summarise(folder, self.targets.objectives, self.targets.bounds, known=known)
+            write_summary(folder, reported.summary)
+            write_page([reported], folder / "report.html", [])
+            summary = reported.summary
+        else:
+            summary = summarise(loaded_run, frame)
+        self.summaries.append(summary)
+        chance = end.chance_over
+        if chance is None:
+            chance = 1.0 if end.overloaded else _chance_over(self.targets, frame, summary)
+        verdict = verdict_text(chance, overloaded=end.overloaded, objectives=bool(self.targets.objectives))
+        decided = bool(self.targets.objectives) or self.sweep.seeks_stability or end.overloaded
+        self.say(f"  {format_load(over, load)} {UNITS[over]}: {one_line_summary(summary)}" + f"; {verdict}" * decided)
         return {
             "over": chance,
-            "carried": _carried_rate(over, summary, load, chance, overloaded=overloaded),
-            "client": "ok" if only_dropped else summary.client.verdict,
+            "carried": _carried_rate(over, summary, load, chance, overloaded=end.overloaded),
+            "client": _client_verdict(summary, stability=self.sweep.seeks_stability),
             "power_w": mean_power_w(loaded_run),
         }
+
+
+def _client_verdict(summary: Summary, *, stability: bool) -> str:
+    """Return `limited` if the client may have caused the result of a step, otherwise `ok`.
+
+    Requests that are dropped because too many are in flight show an overload of the server, not of the client. Whether
+    a queue grows does not depend on the exactness of timestamps. A client changes it only if it has no CPU time left,
+    sends fewer requests, or slows the responses down.
+    """
+    from loadgen.analysis.client_health import LIMITS
+
+    client = summary.client
+    if stability:
+        maximum = {limit.figure: limit.maximum for limit in LIMITS}
+        figures = [(getattr(client, name), maximum[name]) for name in DECISIVE_LIMITS]
+        return "limited" if any(value is not None and value > most for value, most in figures) else "ok"
+    only_dropped = summary.requests.dropped > 0 and len(client.reasons) == 1
+    return "ok" if only_dropped else client.verdict
+
+
+def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
+    """Return the coefficient of variation of the work that arrives: of the lengths, and of Poisson arrivals.
+
+    The lengths of prompts and responses in a file are unknown. They are assumed to vary as much as their mean.
+    """
+    inputs = _variation(plan.input_lengths, plan.seed, "input")
+    outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")
+    unknown = plan.uses_file or plan.output_lengths.may_end
+    lengths_variation = 1.0 if unknown else max(inputs, outputs)
+    return float((lengths_variation**2 + float(random_arrivals)) ** 0.5)
+
+
+def _variation(lengths: LengthDistribution | None, seed: int, name: str) -> float:
+    """Return the coefficient of variation of sampled lengths, or 1 if the lengths are unknown."""
+    if lengths is None:
+        return 1.0
+    tokens = list(islice(lengths.tokens(seed, name), SAMPLED_LENGTHS))
+    return pstdev(tokens) / fmean(tokens)
 
 
 def predict_sweep(
@@ -248,40 +501,49 @@ def predict_sweep(
 
     Return the predicted capacity and the predicted figures at each load, as the journal stores them.
     """
-    from loadgen.analysis.sweep import expected_point, observations
+    from loadgen.analysis.sweep import expected_point
 
-    search = build_search(sweep.over, search_settings)
-    steps = simulate_sweep(sweep, targets, model, search, search_settings["start"], MAX_PREDICTED_STEPS)
-    points = [expected_point(summary, line["load"]) for line, summary in steps]
-    capacity = search.capacity(observations(line for line, _ in steps)).capacity if targets.objectives else None
-    return {"capacity": capacity, "points": points}
+    simulated_sweep = simulate_sweep(sweep, targets, model, search_settings, MAX_PREDICTED_STEPS)
+    points = [expected_point(summary, line["load"]) for line, summary in simulated_sweep.steps]
+    capacity = simulated_sweep.capacity
+    return {"capacity": capacity.capacity if capacity and targets.objectives else None, "points": points}
+
+
+class SimulatedSweep(NamedTuple):
+    """A sweep in virtual time whose files were not written."""
+
+    lines: list[JournalLine]
+    """The lines of its journal."""
+    steps: list[tuple[JournalLine, Summary]]
+    """The `end` line and the summary of each step."""
+    capacity: Capacity | None
+
+    @property
+    def run_s(self) -> float:
+        """Return the duration of all runs in virtual time, in s."""
+        return float(sum(line["run_s"] for line in self.lines if line["type"] in ("pilot", "end")))
 
 
 def simulate_sweep(
-    sweep: Sweep, targets: SweepTargets, model: ServerModel, search: Search, start: float, max_runs: int
-) -> list[tuple[JournalLine, Summary]]:
-    """Run a sweep in virtual time without writing files. Return the journal line and the summary of each step."""
-    from loadgen.analysis.build_summary import summarise
-    from loadgen.analysis.steady_window import frame_of_run
-    from loadgen.analysis.sweep import observations
-    from loadgen.studies import simulate
-
-    steps: list[tuple[JournalLine, Summary]] = []
-    fixed_loads = iter(sweep.loads)
-    while len(steps) < max_runs:
-        if sweep.loads:
-            load = next(fixed_loads, None)
-        else:
-            load = search.next_load(observations(line for line, _ in steps), start)
-        if not load:
-            break
-        simulated_run = simulate.run_in_memory(sweep.step(len(steps) + 1, load), model)
-        frame = frame_of_run(simulated_run)
-        summary = summarise(simulated_run, frame)
-        chance = _chance_over(targets, frame, summary)
-        line = {"load": load, "over": chance, "carried": _carried_rate(sweep.over, summary, load, chance)}
-        steps.append((line, summary))
-    return steps
+    sweep: Sweep, targets: SweepTargets, model: ServerModel, search_settings: Mapping[str, Any], max_runs: int
+) -> SimulatedSweep:
+    """Run a sweep in virtual time without writing files."""
+    runs = MemoryRuns(model)
+    book = MemoryBook()
+    runner = StepRunner(
+        sweep=sweep,
+        targets=targets,
+        search_settings=search_settings,
+        measure=runs.measure,
+        say=lambda _line: None,
+        on_progress=lambda _phase, _counts: None,
+        max_runs=max_runs,
+        clock=runs.clock,
+        load_run=runs.load,
+    )
+    runner.run_with(book)
+    steps = list(zip(measured_steps(book.lines), runner.summaries, strict=True))
+    return SimulatedSweep(book.lines, steps, capacity_of(sweep.journal_plan, search_settings, book.lines))
 
 
 def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float:

@@ -1,12 +1,14 @@
-"""Detects during a run that the server cannot keep up with the load, so that the run can be ended early."""
+"""Ends a step of a sweep early: as soon as it is clear whether the server keeps up, or if it refuses every request."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from loadgen.analysis.sweep.queue_growth import GrowthTest
     from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.prepare import OnProgress
 
@@ -17,6 +19,26 @@ REJECTED_FRACTION = 0.1
 fails."""
 MIN_OVERLOAD_S = 10.0
 """Minimum duration of a run in s before an overload is reported, because servers and clients can stall briefly."""
+
+
+MIN_REFUSED = 3
+"""Minimum number of refused requests, and no other ones, after which a server refuses everything."""
+MIN_REFUSED_S = 0.5
+"""Minimum duration of a run in s before a server refuses everything."""
+
+
+class StepSettings(NamedTuple):
+    """Settings of one step that depend on its load."""
+
+    duration_s: float | None = None
+    """Duration of the step, or None for that of the plan."""
+    growth: GrowthTest | None = None
+    """Test on the growth of the queue, or None if the pilot did not measure the server."""
+    decides: bool = False
+    """True if `growth` alone decides the step, because the sweep has no objectives."""
+
+
+DEFAULTS = StepSettings()
 
 
 class BacklogRule(NamedTuple):
@@ -44,10 +66,14 @@ class BacklogSample(NamedTuple):
 
 
 class OverloadDetector:
-    """A progress callback that ends a step early if the server clearly cannot keep up or rejects many requests.
+    """A progress callback that ends a step early.
 
-    Backlogs are detected only if `watch_backlog` is set. It is set for steps at a given rate, because a closed loop
-    cannot build up a backlog.
+    A step ends early in these cases:
+
+    - The server clearly cannot keep up. This is detected only if `watch_backlog` is set. It is set for steps at a given
+      rate, because a closed loop cannot build up a backlog.
+    - The server rejects many requests, or refuses all of them.
+    - The step has no other question than whether the server keeps up, and the server does.
     """
 
     def __init__(
@@ -57,14 +83,20 @@ class OverloadDetector:
         watch_backlog: bool,
         deadline_s: float | None = None,
         rejections_allowed: bool = False,
+        settings: StepSettings = DEFAULTS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._show = show
+        self.settings = settings
+        self._clock = clock
         self._watch_backlog = watch_backlog
         self._deadline_s = deadline_s
         self._rejections_allowed = rejections_allowed
+        self._reason: str | None = None
+        """Reason why the run must end."""
         self._history: deque[BacklogSample] = deque()
         """Samples of the second half of the run so far, after the last sample of the first half."""
-        self._began_s = 0.0
+        self._began_s: float | None = None
         self._first_response_s = 0.0
         self._sent = 0
         self._last_sent_s = 0.0
@@ -73,52 +105,85 @@ class OverloadDetector:
         """True if the step was ended because of an overload."""
         self.late = False
         """True if the step was ended because the deadline had passed."""
+        self.decided = False
+        """True if the step was ended because the server keeps up, or because its time was over."""
+        self.refused = False
+        """True if the step was ended because the server refused every request."""
 
     def __call__(self, phase: str, counts: LiveCounters) -> str | None:
         """Show the progress. Return the reason why the run must end now, or None if it may continue."""
         self._show(phase, counts)
         if phase != "running":
             return None
-        now_s = time.monotonic()
-        if self._watch_backlog and counts.sent and self._has_backlog(now_s, counts):
-            self.overloaded = True
+        now_s = self._clock()
+        if self._began_s is None:
+            self._began_s = now_s
+        if self._reason is None:
+            self._reason = self._stop_reason(now_s, now_s - self._began_s, counts)
+        if self._reason is None and self._deadline_s is not None and time.monotonic() > self._deadline_s:
+            self.late = True
+            self._reason = "stopped: --max-time was reached"
+        return self._reason
+
+    def _stop_reason(self, now_s: float, elapsed_s: float, counts: LiveCounters) -> str | None:
+        """Return the reason why the load, or the server's answer to it, ends the run. Set the matching attribute."""
+        if self._refuses_all(elapsed_s, counts):
+            self.refused = True
+            return "stopped early: the server refused every request"
+        growth = self.settings.growth
+        if growth is not None and counts.sent:
+            verdict = growth.add(elapsed_s, counts.sent, _ended(counts))
+            self.overloaded = verdict == "grows"
+        elif self._watch_backlog and counts.sent:
+            self.overloaded = self._has_backlog(now_s, elapsed_s, counts)
+        if self.overloaded:
             return "stopped early: the server did not keep up with this load"
-        if not self._rejections_allowed and self._rejects(now_s, counts):
+        if not self._rejections_allowed and self._rejects(elapsed_s, counts):
             self.overloaded = True
             return f"stopped early: the server rejected {counts.rejected:,} of {counts.sent:,} requests"
-        if self._deadline_s is not None and now_s > self._deadline_s:
-            self.late = True
-            return "stopped: --max-time was reached"
+        if self.settings.decides and growth is not None:
+            self.decided = growth.verdict == "steady" or self._time_is_over(elapsed_s)
+            if self.decided:
+                keeps_up = "the server keeps up with this load" if growth.verdict else "its time was over"
+                return f"stopped early: {keeps_up}"
         return None
 
-    def _rejects(self, now_s: float, counts: LiveCounters) -> bool:
+    def _time_is_over(self, elapsed_s: float) -> bool:
+        duration_s = self.settings.duration_s
+        return duration_s is not None and elapsed_s >= duration_s
+
+    def _refuses_all(self, elapsed_s: float, counts: LiveCounters) -> bool:
+        """Return True if every response so far is an error."""
+        refused = counts.failed + counts.rejected
+        answered = counts.complete + counts.truncated + counts.streaming
+        return refused >= MIN_REFUSED and not answered and elapsed_s >= MIN_REFUSED_S
+
+    def _rejects(self, elapsed_s: float, counts: LiveCounters) -> bool:
         """Return True if the number of rejected requests shows an overload.
 
         This requires a run of at least MIN_OVERLOAD_S with at least MIN_BACKLOG rejections, which must be more than
         REJECTED_FRACTION of the requests sent.
         """
-        self._began_s = self._began_s or now_s
         enough = counts.rejected >= MIN_BACKLOG and counts.rejected > REJECTED_FRACTION * counts.sent
-        return enough and now_s - self._began_s >= MIN_OVERLOAD_S
+        return enough and elapsed_s >= MIN_OVERLOAD_S
 
-    def _has_backlog(self, now_s: float, counts: LiveCounters) -> bool:
+    def _has_backlog(self, now_s: float, elapsed_s: float, counts: LiveCounters) -> bool:
         """Return True if far fewer requests have ended than were sent."""
         sent = counts.sent
-        ended = counts.complete + counts.truncated + counts.failed + counts.rejected
-        self._began_s = self._began_s or now_s
+        ended = _ended(counts)
         if ended and not self._first_response_s:
             self._first_response_s = now_s
         if sent > self._sent:
             self._sent = sent
             self._last_sent_s = now_s
-        half_s = (self._began_s + now_s) / 2
+        began_s = now_s - elapsed_s
+        half_s = began_s + elapsed_s / 2
         self._history.append(BacklogSample(now_s, sent, ended))
         while len(self._history) > 1 and self._history[1].at_s <= half_s:
             self._history.popleft()
-        elapsed_s = now_s - self._began_s
         if elapsed_s < MIN_OVERLOAD_S:
             return False
-        first_latency_s = self._first_response_s - self._began_s
+        first_latency_s = self._first_response_s - began_s
         first_latencies = elapsed_s / first_latency_s if first_latency_s > 0 else 0.0
         if half_s > self._last_sent_s:
             # Everything has been sent, and waiting for the rest already takes longer than sending took.
@@ -133,3 +198,8 @@ class OverloadDetector:
         min_ended = min_fraction * recently_sent
         # Three standard deviations of a Poisson count, so that chance does not end a run.
         return recently_sent >= MIN_BACKLOG and recently_ended < min_ended - 3 * min_ended**0.5
+
+
+def _ended(counts: LiveCounters) -> int:
+    """Return the number of sent requests that have ended."""
+    return counts.complete + counts.truncated + counts.failed + counts.rejected

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from loadgen.errors import OutputError
 from loadgen.results import SUMMARY_BYTES, load_and_summarise, report_link, write_text
 from loadgen.studies.sweep import SWEEP, measured_steps, read_lines, step_folder
-from loadgen.studies.sweep.measure import SweepTargets, build_search
+from loadgen.studies.sweep.measure import SweepTargets, capacity_of
 from loadgen.workloads.input_files import read_input
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def read_sweep(folder: Path) -> SweepResult:
 
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.analysis.summary import from_json
-    from loadgen.analysis.sweep import MeasuredStep, build_result, observations
+    from loadgen.analysis.sweep import MeasuredStep, build_result
 
     lines = read_lines(folder)
     first = next((line for line in lines if line["type"] == "plan"), None)
@@ -48,9 +48,7 @@ def read_sweep(folder: Path) -> SweepResult:
             except (OSError, MsgspecError):
                 summary = load_and_summarise(run, targets.objectives, targets.bounds, drawn=False).summary
             steps.append(MeasuredStep(line, step_folder(line["step"]), summary))
-        capacity = None
-        if targets.objectives and steps:
-            capacity = build_search(targets.over, search_settings).capacity(observations(measured_steps(lines)))
+        capacity = capacity_of(plan, search_settings, lines)
         ends = (line["why"] for line in reversed(lines) if line["type"] in ("ended", "resumed") and "why" in line)
         return build_result(plan, steps, capacity, search_settings, next(ends, ""))
     except (AttributeError, KeyError, TypeError, ObjectiveError) as error:

@@ -18,6 +18,7 @@ from loadgen.analysis.sweep.capacity_search import (
     LoadObservation,
     Search,
     autocorrelation_time,
+    capacity_of_list,
     chance_of_share,
     chance_over,
     check_objectives,
@@ -193,3 +194,12 @@ def test_rejected_requests_break_a_load_unless_an_objective_allows_them(
     chance = chance_over(parse(objectives), [], frame_of_run(run), summarise(run))
     assert (chance > 0.95) == broken
     assert (chance < 0.05) == (not broken)
+
+
+def test_a_list_of_loads_bounds_the_capacity_by_its_runs() -> None:
+    """The interval ends at measured loads, also if the highest load is not met or has no clear result."""
+    met = [LoadObservation(load, 0.0) for load in (1.0, 2.0, 4.0)]
+    assert capacity_of_list([*met, LoadObservation(8.0, 0.9)])[1:] == (4.0, 4.0, 8.0)
+    assert capacity_of_list([*met, LoadObservation(8.0, 0.6)])[1:] == (4.0, 4.0, 8.0)
+    assert capacity_of_list(met) == ("at least", 4.0, 4.0, None)
+    assert capacity_of_list([LoadObservation(1.0, 1.0), *met[1:]]) == ("below", 0.0, 0.0, 1.0)

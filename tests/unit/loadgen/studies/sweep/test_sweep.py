@@ -14,7 +14,7 @@ from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.studies import sweep as sweeps
-from loadgen.studies.sweep import Sweep, journal, measured_steps, parse_loads, read_lines, run
+from loadgen.studies.sweep import StepEnd, Sweep, Watch, journal, measured_steps, parse_loads, read_lines, run
 from loadgen.studies.sweep.overload import OverloadDetector
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", duration_s=10, seed=5)
@@ -56,7 +56,7 @@ def watched(
     """When a run of 60 s is ended that gets so many requests back by then; 60 if it is not."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    backlog = OverloadDetector(lambda _phase, _counts: None, **{"watch_backlog": True, **more})
+    backlog = OverloadDetector(lambda _phase, _counts: None, **{"watch_backlog": True, "clock": lambda: now[0], **more})
     for tick in range(600):
         at_s = tick / 10
         now[0] = 1000.0 + at_s
@@ -117,7 +117,7 @@ class Fake:
         stop = len(self.plans) == self.interrupt_at
         return Footer(ended_ns=1, sent=1, complete=1, truncated=0, failed=0, dropped=0, interrupted=stop)
 
-    def judge(self, _folder: Path, load: float, _overloaded: bool) -> dict[str, Any]:
+    def judge(self, _folder: Path, load: float, _end: StepEnd) -> dict[str, Any]:
         return {"over": float(load > self.carries), "carried": None, "client": self.client}
 
     def sweep(self, loads: Sequence[float], *, resume: bool = False, **most: Any) -> str:
@@ -135,7 +135,7 @@ class Fake:
                 measure=self.measure,
                 judge=self.judge,
                 next_load=next_load,
-                show=lambda _phase, _counts: None,
+                watch=Watch(lambda _phase, _counts: None),
                 **{"max_runs": 8, **most},
             )
 

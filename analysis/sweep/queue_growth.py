@@ -1,0 +1,172 @@
+"""Decides during a run at a given rate whether the server keeps up: whether the requests in flight keep growing.
+
+The number of requests in flight also grows while a server that keeps up fills, so growth alone proves nothing. The test
+uses three facts to tell the two apart:
+
+- Filling slows down. Its growth rate falls by half within a few response times, while a queue grows at a constant rate.
+- A server that fills ends below the number of requests at which a closed loop already reaches the full throughput. A
+  queue exceeds this number.
+- Requests arrive and need work at random. The trend over a window with n requests has the standard deviation
+  `variation / sqrt(n)`, relative to the rate.
+
+The limits were chosen with simulated servers at 80 to 150 % of their capacity; `benchmarks.sweep` checks them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from loadgen.analysis.frame import Floats
+
+MIN_ENDED = 20
+"""Minimum number of ended requests before a verdict."""
+MIN_S = 2.0
+"""Minimum duration of a run before a verdict, in s."""
+CHECK_EVERY_S = 0.25
+"""Time between two checks, in s."""
+STEADY_RESPONSES = 5.0
+"""Minimum duration of a run in response times before the server can be said to keep up."""
+FULL_RESPONSES = 2.0
+"""Minimum duration of a run in current response times before the server can be said to keep up."""
+GROWS_RESPONSES = 8.0
+"""Minimum duration of a run in response times before a queue can be said to grow."""
+STEADY_GROWTH = 0.06
+"""Maximum growth at which the server keeps up, relative to the rate. The growth is that of the requests in flight."""
+QUEUE_GROWTH = 0.12
+"""Minimum growth of a queue, relative to the rate, while the server still fills. A server near its capacity that keeps
+up grows more slowly by then."""
+LONG_RESPONSES = 14.0
+"""Duration of a run in response times after which a server has filled, so that a slower growth is that of a queue."""
+LONG_GROWTH = 0.04
+"""Minimum growth of a queue after that time, relative to the rate."""
+LONG_BEYOND = 2.0
+"""Factor by which the requests in flight must then exceed those of the saturated closed loop."""
+LASTING = 0.5
+"""Minimum growth in the last quarter of the run, relative to that in the quarter before it."""
+BEYOND_FULL = 1.5
+"""Factor by which the requests in flight must exceed those of the saturated closed loop."""
+UNLIKELY_GROWTH = 0.14
+"""Growth that chance alone must not hide when the server is said to keep up."""
+DOUBTS = 2.0
+"""Number of standard deviations by which a growth must differ from its limit."""
+UNCLEAR = {"steady": 0.15, "grows": 0.85, "": 0.5}
+"""Probability that the load is above the capacity, by the tendency of a run that ended without a verdict."""
+CLEAR = {"steady": 0.01, "grows": 0.99}
+"""The same probability after a verdict."""
+
+Verdict = Literal["", "steady", "grows"]
+
+
+class FlightSample(NamedTuple):
+    """The number of requests in flight at one time."""
+
+    at_s: float
+    """Time since the start of the run."""
+    in_flight: int
+
+
+class Growth(NamedTuple):
+    """The trend of the requests in flight, as requests per second relative to the rate of the run."""
+
+    half: float
+    """Trend over the second half of the run so far."""
+    third_quarter: float
+    last_quarter: float
+    deviation: float
+    """Standard deviation of `half` if only chance moves it."""
+
+
+class GrowthTest:
+    """A sequential test on the number of requests in flight of a run at a constant mean rate.
+
+    - `rate`: requests per second.
+    - `response_s`: response time near the full throughput, from a closed loop.
+    - `full_in_flight`: number of requests in flight at which the closed loop reached the full throughput.
+    - `variation`: coefficient of variation of the arriving work, see `work_variation`.
+    """
+
+    def __init__(self, rate: float, *, response_s: float, full_in_flight: float, variation: float) -> None:
+        self._rate = rate
+        self._response_s = response_s
+        self._full_in_flight = full_in_flight
+        self._variation = variation
+        self._samples: deque[FlightSample] = deque()
+        self._checked_s = 0.0
+        self._tendency: Verdict = ""
+        self.verdict: Verdict = ""
+
+    def add(self, at_s: float, sent: int, ended: int) -> Verdict:
+        """Add the numbers of requests that had been sent and had ended at `at_s`, and return the verdict so far."""
+        self._samples.append(FlightSample(at_s, sent - ended))
+        while self._samples[0].at_s < at_s / 2:
+            self._samples.popleft()
+        if self.verdict or at_s < self._checked_s + CHECK_EVERY_S or at_s < MIN_S or ended < MIN_ENDED:
+            return self.verdict
+        self._checked_s = at_s
+        growth = self._growth(at_s)
+        self._tendency = self._direction(growth)
+        if self._is_steady(at_s, growth):
+            self.verdict = "steady"
+        elif self._is_growing(at_s, growth):
+            self.verdict = "grows"
+        return self.verdict
+
+    @property
+    def chance_over(self) -> float:
+        """Return the probability that the rate is above the capacity of the server."""
+        return CLEAR[self.verdict] if self.verdict else UNCLEAR[self._tendency]
+
+    def _growth(self, at_s: float) -> Growth:
+        times = np.array([sample.at_s for sample in self._samples])
+        in_flight = np.array([sample.in_flight for sample in self._samples], float)
+        late = times >= 0.75 * at_s
+        deviation = self._variation / (self._rate * at_s / 2) ** 0.5
+        return Growth(
+            half=_slope(times, in_flight) / self._rate,
+            third_quarter=_slope(times[~late], in_flight[~late]) / self._rate,
+            last_quarter=_slope(times[late], in_flight[late]) / self._rate,
+            deviation=deviation,
+        )
+
+    def _direction(self, growth: Growth) -> Verdict:
+        """Return what the trend suggests, without regard to chance."""
+        if growth.half < STEADY_GROWTH and growth.last_quarter < STEADY_GROWTH:
+            return "steady"
+        beyond = self._samples[-1].in_flight > self._full_in_flight
+        return "grows" if beyond and growth.last_quarter > QUEUE_GROWTH else ""
+
+    def _is_steady(self, at_s: float, growth: Growth) -> bool:
+        current_response_s = self._samples[-1].in_flight / self._rate  # Little's law
+        if at_s < max(STEADY_RESPONSES * self._response_s, FULL_RESPONSES * current_response_s):
+            return False
+        if self._samples[-1].in_flight > BEYOND_FULL * self._full_in_flight:
+            return False
+        unlikely = growth.half + DOUBTS * growth.deviation < UNLIKELY_GROWTH
+        return unlikely and growth.half < STEADY_GROWTH and growth.last_quarter < STEADY_GROWTH
+
+    def _is_growing(self, at_s: float, growth: Growth) -> bool:
+        if at_s < GROWS_RESPONSES * self._response_s:
+            return False
+        filled = at_s >= LONG_RESPONSES * self._response_s
+        beyond = self._samples[-1].in_flight / self._full_in_flight
+        for applies, least_growth, least_beyond in (
+            (True, QUEUE_GROWTH, BEYOND_FULL),
+            (filled, LONG_GROWTH, LONG_BEYOND),
+        ):
+            lasting = growth.last_quarter > max(least_growth, LASTING * growth.third_quarter)
+            clear = growth.half - DOUBTS * growth.deviation > least_growth
+            if applies and lasting and clear and beyond > least_beyond:
+                return True
+        return False
+
+
+def _slope(times: Floats, values: Floats) -> float:
+    """Return the slope of the least-squares line, or 0 for fewer than two points."""
+    if len(times) < 2:
+        return 0.0
+    centred = times - times.mean()
+    square = float(centred @ centred)
+    return float(centred @ values) / square if square else 0.0

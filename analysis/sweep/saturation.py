@@ -1,0 +1,102 @@
+"""Estimates the full throughput of a server from closed loops of growing concurrency: the pilot of a sweep.
+
+A closed loop with N requests in flight completes `X(N)` requests per second, and each takes `N / X(N)` seconds
+(Little's law). `X` grows with N until the server is saturated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from typing import NamedTuple
+
+FIRST_CONCURRENCY = 4
+MAX_PILOT_CONCURRENCY = 1024
+STEEP = 1.5
+"""If four times the concurrency raises the throughput by more than this factor, the next level has four times more."""
+SATURATED = 1.06
+"""Maximum factor per doubling of the concurrency by which the throughput of a saturated server grows."""
+NEARLY_SATURATED = 1.2
+"""The same maximum for a server that needs longer than MAX_LEVEL_S for another level."""
+MAX_LEVEL_S = 12.0
+WAVES = 2
+"""The first responses of a closed loop arrive in waves, because all clients start together. A level ends after this
+number of waves, and its rate is that of the last one."""
+REMAINING = 0.3
+"""Share of the last growth per doubling that more concurrency would still add."""
+FULL = 0.97
+"""Share of the largest throughput from which on a closed loop counts as full."""
+NEAR_FULL = 0.9
+"""Share of the largest throughput at which the response time is estimated."""
+
+
+class PilotLevel(NamedTuple):
+    """The result of a closed loop."""
+
+    concurrency: int
+    rate: float
+    """Completed requests per second."""
+
+
+def growth_per_doubling(before: PilotLevel, level: PilotLevel) -> float:
+    """Return the factor by which the throughput grew per doubling of the concurrency."""
+    doublings = log2(level.concurrency / before.concurrency)
+    return float((level.rate / before.rate) ** (1 / doublings))
+
+
+def is_saturated(levels: Sequence[PilotLevel]) -> bool:
+    """Return True if the last level shows that more concurrency does not raise the throughput."""
+    if not levels:
+        return False
+    if levels[-1].concurrency >= MAX_PILOT_CONCURRENCY:
+        return True
+    if len(levels) < 2:
+        return False
+    growth = growth_per_doubling(*levels[-2:])
+    level_s = WAVES * next_concurrency(levels) / levels[-1].rate
+    return growth < SATURATED or (growth < NEARLY_SATURATED and level_s > MAX_LEVEL_S)
+
+
+def next_concurrency(levels: Sequence[PilotLevel]) -> int:
+    """Return the concurrency of the next level: four times the last one, or twice near the saturation."""
+    if not levels:
+        return FIRST_CONCURRENCY
+    last = levels[-1].concurrency
+    steep = len(levels) < 2 or growth_per_doubling(*levels[-2:]) > STEEP**0.5
+    return min(MAX_PILOT_CONCURRENCY, last * (4 if steep else 2))
+
+
+def full_rate(levels: Sequence[PilotLevel]) -> float:
+    """Return the largest throughput of the levels, in requests per second."""
+    return max(level.rate for level in levels)
+
+
+def estimate(levels: Sequence[PilotLevel]) -> float:
+    """Estimate the capacity in requests per second: the throughput with any concurrency."""
+    growth = growth_per_doubling(*levels[-2:]) - 1 if len(levels) > 1 else 0.0
+    return full_rate(levels) * (1 + REMAINING * max(0.0, growth))
+
+
+def full_concurrency(levels: Sequence[PilotLevel]) -> float:
+    """Return the smallest concurrency that reaches about the full throughput."""
+    full = full_rate(levels)
+    return min(level.concurrency for level in levels if level.rate >= FULL * full)
+
+
+def response_s(levels: Sequence[PilotLevel]) -> float:
+    """Return the response time at NEAR_FULL of the full throughput, in s.
+
+    Between two levels the response time is assumed to be linear in the concurrency, `A + B N`. At the rate X it is
+    `A / (1 - B X)`.
+    """
+    target = NEAR_FULL * full_rate(levels)
+    upper = next(index for index, level in enumerate(levels) if level.rate >= target)
+    above = levels[upper]
+    above_s = above.concurrency / above.rate
+    if upper == 0:
+        return above_s
+    below = levels[upper - 1]
+    below_s = below.concurrency / below.rate
+    slope_s = (above_s - below_s) / (above.concurrency - below.concurrency)
+    base_s = below_s - slope_s * below.concurrency
+    return min(above_s, max(below_s, base_s / max(1e-9, 1 - slope_s * target)))

@@ -178,7 +178,10 @@ def reasons(
 
 
 def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Sequence[str]) -> dict[str, str]:
-    """Return the meaning of each exceeded limit by its figure, with the cause as far as other figures show it."""
+    """Return a text for each exceeded limit, by the name of its figure. The text says what the large value means.
+
+    If other figures of the client reveal the cause of the large value, the text includes this cause.
+    """
     meanings = {limit.figure: limit.meaning for limit in exceeded}
     if "retransmit_share" in meanings and not health.out_of_order_share:
         meanings["retransmit_share"] = (
@@ -197,7 +200,11 @@ def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Seq
 
 
 def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:
-    """Return the names of the figures whose limits do not apply to this run's timestamp source."""
+    """Return the names of the figures whose limits do not apply to this run.
+
+    For example, stalls do not matter if the timestamps do not depend on the time of a read. `waited_for` has the
+    meaning that it has in `reasons`.
+    """
     irrelevant = set[str]()
     if not health.source.by_read:
         # Timestamps do not depend on reads, so stalls do not blur them.
@@ -286,9 +293,10 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
-    """Return the part of a clock disagreement that slewing cannot explain, or None if the disagreement is unknown.
+    """Return by how much the wall clock was set during the run, in seconds, or None if this is unknown.
 
-    The result in seconds is `disagreement_s - MAX_SLEW * last_s`, but at least 0.
+    `disagreement_s` is the drift between the wall clock and the monotonic clock. Slewing, the gradual correction of a
+    clock, explains up to `MAX_SLEW * last_s` of it. The result is the rest of the drift, or 0 if slewing explains all.
     """
     return None if disagreement_s is None else round_to_ns(max(0.0, disagreement_s - MAX_SLEW * max(1.0, last_s)))
 
@@ -338,9 +346,9 @@ def waited_for_core(health: ClientHealth) -> bool:
 
     Both of these conditions must hold:
 
-    - The longest wait is at least 1 ms and half of the send delay (p99).
-    - All waits together are at least half of the client's own CPU time. A client that uses most of a core is late by
-      itself.
+    - The longest wait is at least 1 ms, and at least half of the p99 of the send delay.
+    - All waits together are at least half of the client's own CPU time. A client that uses most of a core is late
+      because of its own work.
     """
     longest_s = health.core_wait_max_s or 0.0
     total_s = health.core_wait_s or 0.0

@@ -134,7 +134,7 @@ def speed_of(summary: Summary) -> float:
 
 
 def times_speed(*speeds: float) -> str:
-    """Return text such as ` at 5 times speed` or ` at 1 and 5 times speed`, which follows a noun.
+    """Return text to put after a noun, such as ` at 5 times speed` or ` at 1 and 5 times speed`.
 
     The text is empty if all speeds are 1.
     """
@@ -173,7 +173,7 @@ def workload_sentence(summary: Summary) -> str:
 
 
 def _prompts(run: RunInfo) -> str:
-    """Return a description of the prompts that follows the number of requests, such as ` of 512 tokens`."""
+    """Return a description of the prompts, such as ` of 512 tokens`. It is the end of a phrase like `200 requests`."""
     facts = workload_facts(run.workload or "synthetic")
     exact = run.prompts_exact
     if facts.turns is not None:

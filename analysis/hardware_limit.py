@@ -34,7 +34,8 @@ ALL_MEMORY = 1.0
 class HardwareLimit(msgspec.Struct, kw_only=True):
     """The hardware limit for the measured load. Compute, memory and network run at the rates of the data sheet.
 
-    Rates and times refer to the clock of the run's server, as the measured ones do.
+    Rates and times are those on the clock of the run's server, like the measured figures. The clock of a simulated
+    server may run faster than real time.
     """
 
     gpu: str

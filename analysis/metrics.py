@@ -72,9 +72,11 @@ class Metric(msgspec.Struct, frozen=True):
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def zero_counts(self, frame: Frame) -> Integers | None:
-        """Return how many samples with the value 0 each row has in addition to its gaps.
+        """Return the number of tokens in each row that arrived in one chunk with the previous token.
 
-        Return None if the samples can be sorted, so that no counting is needed. Negative gaps can only be sorted.
+        Each of these tokens is a sample with the value 0. Many such samples are counted, because sorting them together
+        with the gaps between chunks would take long. Return None if there are few samples or if a gap is negative.
+        The samples must then be sorted.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
@@ -98,8 +100,9 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 
 def _before_tail(frame: Frame) -> Window | None:
-    """Return the window from the run's start to its drain, or None if the figures do not cover the whole run.
+    """Return the window from the run's start to its drain.
 
+    Return None if the measurement window is only a part of the run, or if no request has ended.
     The drain begins when fewer than a tenth of the sent requests are still in flight.
     """
     from loadgen.analysis.frame import Window

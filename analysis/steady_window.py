@@ -200,8 +200,8 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 def _is_steady(values: Floats) -> bool:
     """Return True if a series of equal batches shows a steady state.
 
-    A series of fewer than MIN_BATCHES batches does not. Otherwise the difference between the means of its two halves
-    decides, as a share of the larger mean:
+    A series of fewer than MIN_BATCHES batches does not. For a longer series, the means of its two halves are compared.
+    The result depends on their difference as a share of the larger mean:
 
     - At most TREND_SHARE: steady. No test is used, because with regular arrivals the test finds even the smallest
       trend.

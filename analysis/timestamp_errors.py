@@ -48,8 +48,9 @@ class StampError(msgspec.Struct, frozen=True):
 def timestamp_error(health: ClientHealth) -> StampError | None:
     """Return the timestamp errors of tokens whose read contained no other token, or None if the errors are unknown.
 
-    An exact timestamp has the error of its source, plus a clock step. Any other timestamp may be late by the longest
-    stall of the event loop, also if several tokens were read together.
+    If the error of the timestamp source is known, the result is this error plus the amount by which the clock was set
+    during the run. Otherwise, a timestamp may be late by the longest stall of the event loop. This is then also the
+    error of tokens that were read together.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:
@@ -64,7 +65,7 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    Of the samples of complete requests, 99 % have at most the error of the error bar. An error bar without samples is
+    The error of 99 % of the samples of complete requests is at most the error bar. An error bar without samples is
     None. The error bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
@@ -83,9 +84,10 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 
 
 def max_ttft_errors_s(frame: Frame) -> Floats:
-    """Return by how much the TTFT of each request may be too large, in seconds, if the client's stalls are unknown.
+    """Return the largest amount by which the TTFT of each request may be too large, in seconds.
 
-    The error is 0 if the first token was read alone.
+    The client's stalls are assumed to be unknown, so they do not limit the error. The error is 0 if the first token was
+    read alone.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 

@@ -246,7 +246,7 @@ def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[
 def _with_objectives(
     plan: Plan, objectives: Sequence[str], confidence: float | str | None, goodput: Sequence[str]
 ) -> Plan:
-    """Return the plan with these objectives in place of its own. Values that are not given leave it unchanged."""
+    """Return the plan with these objectives in place of its own. Empty arguments keep the values of the plan."""
     level = plan.confidence if confidence is None else _confidence_level(confidence)
     return plan.replaced(
         objectives=tuple(objectives or plan.objectives), confidence=level, goodput=tuple(goodput or plan.goodput)

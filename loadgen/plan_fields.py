@@ -302,7 +302,7 @@ def option_name(field: str) -> str:
 def keyword_signature(plan: type[Plan]) -> Signature:
     """Return the signature of the Plan's constructor, with a keyword argument for each field.
 
-    Notebooks and IDEs complete and explain the arguments with it."""
+    Notebooks and IDEs use the signature to complete and explain the arguments."""
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for name, field in fields_of(plan).items()

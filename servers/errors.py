@@ -85,7 +85,7 @@ class UnauthorizedError(ServerError):
 
 
 class SecretError(ServerError):
-    """An API key cannot be sent, or the user gave a secret where it would be stored.
+    """An API key cannot be sent, or the user wrote a secret into a value that would be stored.
 
     The message does not contain the secret."""
 
@@ -95,7 +95,7 @@ class EndpointError(ServerError):
 
 
 class NoEndpointError(ServerError):
-    """The server accepts requests on none of the endpoints that were tried, or redirects them."""
+    """The server refuses or redirects the requests on every endpoint that was tried."""
 
 
 class RefusedModelError(ServerError):

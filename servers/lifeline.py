@@ -1,9 +1,9 @@
 """Ends child processes when their parent process ends, even if the parent was killed with SIGKILL.
 
 A child watches its parent in a separate thread, so that the child also ends if its main thread is busy or blocked. The
-thread sleeps in poll() until the parent's pidfd (Linux), or the pipe or socket to the parent, reports the end of the
-parent. A forked sibling inherits the parent's end of such a pipe and would keep it open. The sibling therefore calls
-`close_inherited` first.
+thread sleeps in poll() until the parent's pidfd (Linux) reports that the parent has ended, or until the pipe or socket
+to the parent is closed. A forked sibling inherits the side of the pipe that the parent holds. The pipe would then stay
+open after the parent has ended. The sibling therefore calls `close_inherited` first.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class HostMemory:
     def _memory(self) -> Any:
         """Return the memory of the host as psutil reports it.
 
-        Raises NotMeasuredError if the kernel does not tell, for example because /proc is not mounted in a container."""
+        Raises NotMeasuredError if the kernel does not report it, for example because a container has no /proc."""
         try:
             return self._psutil.virtual_memory()
         except (OSError, ValueError, KeyError) as error:
@@ -414,7 +414,7 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
 
 
 def _library(module: str, package: str) -> Any:
-    """Import a library when it is needed first, so that commands without telemetry start faster.
+    """Import a library on first use, so that commands without telemetry start faster.
 
     Raises NotMeasuredError if the library is not installed, which happens after `pip install --no-deps`."""
     try:

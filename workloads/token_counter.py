@@ -11,13 +11,14 @@ With one of these methods, generated prompts have exactly the requested lengths:
 If none of these methods is available, lengths are estimated. Each estimate is based on an assumption, which is shown
 with every result:
 
-    server       The server runs samples to find words of one token each. The tokens of a prompt are assumed to be the
-                 sum of its words.
+    server       The server runs samples, which are short requests, to find words of one token each. The tokens of a
+                 prompt are assumed to be the sum of its words.
     tokenizer    The tokenizer counts alone, without the tokens that the server adds.
     approximate  Six letters, three digits or one other character are assumed to be one token.
 
-The user may choose a `CountingMethod`. By default, the server estimates. If its samples have too few words of one
-token, or if it reports no counts, lengths are approximate. With `exact`, an estimate is an error.
+The user may choose a `CountingMethod`. By default, lengths that must be estimated are estimated with samples
+(`server`). If the samples have too few words of one token, or if the server reports no counts, lengths are
+`approximate`. With `exact`, an error is raised instead of an estimate.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def approximate(texts: Sequence[str]) -> list[int]:
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:
     """Return a counter whose counts are exact, or None if neither tokenizer nor server provides one.
 
-    With `verify`, the server's counter is tried first, because a gateway may not let its requests through. Raises
-    UnknownCountError if the server does not report a count."""
+    With `verify`, one test request is sent to the server's token-counting route, because a gateway may block this
+    route. Raises UnknownCountError if the server does not report a count.
+    """
     source = local or server
     words = (source and source.words) or COMMON_WORDS
     if local:
@@ -182,8 +184,10 @@ def _one_token_words(
 ) -> list[str]:
     """Return the words that cost the server one token each.
 
-    Each sample starts and ends with the word `frame`. Two of these words alone cost `frame_tokens`, and the sample of
-    all words has `tokens`. If words cost more, both halves of the words are sampled at the same time, and so on."""
+    A sample is a request with a group of words between two frame words (`frame`). The two frame words alone cost
+    `frame_tokens`, and the sample of all words costs `tokens`. If a group costs more than one token per word, it is
+    halved, and both halves are sampled at the same time. This is repeated until no group is left to halve.
+    """
     usable: set[str] = set()
     groups = [words]
     counts = [tokens]

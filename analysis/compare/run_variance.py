@@ -10,8 +10,9 @@ Requests
     of contiguous batches (batch means).
 Server
     A slow step of the engine delays all requests of a burst that are in flight, which a bootstrap of requests does not
-    show. Both runs do the same work. Each run is therefore divided into pieces with equal shares of the work. The error
-    is estimated from the variation of the ratios of the pieces' lengths in B and A.
+    show. The two runs, A and B, do the same work. Each run is therefore divided into pieces with equal shares of the
+    work. For each piece, the ratio of its durations in B and A is computed. The error is estimated from the variation
+    of these ratios.
 Timestamps
     The error bars of the timestamps of both runs.
 
@@ -204,9 +205,10 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
     """Return the bootstrap standard error of the logarithm of a quantile. Return NaN if a bootstrap quantile is 0.
 
-    Draw n values of the sample with replacement. The k-th smallest of them is the quantile of the sample at a random
-    share. This share has the distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1).
-    Only these shares are drawn, not whole bootstrap samples. For dependent samples, n is the effective size.
+    A bootstrap sample has n values, drawn with replacement. Its `share`-quantile is its k-th smallest value. In the
+    original sample, this value is a quantile at another, random share. That share has the distribution
+    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). Only these random shares are drawn, not
+    whole bootstrap samples. For dependent samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))
@@ -283,18 +285,20 @@ def _progress(frame: Frame) -> Floats | None:
 
 
 def server_error(piece: float, residence: float) -> float:
-    """Return the standard error of the logarithm of the length of an interval of a run.
+    """Return how much the server's random changes of speed affect a time interval, such as the latency of a request.
 
-    `piece` is the error of one piece (`piece_error`), and `residence` is the length of the interval as a share of the
-    run. The error is `piece / sqrt(m)` for an interval of `m = residence * PIECES` pieces, because pieces vary
-    independently. An interval shorter than a piece counts as one piece.
+    The result is the standard error of the logarithm of the interval's length. `piece` is the error of one piece
+    (`piece_error`), and `residence` is the length of the interval as a share of the run. An interval of
+    `m = residence * PIECES` pieces has the error `piece / sqrt(m)`, because pieces vary independently. An interval
+    shorter than a piece counts as one piece.
     """
     return piece / math.sqrt(min(PIECES, max(1.0, residence * PIECES)))
 
 
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
-    """Return the standard error of `log(B / A)` for a latency of two bursts, from chance in the engine's steps.
+    """Return the error of comparing a latency of two bursts that is caused by random changes of the engine's speed.
 
+    The result is the standard error of `log(B / A)`, where A and B are the latencies in the two runs.
     `piece` is the error of one piece (`piece_error`), and `values` are the latencies of A and B in seconds. Return 0 if
     a run is not a burst, because the batches of its samples already contain this error.
     """

@@ -53,8 +53,8 @@ class CellName(msgspec.Struct, frozen=True):
 class CellLengths(msgspec.Struct, frozen=True):
     """Output lengths in tokens over all repeats of a cell.
 
-    `asked` and `reported` are total tokens, requested by the client and reported by the server. `answers` is the number
-    of complete responses, to whose lengths `mean`, `min`, `p50`, `p90` and `max` refer."""
+    `asked` is the total that the client requested, and `reported` is the total that the server reported. `answers` is
+    the number of complete responses. `mean`, `min`, `p50`, `p90` and `max` describe the lengths of these responses."""
 
     asked: int
     reported: int
@@ -182,9 +182,11 @@ class CellDifference(msgspec.Struct, frozen=True):
 
 
 class EqualWork(msgspec.Struct, frozen=True):
-    """The server that was measured first, and the files with its output lengths, which the other servers were given.
+    """Describes how all servers of a matrix were made to generate responses of the same lengths.
 
-    `lengths` has one file (`given`) for each host, model and workload."""
+    `server` was measured first, and the lengths of its responses were stored in files. Requests to the other servers
+    then asked for these lengths. `lengths` has one entry for each host, model and workload, with the file as `given`.
+    """
 
     server: str
     lengths: list[dict[str, str]]
@@ -280,7 +282,8 @@ def build_cell_run(
 ) -> CellRunData:
     """Extract the data of a finished run that the matrix needs.
 
-    `start` and `place` are the values in matrix.jsonl (see CellRun), or None if they are unknown.
+    `start` is the number of the server start before the run. `place` is the position of the run after this start, from
+    0. Both are None if matrix.jsonl does not contain them.
     """
     run = CellRun(
         repeat=repeat,
@@ -379,7 +382,10 @@ def summarise_matrix(
 
 
 def _valid_summaries(runs: Sequence[CellRunData]) -> list[Summary]:
-    """Return the summaries of the runs in which the client was not a bottleneck, or of all runs if there is none."""
+    """Return the summaries of the runs in which the client was not a bottleneck.
+
+    If the client was a bottleneck in every run, return the summaries of all runs.
+    """
     summaries = [run.summary for run in runs]
     return [summary for summary in summaries if summary.client.ok] or summaries
 

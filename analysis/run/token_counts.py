@@ -75,7 +75,10 @@ def generated_tokens(record: Record) -> int:
 
 
 def is_total_valid(record: Record, total: int) -> bool:
-    """Return False if the request is incomplete and `total` exceeds the requested length; else True."""
+    """Return True if `total`, the server's token count, is plausible.
+
+    It is not plausible if the request is incomplete and `total` exceeds the requested length.
+    """
     return record.state == "complete" or total <= record.output_tokens_asked
 
 

@@ -15,8 +15,8 @@ neighbouring loads. Whether a percentile meets its bound is a much more stable r
 The probability p is the probability that too large a share of requests misses a bound. It is computed from the counts
 with a Beta prior, similar to Jeffreys's (Brown, Cai and DasGupta, "Interval estimation for a binomial proportion",
 2001). Neighbouring requests wait in the same queue and are therefore correlated, so n requests count as n / tau. Here
-tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). It is the
-maximum over several bounds, because a bound that few requests miss shows no correlation.
+tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). The largest
+tau over several bounds is used, because a bound that few requests miss shows no correlation.
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ class Search:
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
         """Return a weight per grid load that only affects which load is tried next.
 
-        Weights are low for capacities far below the throughput of an overloaded server or far from the prediction."""
+        Capacities far below the rate that the overloaded server still sustained have low weights. Capacities far from
+        the predicted capacity also have low weights.
+        """
         hints = np.ones(len(self._grid))
         carried = [run.carried for run in runs if run.carried]
         if carried:
@@ -288,11 +290,12 @@ def check_objectives(objectives: Iterable[Objective]) -> None:
 def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], frame: Frame, summary: Summary) -> float:
     """Return the probability that the server violates at least one objective at the load of this run.
 
-    The objectives must have passed `check_objectives`. `bounds` are the bounds on single requests for an objective on
-    `attainment`. Incomplete requests count as infinitely slow.
+    The objectives must have passed `check_objectives`. `bounds` are the bounds of --goodput, which an objective on
+    `attainment` needs. Incomplete requests count as infinitely slow.
 
-    Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the requests are incomplete.
-    Requests in a state that an objective limits do not count here: with `rejected < 20%`, rejected requests do not.
+    Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the requests are incomplete. If
+    an objective limits a state, requests in this state are left out here. For example, rejected requests are left out
+    if there is an objective `rejected < 20%`.
     """
     requests, chance_met = summary.requests, 1.0
     figures = {objective.figure for objective in objectives}
@@ -307,8 +310,8 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
 def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: Floats, bound: float) -> float:
     """Return the probability that in the long run more than `max_share` of all samples miss `bound`.
 
-    The arrays have one element per request, in order of time: `samples` is the number of samples, `missed` is how many
-    of them miss the bound, and `values` is their mean.
+    The arrays have one element per request, in order of time. `samples` holds the number of samples of the request,
+    `missed` the number of these samples that miss the bound, and `values` the mean of these samples.
 
     With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
     distribution `Beta(s * n + 0.5, (1 - s) * n + b)`, where `Beta(0.5, b)` has the median `max_share`.

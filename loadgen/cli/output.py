@@ -211,7 +211,10 @@ class Output:
             print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
-        """Store the content of a run that is in memory, so that `results` does not have to read its file."""
+        """Store the content of a run that is in memory, so that `results` does not have to read its file.
+
+        `drawn` is True if `results` will write an HTML page, which needs the data of the charts.
+        """
         self._known[path] = self._summarised(path, drawn=drawn, known=(run, frame))
 
     def _summarised(self, path: Path, *, drawn: bool, known: tuple[Run, Frame] | None = None) -> ReportedRun:

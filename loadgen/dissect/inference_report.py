@@ -95,10 +95,11 @@ def layer_s(case: StepCase, result: InferenceResult) -> float:
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """Return the ratios of the total time of parts to the time of the whole, by name.
+    """Check the measured times against each other: return ratios (total time of the parts / time of the whole) by name.
 
-    A ratio is 1 if both times agree. The ratios are those of the fastest repeat, which other programs disturbed least.
-    The ratio of the backward pass is the largest one of all repeats.
+    For example, the times of all operators of a layer are added and divided by the time of the layer. A ratio of 1
+    means that both times agree. The ratios are those of the fastest repeat, which other programs disturbed least. The
+    ratio of the backward pass is the largest one of all repeats.
     """
     parts = case.parts_s
     fastest = min(range(len(parts["model"])), key=lambda repeat: parts["model"][repeat])
@@ -149,10 +150,9 @@ def sentences(case: StepCase, result: InferenceResult) -> list[str]:
 
 
 def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
-    """Return sentences about all-reduces.
+    """Return sentences about the time of an all-reduce.
 
-    They state the time of an all-reduce, the share of this time that the architecture hides, and the share that
-    `loadgen limits` expects.
+    They also state which share of this time the architecture hides, and which share `loadgen limits` expects.
     """
     fastest = {name: min(seconds) for name, seconds in case.beside_s.items()}
     attention, mlp = block_times_s(case, result, fastest["no-communication"])
@@ -196,8 +196,8 @@ def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tup
 def hidden_share(steps_s: Mapping[str, Sequence[float]], architecture: str) -> float:
     """Return the share of the standard architecture's all-reduce time that `architecture` hides, from 0 to 1.
 
-    The share is `(standard - own) / (standard - no_communication)`, where each term is the fastest step time of an
-    architecture.
+    The share is `(standard - own) / (standard - no_communication)`. Each term is the fastest step time of one
+    architecture, and `own` is that of `architecture`.
     """
     own = min(steps_s[architecture])
     standard = min(steps_s["standard"])

@@ -119,7 +119,7 @@ def measure_training(spec: TrainingSpec) -> TrainingResult:
 def _measure_and_predict(spec: TrainingSpec, technique: Technique, limits: DeviceLimits) -> TechniqueResult:
     """Measure a technique, and add predictions based on the measured limits of its processes.
 
-    If the memory of the GPU is too small, the result contains this reason instead of measurements.
+    If the technique does not fit into the GPU's memory, the result says so and has no measurements.
     """
     count = spec.process_count(technique)
     try:

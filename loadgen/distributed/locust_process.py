@@ -4,6 +4,9 @@
 
 Locust provides the sockets, the heartbeats and the detection of lost machines. Importing Locust patches the interpreter
 for gevent. Therefore no other module imports this one, and nothing is measured in this process.
+
+In this module, "the command" is the loadgen command on the same machine that started this process. The command sends
+orders to this process and receives events from it, through a socket.
 """
 
 from __future__ import annotations
@@ -83,7 +86,8 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
 class GuardedWorker(locust_runners.WorkerRunner):  # type: ignore[misc] # Locust is not typed throughout
     """Locust's worker runner, restricted to the accepted message types and robust against malformed bytes.
 
-    The peer at the master's address may be any program."""
+    Its messages are checked, because the peer at the master's address may be any program.
+    """
 
     def handle_message(self, msg: Message) -> None:
         """Handle a message if its type is accepted. Ignore any other message, such as Locust's order to start users."""
@@ -192,7 +196,7 @@ class MasterPeer(Peer):
         self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
-        """Report machines that have disconnected or have been silent for too long to the command."""
+        """Report to the command which machines have disconnected or have been silent for too long."""
         while True:
             gevent.sleep(WATCH_EVERY_S)
             for node in list(self.channels):
@@ -225,8 +229,9 @@ class MasterPeer(Peer):
         gevent.spawn(self._exchange, node, itertools.count(), EXCHANGE_EVERY_S)
 
     def series(self, node: str) -> None:
-        """Run a series of clock exchanges with a node, one shortly after the other, and report its end to the command.
+        """Run a series of clock exchanges with a node, one shortly after the other.
 
+        When the series has ended, the command is notified.
         The exchange with the shortest round trip is the most exact one.
         """
         self._exchange(node, range(SERIES_LENGTH), SERIES_GAP_S)

@@ -161,7 +161,10 @@ class MasterSession:
         return start.at_ns
 
     def _report(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
-        """Send the live counters to the master. `ahead_ns` is the time until the start, reported once."""
+        """Send the live counters to the master.
+
+        `ahead_ns` is the time until the start of the run in ns. Only the first report contains it; later it is 0.
+        """
         counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]
         integers = [getattr(counts, name) for name in INTEGER_NAMES]

@@ -85,7 +85,10 @@ class Health:
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
     def pause(self, waited_ns: int) -> None:
-        """Count one pause, of `waited_ns`, of a closed-loop client whose request had failed at once."""
+        """Count one pause of a closed-loop client. It lasted `waited_ns`.
+
+        A client pauses before its next request if its last request failed immediately.
+        """
         self._pauses += 1
         self._paused_ns += waited_ns
 
@@ -128,7 +131,7 @@ class LiveCounters(Structure):
     """Live counters of one worker, in shared memory. The worker writes them, and the coordinator reads them.
 
     - `due`: number of requests that have become due, whether they were sent or not. When a session starts, all of its
-      turns count. These are the first requests of the worker's share.
+      turns count. Requests become due in order, so they are always the first ones of the worker's share.
     - `streaming`: number of requests in flight whose response has begun to arrive.
     - `tokens`: number of tokens that have arrived. In responses that are not recorded yet, they are estimated from the
       number of bytes that have arrived.

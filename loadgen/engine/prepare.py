@@ -285,9 +285,9 @@ def with_chat_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """Return the plan with the number of prompts in its file as `n`, if nothing else ends its load.
+    """Return the plan with `n` set to the number of prompts or sessions in its file, if nothing else ends its load.
 
-    Raises WorkloadError for a malformed file, and PlanError for a file without prompts.
+    Raises WorkloadError for a malformed file, and PlanError for a file with fewer prompts than workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan
@@ -338,19 +338,22 @@ def _count_entries(plan: Plan, limit: int | None, progress: Callable[[int], None
 
 
 def _unit(plan: Plan) -> str:
-    """Return the name of what a plan counts."""
+    """Return the plural noun for the entries of the plan's file: `sessions` or `prompts`."""
     return "sessions" if plan.uses_sessions else "prompts"
 
 
 class PromptProgress:
-    """Shows the number of prompts that have been counted or built, at most ten times a second and not at once."""
+    """Shows the number of prompts that have been counted or built, at most ten times a second.
+
+    Nothing is shown in the first QUIET_S seconds, so that short work shows no progress.
+    """
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._shown_s = time.monotonic() + QUIET_S
 
     def __call__(self, done: int) -> None:
-        """Note that this number of prompts is ready."""
+        """Report that `done` prompts are ready."""
         from loadgen.engine.client_health import LiveCounters
 
         now_s = time.monotonic()
@@ -419,8 +422,8 @@ def build_prompts(
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:
     """Return the header of the run file, with everything that is known before the run starts.
 
-    `at_once` is the number of requests that are certainly in flight together. The header names a misleading server
-    version and a load beyond the server's limit. Such runs are possible only with --force and --over-limit.
+    `at_once` is the number of requests that are certainly in flight together. The header also states if the user
+    accepted a server version with misleading results (--force) or a load beyond the server's limit (--over-limit).
     """
     from loadgen.analysis.run.runfile import Header
     from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit

@@ -60,8 +60,8 @@ def build_records(
 ) -> list[Record]:
     """Decode the responses of these exchanges, and return a Record for each.
 
-    Timestamps come from `stamps`. Where those cannot be right, its fallback is used. A malformed response does not
-    raise an error.
+    Timestamps come from `stamps`. If its timestamps of a response cannot be right, those of its fallback source are
+    used. A malformed response does not raise an error.
 
     Each step runs over all exchanges before the next step, which keeps its code in the CPU cache.
     """
@@ -167,8 +167,8 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
     """Search these responses for the mark that identifies a simulated server. Stop at the first response with an
     answer.
 
-    One response per health sample is enough, so the search adds no cost per token. Errors may come from a gateway, so
-    they do not end the search.
+    The server has to be identified only once per health sample, so most responses are not searched. Error responses do
+    not end the search, because they may come from a gateway instead of the server.
     """
     for response in responses:
         head = bytes(response.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
@@ -262,6 +262,7 @@ def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
 def _bounds(exchange: Exchange, record: Record) -> array[int]:
     """Return the start and end of each piece of the body, as offsets in the received bytes.
 
+    Each HTTP chunk is a piece. A body without chunked transfer coding is a single piece.
     An error of the framing is stored in the Record.
     """
     try:

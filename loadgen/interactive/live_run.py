@@ -1,4 +1,6 @@
-"""The server under test in `loadgen ui`, and one run from Start to Stop: its file, client health and live figures.
+"""The server under test in `loadgen ui`, and one interactive run with its run file, client health and live figures.
+
+A run lasts from the Start button to the Stop button.
 
 Records are written when requests end, and flushed once a second. A killed process loses at most one second. The run
 file begins with its header and needs no merging. `loadgen report` and `loadgen compare` can read it during the run.
@@ -297,14 +299,17 @@ class LiveFigures:
             pause()
 
     def since(self, span: str) -> Mapping[str, int]:
-        """Return how many samples of each metric were added before `span` began. `span` is one of SPANS."""
+        """Return, for each metric, the number of samples that were added before the time span `span` began.
+
+        `span` is one of SPANS.
+        """
         begins = {"last": self._seen[0], "level": self._level_seen}
         return begins.get(span, dict.fromkeys(self.samples, 0))
 
     def add_point(self, users: int, **values_now: Any) -> None:
         """Add one second to the charts.
 
-        The point has percentiles of the requests that ended in this second, and `values_now`.
+        The charts get the percentiles of the requests that ended in this second, the number of users, and `values_now`.
         """
         self.digest()
         second = self.points[-1]["at"] + 1 if self.points else 0

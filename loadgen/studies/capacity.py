@@ -2,7 +2,7 @@
 
 For each candidate, a search in virtual time finds the highest request rate at which one replica meets the objectives.
 
-The same simulations also give the interval of the result. A server that is `f` times slower than its model behaves like
+The interval of the result needs no further simulations. A server that is `f` times slower than its model behaves like
 the model with a slower clock: `latency_server(r) = f * latency_model(f * r)`, where `r` is the request rate.
 """
 

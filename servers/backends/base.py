@@ -87,7 +87,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
     @property
     def full_url(self) -> str:
-        """The base of all paths, with the query of every request."""
+        """The server's base URL, with the query that is sent with every request."""
         return f"{self.url}?{self.query}" if self.query else self.url
 
 

@@ -87,7 +87,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    """Return the text in the last event of a response, which repeats the whole text without special tokens."""
+    """Return the whole text of a response, without special tokens. The last event contains it."""
     events, _ = decode_events(payloads, _EVENTS)
     return join_halves("".join(event.generated_text or "" for event in events))
 

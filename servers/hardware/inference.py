@@ -90,7 +90,7 @@ class Deployment:
     def weight_bytes(self) -> float:
         """Bytes of the weights on all GPUs together.
 
-        Layers are stored in the format of the weights, output head and embedding in 16 bits.
+        Layers are stored in the format of the weights. The output head and the embedding are stored in 16 bits.
         """
         model = self.model
         return model.layer_parameters * self.weights.weight_bytes + model.head_parameters * 2.0 * (2 - model.tied)
@@ -147,8 +147,8 @@ GEMM_BLOCKS = (ATTENTION, ATTENTION, MLP, MLP, OUTPUT_HEAD)
 def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
     """Return the GEMMs of one layer and the output head on one GPU.
 
-    Tensor parallelism splits them as in Megatron-LM (arXiv 1909.08053): by columns, but the attention output and the
-    down projection by rows.
+    Tensor parallelism splits them as in Megatron-LM (arXiv 1909.08053): the attention output and the down projection by
+    rows, and all others by columns.
     """
     model = deployment.model
     tensor = deployment.tensor
@@ -238,8 +238,8 @@ def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding:
 def _elementwise_bytes(deployment: Deployment) -> float:
     """Return the bytes per token that one layer reads and writes outside GEMMs and attention, in 16 bits.
 
-    Every GPU computes two norms with residuals. The rotary embedding with the write to the KV cache and the activation
-    function of the MLP are split over the GPUs.
+    Two norms with residuals are not split, so every GPU computes them completely. Two other operations are split over
+    the GPUs: the rotary embedding, including the write to the KV cache, and the activation function of the MLP.
     """
     model = deployment.model
     rotary = 2 * (model.heads + model.kv_heads) * model.head_dim

@@ -107,7 +107,8 @@ def make_deployment(
 ) -> Deployment:
     """Return a deployment, after looking up its GPU, model, number format and engine by name.
 
-    `file` is a TOML file with additional GPUs and models. `changes` replace figures of the GPU, as in `with_changes`.
+    `file` is a TOML file with additional GPUs and models. `changes` replace figures of the GPU, for example
+    `memory_bandwidth=8TB/s`.
     The KV cache has the engine's default format for this weight format. Raises HardwareError for an unknown name or an
     invalid value.
     """

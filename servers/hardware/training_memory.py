@@ -126,7 +126,10 @@ class _Ends:
 
 
 def _ends(step: TorchStep) -> _Ends:
-    """Return the bytes of embedding, last norm and output head. If the base is frozen, they have no gradients."""
+    """Return the bytes of embedding, last norm and output head.
+
+    With adapters these parts are frozen, so they have no gradients.
+    """
     matrix = step.model.head_parameters * step.value_bytes
     norm = step.model.hidden * step.value_bytes
     if step.adapter_rank:
@@ -235,7 +238,8 @@ def _gathered_bytes(step: TorchStep, remaining: int) -> float:
 def _gradient_copies(step: TorchStep, in_buckets: bool) -> float:
     """Return the size of temporary copies of a gradient, relative to the gradient.
 
-    DDP's bucket is one copy. Sums in fp32 need another copy, which is `FP32_BYTES / value_bytes` times as large.
+    There are two possible copies. DDP copies gradients into buckets before it sums them (`in_buckets`). GEMMs that sum
+    in fp32 keep an fp32 copy of their result, which is `FP32_BYTES / value_bytes` times as large as the gradient.
     """
     return in_buckets + step.sums_in_fp32 * FP32_BYTES / step.value_bytes
 

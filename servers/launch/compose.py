@@ -192,7 +192,10 @@ def _words(spec: LaunchSpec) -> tuple[str, ...]:
 
 
 def _project(spec: LaunchSpec) -> str:
-    """Return the name of the Compose project: one per host, so that two hosts of a hosts file may share an engine."""
+    """Return the name of the Compose project.
+
+    Each host of a hosts file has a separate project, because two hosts may share one container engine.
+    """
     return "loadgen" if spec.host.name == LOCAL.name else f"loadgen-{spec.host.name}"
 
 

@@ -44,7 +44,7 @@ COMPLETE_BODY = ("complete", "truncated", "failed")
 
 
 class LogLine(msgspec.Struct):
-    """One request that generates tokens, as a line of the log. The metrics are computed from the same data.
+    """One request that generates tokens, as a line of the log. The metrics page is computed from the same data.
 
     Times are in ns of CLOCK_MONOTONIC. When the line is written, they are converted to CLOCK_REALTIME, the clock of the
     kernel's receive timestamps.
@@ -111,9 +111,9 @@ class Stream:
         return [event for event in result if event]
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """Fault hook that changes nothing, for streams in which some tokens have no event.
+        """Fault hook for streams in which some tokens have no event. It changes nothing.
 
-        Without a hook, StreamSender sends one event for every token.
+        A fault hook replaces `events` (see FaultHook). Without any hook, StreamSender sends one event for every token.
         """
         return self.events(first, tokens), tokens
 

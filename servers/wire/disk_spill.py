@@ -1,7 +1,8 @@
 """Spills long unfinished responses to an unlinked temporary file when they use too much memory.
 
 Only bytes that have been scanned for the end of the response are spilled. They are not needed again before the response
-is recorded. The file is as large as the maximum number of blocks that were spilled at the same time.
+is recorded. Positions of freed blocks are used again, so the file grows only to the maximum number of blocks that were
+spilled at the same time.
 """
 
 from __future__ import annotations

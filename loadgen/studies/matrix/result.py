@@ -1,6 +1,7 @@
 """Reads the files of a matrix, and writes matrix.json, matrix.html and the frontier pages of its sweeps.
 
-A frontier page shows throughput against speed per user at each load of the sweeps of one workload.
+A frontier page belongs to one workload. It plots throughput against speed per user, with one point for each load of
+each sweep.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ The state of a sweep is stored in its files. The append-only file `sweep.jsonl` 
     {"type": "end", "step": 3, "load": 16.0, "seconds": 61.2, "run_s": 60.1, "over": 0.02, "carried": null,
      "stopped": "", "client": "ok"}
     {"type": "resumed", ...}, {"type": "ended", "why": "..."}
+
+Here `over` is the probability that the load exceeds the capacity. `carried` is the rate in requests per second that the
+server sustained at a load above its capacity. `stopped` is the reason why the step ended early.
 """
 
 from __future__ import annotations
@@ -164,8 +167,10 @@ class Sweep:
 def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     """Parse a list of increasing loads such as `1,2,4,...,256` or `1,2,3,...,10`.
 
-    `...` continues the list by the factor of the last loads. If the factor is not constant, `...` continues the list by
-    their difference. `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError.
+    `...` stands for the loads between the two loads next to it. If the loads before `...` grow by a constant factor,
+    the missing loads grow by the same factor. Otherwise they grow by the difference of the last two loads before `...`.
+
+    `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError.
     """
     loads: list[float] = []
     words = text.split(",")

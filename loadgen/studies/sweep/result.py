@@ -1,6 +1,6 @@
 """Reads the result of a sweep from its files, and writes sweep.json and the frontier page.
 
-The frontier page shows throughput against speed per user at each load of a sweep.
+The frontier page plots throughput against speed per user, with one point for each load of a sweep.
 """
 
 from __future__ import annotations

@@ -53,9 +53,10 @@ class LengthFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def workload_facts(text: str) -> WorkloadFacts:
-    """Return the facts of a workload's canonical text. An unknown workload, as of a newer version, gets default facts.
+    """Return the facts of a workload, given its canonical text. No file is opened.
 
-    No file is opened."""
+    An unknown workload, such as one of a newer version of loadgen, gets default facts.
+    """
     kind, _, options = text.partition(":")
     try:
         source = workload.parse(text)
@@ -81,8 +82,10 @@ def workload_facts(text: str) -> WorkloadFacts:
 
 
 def length_facts(value: Any) -> LengthFacts:
-    """Return the facts of lengths: a number, or canonical text. Unknown text, as of a newer version, gets default
-    facts. No file is opened."""
+    """Return the facts of requested lengths, given as a number or as canonical text. No file is opened.
+
+    Unknown text, such as that of a newer version of loadgen, gets default facts.
+    """
     text = "0" if value is None else str(value)
     if text == "0":  # endpoints without a response text
         return LengthFacts(kind="fixed", low=0, high=0, mean=0.0, text=text)

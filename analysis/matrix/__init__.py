@@ -69,7 +69,10 @@ class CellLengths(msgspec.Struct, frozen=True):
 
 
 class CellMemoryLevel(msgspec.Struct, frozen=True):
-    """Memory use of one GPU, process or host: means over the repeats, and the largest peak of all repeats."""
+    """Memory use of one GPU, process or host over the repeats of a cell.
+
+    `idle_bytes` and `loaded_bytes` are means over the repeats. `peak_bytes` is the largest peak of all repeats.
+    """
 
     of: str
     total_bytes: int | None
@@ -493,9 +496,8 @@ def _differences(
 ) -> Iterator[CellDifference]:
     """Yield the differences between all pairs of measured cells that differ only in the server or only in the host.
 
-    `summaries` contains the runs behind the figures of each cell. Verdicts and intervals are those of `loadgen compare`
-    for the same runs: the same figures are tested together, and the margin and the assumed variation between runs are
-    its defaults.
+    `summaries` contains the runs behind the figures of each cell. Verdicts and intervals are those that
+    `loadgen compare` gives for the same runs with its default options.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]

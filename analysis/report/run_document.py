@@ -164,7 +164,7 @@ def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
 
 
 def _help_values(summaries: Sequence[Summary]) -> dict[str, str]:
-    """Return the values of the placeholders in the texts of HELP."""
+    """Return the values of the placeholders in HELP, the explanations on the page."""
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     return {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),

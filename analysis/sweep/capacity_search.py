@@ -218,8 +218,9 @@ class Search:
     def _likelihood(self, load: float, over: float) -> Floats:
         """Return, for each grid load, the likelihood that this load is the capacity.
 
-        `over` is the probability that `load` exceeds the capacity. The likelihood is `over` for grid loads below
-        `load`, and `1 - over` for other grid loads, where `over` is limited to MIN_DOUBT to 1 - MIN_DOUBT."""
+        `over` is the probability that `load` exceeds the capacity. It is first limited to the range from MIN_DOUBT to
+        1 - MIN_DOUBT. The likelihood is then `over` for grid loads below `load`, and `1 - over` for other grid loads.
+        """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:
             # With the pilot the interval is narrow, so that it matters how sharply runs separate loads.
@@ -407,8 +408,8 @@ def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers)
 def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Floats]:
     """Return three arrays with one element per request: mean latency, number of violating samples, number of samples.
 
-    A sample violates the objective if it exceeds the bound. An incomplete request counts as the mean number of samples,
-    all infinitely slow. A complete request without this latency has no samples."""
+    A sample violates the objective if it exceeds the bound. An incomplete request counts as if it had the mean number
+    of samples, all infinitely slow. A complete request without this latency has no samples."""
     metric, sampled = LATENCIES[objective.figure], frame.sampled
     samples, offsets = metric.values(frame), metric.groups(frame)
     if offsets is None:

@@ -117,9 +117,9 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
-    """Return a table of the possible options, the cheapest first.
+    """Return a table of the options that meet the objectives, the cheapest first.
 
-    A list of the other options follows, with the reason why each is not possible.
+    A list of the other options follows, with the reason why each of them is not possible.
     """
     from loadgen.analysis.hardware import align_columns
 

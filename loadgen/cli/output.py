@@ -90,7 +90,7 @@ def objective_settings(
     confidence: float | None,
     goodput: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the objectives of a Plan: those of the command line, or else those in `settings`, from a plan file."""
+    """Return the objectives of a Plan, from the command line or else from `settings`, the values of a plan file."""
     return {
         "objectives": assertions or settings.get("objectives"),
         "confidence": confidence or settings.get("confidence"),

@@ -342,7 +342,7 @@ def _local(tensor: Any) -> Tensor:
 def _quantiser_bytes(model: nn.Module) -> float:
     """Return the bytes of the scales of all quantised weights.
 
-    Scales may be quantised themselves. The scales of these scales are included.
+    Scales that are quantised have scales too, and these are included.
     """
     result = 0.0
     for parameter in model.parameters():

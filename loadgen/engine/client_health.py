@@ -74,7 +74,8 @@ class Health:
     def add(self, late_ns: Sequence[int], *events: int) -> None:
         """Add the counts of one request.
 
-        `late_ns` holds the delay of each of its reads in ns. `events` holds the other EVENT_COUNTERS, in order.
+        `late_ns` holds the delay of each of its reads in ns. Their number is the first of the EVENT_COUNTERS, and
+        `events` holds the others in order.
         """
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
         for name, count in zip(EVENT_COUNTERS, (len(late_ns), *events), strict=True):
@@ -256,7 +257,10 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the TTFT of an ended request, as its Record states it."""
+        """Count the TTFT of an ended request according to its Record.
+
+        This replaces the TTFT that was counted while the response was arriving.
+        """
         if exchange is not None:
             self._searched.pop(exchange, None)
             bucket = self._seen.pop(exchange, None)

@@ -331,8 +331,9 @@ def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
 def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
     """Return the state, error kind and error detail of a response.
 
-    A complete response has the end marker, no error inside the stream, and the requested length if the server must give
-    it (`exact`). A server that generates in pieces of `piece_tokens` may exceed that length to complete the last piece.
+    A complete response has the end marker and no error inside the stream. With `exact`, responses may not be shorter
+    than requested, so a complete response must also have the requested length. A server that generates in pieces of
+    `piece_tokens` may exceed that length to complete the last piece.
     """
     if answer.error_kind == "rejected":
         if not record.chunk_ns:

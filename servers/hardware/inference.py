@@ -251,8 +251,9 @@ def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attent
     """Return the seconds that a step waits for all-reduces, which take `reduce` seconds each.
 
     In the architecture `ladder`, an all-reduce runs during the next block, which takes `attention` or `mlp` seconds.
-    The step waits for the rest of the all-reduce, and at least the time to join it. The last all-reduce has no next
-    block. In other architectures the step waits for every all-reduce.
+    The step waits for the part of the all-reduce that is left after this block, but at least for the constant
+    `join_s`, the time that joining the two takes. The last all-reduce has no next block. In other architectures the
+    step waits for every all-reduce.
     """
     if architecture == "ladder":
         joining = constant("join_s")

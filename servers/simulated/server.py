@@ -188,8 +188,9 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 class ClientConnection(web.RequestHandler):
     """The server's side of a connection, with the attributes that a timestamp source needs.
 
-    Timestamp sources expect a received response (loadgen.servers.wire.timestamps.Received). The attributes of this
-    class describe the last request on the connection, so that a source returns the arrival time of this request.
+    Timestamp sources are made for clients, and take a received response (loadgen.servers.wire.timestamps.Received).
+    This class has the same attributes, but they describe the last request on the connection. A source therefore returns
+    the arrival time of this request.
     """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
@@ -322,7 +323,10 @@ class HttpServer:
         self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """Read the request body, after the checks that the real server makes first. Raises ErrorReply."""
+        """Make the checks that the real server makes before it reads a body, then read the request body.
+
+        Raises ErrorReply.
+        """
         protocol = self.protocol
         api_key = self.state.config.api_key
         if api_key and protocol.needs_api_key(request.path):

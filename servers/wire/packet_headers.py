@@ -37,7 +37,8 @@ def parse_segments(
     """Parse blocks of a packet ring into columns of TCP segments.
 
     `words` is the ring, with one row per block. `blocks` are row numbers, oldest first. `addresses` are the server
-    addresses in the ring's filter, all of the given `family`."""
+    addresses in the ring's filter. All of them belong to the address family `family`.
+    """
     flat = words.reshape(-1)
 
     # struct tpacket3_hdr, in words: 0 offset of the next packet, 1 seconds, 2 nanoseconds, 4 length of the packet,

@@ -172,7 +172,7 @@ def killed(folder: Path, victim: str, draw: random.Random) -> tuple[str, list[st
     received = logged(log)
     lost += accounts(folder, received, victim)
     lost += [f"left in shared memory: {each}" for each in shared_memory(before)]
-    known = {"run", "machine", "log.jsonl", "runs"}
+    known = {"run", "machine", "log.jsonl", "runs", "llm-loadgen"}  # the last one is the cache of vocabularies
     lost += [f"left: {each}" for each in names(folder) if each not in known and not each.startswith(("loadgen", "."))]
     return ("with requests sent" if received else "before the first request") if hit else "", lost
 

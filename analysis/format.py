@@ -173,7 +173,7 @@ def workload_sentence(summary: Summary) -> str:
 
 
 def _prompts(run: RunInfo) -> str:
-    """Return a description of the prompts, such as ` of 512 tokens`. It is the end of a phrase like `200 requests`."""
+    """Return a description of the prompts, such as ` of 512 tokens`. It is appended to text such as `200 requests`."""
     facts = workload_facts(run.workload or "synthetic")
     exact = run.prompts_exact
     if facts.turns is not None:

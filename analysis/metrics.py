@@ -74,9 +74,9 @@ class Metric(msgspec.Struct, frozen=True):
     def zero_counts(self, frame: Frame) -> Integers | None:
         """Return the number of tokens in each row that arrived in one chunk with the previous token.
 
-        Each of these tokens is a sample with the value 0. Many such samples are counted, because sorting them together
-        with the gaps between chunks would take long. Return None if there are few samples or if a gap is negative.
-        The samples must then be sorted.
+        Each of these tokens is a sample with the value 0. A metric per chunk has no such samples. If there are many
+        samples, these zeros are only counted, because sorting them together with the gaps between chunks would take
+        long. Return None if there are few samples or if a gap is negative. The caller then sorts all samples.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:

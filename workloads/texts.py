@@ -156,7 +156,10 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the words with the cost of each after the first word. Then check whether all their pairs add up."""
+    """Count each word in a text that starts with another word, and check whether all pairs of words add up.
+
+    Return the words with their costs.
+    """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
     added = sorted(
@@ -383,7 +386,10 @@ class TextWriter(msgspec.Struct, frozen=True):
         return _build_exact(self.count, self.words, map(self._draft, specs), progress)
 
     def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
-        """Write all these spans, which start texts, at once. If they need counting, this takes fewer requests."""
+        """Write these spans, each of which starts a text, together.
+
+        If the server must count them, this takes fewer requests than writing them one by one.
+        """
         wanted = list(dict.fromkeys(spans))
         for span, text in zip(wanted, self.texts(TextSpec(*span) for span in wanted), strict=True):
             self.spans[span, True] = text.split()

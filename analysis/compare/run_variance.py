@@ -296,11 +296,10 @@ def server_error(piece: float, residence: float) -> float:
 
 
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
-    """Return the error of comparing a latency of two bursts that is caused by random changes of the engine's speed.
+    """Return the standard error of `log(B / A)` that random changes of the engine's speed cause.
 
-    The result is the standard error of `log(B / A)`, where A and B are the latencies in the two runs.
-    `piece` is the error of one piece (`piece_error`), and `values` are the latencies of A and B in seconds. Return 0 if
-    a run is not a burst, because the batches of its samples already contain this error.
+    A and B are the latencies of two bursts, and `values` contains both in seconds. `piece` is the error of one piece
+    (`piece_error`). Return 0 if a run is not a burst, because the batches of its samples already contain this error.
     """
     if not (a.one_burst and b.one_burst):
         return 0.0

@@ -111,8 +111,8 @@ class Capacity(NamedTuple):
 class Search:
     """Searches the capacity between two loads. A predicted capacity affects which loads are tried, not the result.
 
-    `full_rate` is the full throughput of the server in requests per second, if a pilot has measured it. The capacity is
-    not much larger.
+    `full_rate` is the full throughput of the server in requests per second, if it is known. A pilot measures it before
+    the search, with closed loops of growing concurrency. The capacity is not much larger than the full throughput.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Search:
         return np.asarray(weights / weights.sum())
 
     def _pilot_prior(self, full_rate: float) -> Floats:
-        """Return the weight of each grid load before the first run, given the full throughput of the pilot.
+        """Return the weight of each grid load before the first run, given the full throughput that the pilot measured.
 
         The weights fall exponentially with the distance from the full throughput: slowly below it, quickly above it."""
         distance = np.log(self._grid / full_rate)
@@ -267,8 +267,9 @@ class Search:
 def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
     """Return the capacity according to runs at a list of loads.
 
-    The interval reaches from the largest load that met the objectives, and below which no load violated them, to the
-    smallest load that violated them. The capacity is its lower end."""
+    The upper end of its interval is the smallest load that violated the objectives, if there is one. The lower end is
+    the largest load below it that met the objectives. The lower end is also the capacity.
+    """
     violated = [run.load for run in runs if run.over > 0.5]
     high = min(violated, default=None)
     met = [run.load for run in runs if run.over <= 0.5 and (high is None or run.load < high)]

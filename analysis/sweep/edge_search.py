@@ -42,7 +42,7 @@ CLEAR = 0.05
 
 
 class EdgeSearch:
-    """Searches the largest rate that a server keeps up with. `estimate` is the pilot's estimate."""
+    """Searches the largest rate that a server keeps up with. `estimate` is the pilot's estimate of this rate."""
 
     def __init__(self, estimate: float, *, confidence: float = 0.95, precision: float = 0.1) -> None:
         self._estimate = estimate
@@ -92,7 +92,11 @@ class EdgeSearch:
         return lower * ratio**0.5 if ratio > 1 + NEAR else None
 
     def _confirming_load(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
-        """Return a load just outside the clear runs, if one of them alone does not bound the interval."""
+        """Return a load that may confirm an end of the interval, or None if no end needs this.
+
+        `carried` and `exceeded` are the loads of runs with a clear result. If the interval still reaches far above
+        `exceeded` or far below `carried`, that run alone was not enough. A load just beyond it is then returned.
+        """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:
             return self._new_load(runs, exceeded * (1 + NEAR), 1 + NEAR)

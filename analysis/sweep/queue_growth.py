@@ -1,7 +1,7 @@
 """Decides during a run at a given rate whether the server keeps up: whether the requests in flight keep growing.
 
-The number of requests in flight also grows while a server that keeps up fills, so growth alone proves nothing. The test
-uses three facts to tell the two apart:
+A server that keeps up starts empty and fills with requests, so the number in flight also grows at first. Growth alone
+therefore proves nothing. The test uses three facts to tell a filling server from a growing queue:
 
 - Filling slows down. Its growth rate falls by half within a few response times, while a queue grows at a constant rate.
 - A server that fills ends below the number of requests at which a closed loop already reaches the full throughput. A

@@ -58,7 +58,7 @@ def is_saturated(levels: Sequence[PilotLevel]) -> bool:
 
 
 def next_concurrency(levels: Sequence[PilotLevel]) -> int:
-    """Return the concurrency of the next level: four times the last one, or twice near the saturation."""
+    """Return the concurrency of the next level: four times the last one, or twice the last one near saturation."""
     if not levels:
         return FIRST_CONCURRENCY
     last = levels[-1].concurrency
@@ -72,7 +72,7 @@ def full_rate(levels: Sequence[PilotLevel]) -> float:
 
 
 def estimate(levels: Sequence[PilotLevel]) -> float:
-    """Estimate the capacity in requests per second: the throughput with any concurrency."""
+    """Estimate the capacity in requests per second: the throughput that unlimited concurrency would reach."""
     growth = growth_per_doubling(*levels[-2:]) - 1 if len(levels) > 1 else 0.0
     return full_rate(levels) * (1 + REMAINING * max(0.0, growth))
 
@@ -84,10 +84,10 @@ def full_concurrency(levels: Sequence[PilotLevel]) -> float:
 
 
 def response_s(levels: Sequence[PilotLevel]) -> float:
-    """Return the response time at NEAR_FULL of the full throughput, in s.
+    """Return the response time in s at a rate of NEAR_FULL times the full throughput.
 
-    Between two levels the response time is assumed to be linear in the concurrency, `A + B N`. At the rate X it is
-    `A / (1 - B X)`.
+    Between two levels, the response time is assumed to be a linear function `A + B * N` of the concurrency N. With
+    Little's law, it is `A / (1 - B * X)` at the rate X.
     """
     target = NEAR_FULL * full_rate(levels)
     upper = next(index for index, level in enumerate(levels) if level.rate >= target)

@@ -5,7 +5,7 @@
 Locust provides the sockets, the heartbeats and the detection of lost machines. Importing Locust patches the interpreter
 for gevent. Therefore no other module imports this one, and nothing is measured in this process.
 
-In this module, "the command" is the loadgen command on the same machine that started this process. The command sends
+In this module, "the command" is the loadgen command that started this process, on the same machine. The command sends
 orders to this process and receives events from it, through a socket.
 """
 

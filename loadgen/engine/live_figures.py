@@ -103,8 +103,8 @@ class TokenRate:
     """Estimates how many tokens have arrived, from bytes that have arrived and may not be read yet.
 
     Reads are deferred on purpose, and a response is decoded after its end. The number of bytes that have arrived is
-    known at any time. The tokens per byte are those of the recorded responses, or before the first one those of a
-    sample.
+    known at any time. The tokens per byte are those of the recorded responses. Before a response is recorded, they
+    are those of a sample, a response that is still arriving.
     """
 
     def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:

@@ -1,4 +1,4 @@
-"""Keeps what a run learned about a server's vocabulary in the user's cache folder, so that later runs start sooner.
+"""Stores in the user's cache folder what a run learned about a server's vocabulary, so that later runs start sooner.
 
 A file holds the words and their costs in tokens, for one server, version, model, address and counting route. The next
 run counts a few of its own texts before it uses them. Files contain no secrets. A missing or damaged file costs only

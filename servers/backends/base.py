@@ -153,7 +153,8 @@ def route_exists(get_json: GetJson, path: str) -> bool:
 def model_cards(models: object) -> list[dict[str, Any]]:
     """Return the models in a response to /v1/models, or an empty list if the response has another form.
 
-    The list is in `data`, in `models`, or the whole response."""
+    The list of models is the field `data`, the field `models`, or the whole response.
+    """
     answer = as_dict(models)
     listed = models if isinstance(models, list) else answer.get("data") or answer.get("models")
     return [_with_id(as_dict(card)) for card in listed] if isinstance(listed, list) else []
@@ -176,8 +177,9 @@ def as_dict(answer: object) -> dict[str, Any]:
 
 
 def known_limits(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of the given limits in the server's facts.
+    """Look up limits in the server's facts, and return their values by name.
 
-    Limits that are missing or not positive integers are omitted."""
+    Limits that are missing or not positive integers are omitted.
+    """
     values = {name: facts.get(name) for name in limits}
     return {name: value for name, value in values.items() if type(value) is int and value > 0}

@@ -7,8 +7,8 @@ The counted model is the Llama of `loadgen.dissect.models.llama`. The prediction
 - Adam with two moments.
 - the tensors that autograd saves for each operator.
 
-ZeRO stages 2 and 3 are those of FSDP2. At stage 2, each device holds its part of the weights and, until the backward
-pass, also all weights.
+ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its part of the weights and,
+until the backward pass, also all weights.
 
 `loadgen.servers.hardware.training` predicts Megatron-LM instead. Like arXiv 2205.05198, it counts only the layers, in
 mixed precision.

@@ -504,8 +504,8 @@ class CompletionHandler:
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
         """Prepare the head of a streamed response, which is sent together with the first event.
 
-        An earlier head can reach a Go proxy before the proxy has finished with the request body. The proxy then cuts 1
-        or 2 % of the streams.
+        A head that is sent earlier can reach a Go proxy before the proxy has finished with the request body. The
+        proxy then cuts 1 or 2 % of the streams.
         """
         stream.chunked = not wrong_length
         headers = self._protocol.stream_headers + stream.encoding.head

@@ -20,7 +20,8 @@ The state of a sweep is stored in its files. The append-only file `sweep.jsonl` 
     {"type": "resumed", ...}, {"type": "ended", "why": "..."}
 
 Here `over` is the probability that the load exceeds the capacity. `carried` is the rate in requests per second that the
-server sustained at a load above its capacity. `stopped` is the reason why the step ended early.
+server sustained at a load above its capacity. `stopped` is "overload" if the step ended as an overload. `seconds`
+includes the preparation and evaluation of a step, and `run_s` is the duration of its run.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 
 
 class StepEnd(NamedTuple):
-    """What the detector of a step saw, in addition to the run file."""
+    """The observations of a step's overload detector, which the run file does not contain."""
 
     overloaded: bool
     """True if the step was ended as an overload."""
@@ -98,7 +99,7 @@ SettingsFor = Callable[[float], StepSettings]
 
 
 class Watch(NamedTuple):
-    """How the sweep watches its steps."""
+    """Functions with which a sweep shows its progress, sets up the detector of each step, and reads the time."""
 
     show: OnProgress
     """Shows the progress of a run."""
@@ -142,7 +143,10 @@ class Sweep:
 
     @property
     def seeks_stability(self) -> bool:
-        """Return True for a search without objectives: it looks for the largest rate at which no queue grows."""
+        """True if the sweep has neither objectives nor fixed loads.
+
+        It then searches for the largest rate at which the server's queue does not grow.
+        """
         return not self.has_objectives and not self.loads
 
     @property
@@ -288,7 +292,10 @@ def _run_step(
 
 
 def refusal(folder: Path) -> RefusedError:
-    """Return the error for a run in which the server refused every request, with the server's most frequent answer."""
+    """Return the error for a run in which the server refused every request.
+
+    Its message contains the server's most frequent answer.
+    """
     from loadgen.analysis.run.runfile import scan
 
     answers: Counter[str] = Counter()

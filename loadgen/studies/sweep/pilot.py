@@ -1,4 +1,7 @@
-"""The pilot of a sweep: closed loops of growing concurrency that measure the full throughput of the server."""
+"""The pilot of a sweep: closed loops of growing concurrency that measure the full throughput of the server.
+
+A *level* of the pilot is one run, a closed loop with a fixed concurrency.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ def run_pilot(
     say: Callable[[str], None],
     deadline_s: float | None = None,
 ) -> EndReason:
-    """Run the remaining levels of the pilot. Return "done", or why the pilot was ended.
+    """Run the remaining levels of the pilot. Return "done", or the reason why the pilot ended early.
 
     `deadline_s` is the time on time.monotonic at which the pilot must end.
 
@@ -141,7 +144,10 @@ def run_pilot(
 
 
 def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
-    """Return the plan of a level: a closed loop with one wave of requests more than needed."""
+    """Return the plan of a level: a closed loop with one wave of requests more than needed.
+
+    A wave has one request for each client. If the prompts come from a file, the level lasts FILE_LEVEL_S instead.
+    """
     length: dict[str, Any] = {"n": (WAVES + 1) * concurrency, "duration_s": None}
     if sweep.plan.uses_file:
         length = {"n": None, "duration_s": FILE_LEVEL_S}
@@ -152,7 +158,8 @@ def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
 def _rate(ends_s: Sequence[float], concurrency: int) -> float:
     """Return the rate of completions in requests per second, or 0 if too few requests are complete.
 
-    The rate is that of the second wave. If there are fewer completions, it is that of their second half.
+    The rate is that of the second wave: the second `concurrency` completions. If there are fewer completions, it is
+    that of their second half.
     """
     count = min(len(ends_s), WAVES * concurrency)
     if count < 2:

@@ -96,6 +96,13 @@ class Response:
     sent_ns: list[int] = field(default_factory=list)
 
 
+ANSWERS = {
+    b"/v1/models": b'{"object":"list","data":[{"id":"m","object":"model"}]}',
+    b"/v1/completions": b'{"choices":[{"text":"a","finish_reason":"length"}],"usage":{"completion_tokens":1}}',
+}
+"""Answers to requests without an id, which come before the load: the models, and the test request for one token."""
+
+
 class Server:
     """Serves until its standard input ends."""
 
@@ -168,14 +175,11 @@ class Server:
             return
         body, client.heard = rest[:length], rest[length:]
         path = lines[0].split(b" ")[1]
-        if path == b"/v1/completions":
-            tokens = json.loads(body)["max_tokens"]
-            if tokens > 1 and b"x-request-id" in fields:
-                self._begin(client, fields[b"x-request-id"].decode(), tokens)
-                return
-        known = path == b"/v1/models"
-        answer = b'{"object":"list","data":[{"id":"m","object":"model"}]}' if known else b'{"error":"not found"}'
-        client.send(WHOLE % (b"200 OK" if known else b"404 Not Found", len(answer), answer))
+        if path == b"/v1/completions" and b"x-request-id" in fields:
+            self._begin(client, fields[b"x-request-id"].decode(), json.loads(body)["max_tokens"])
+            return
+        answer = ANSWERS.get(path, b'{"error":"not found"}')
+        client.send(WHOLE % (b"200 OK" if path in ANSWERS else b"404 Not Found", len(answer), answer))
 
     def _begin(self, client: Client, request_id: str, tokens: int) -> None:
         first_ns = time.time_ns() + self._ttft_ns

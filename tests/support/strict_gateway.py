@@ -7,8 +7,9 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 KEPT = (b"content-type", b"content-length", b"transfer-encoding")
@@ -38,9 +39,14 @@ class Gateway:
 def running_gateway(gateway: Gateway) -> Iterator[Gateway]:
     """Run the gateway in a thread of its own; its `url` is known then."""
     loop, stop = asyncio.new_event_loop(), threading.Event()
+    writers = set[asyncio.StreamWriter]()
+
+    def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[Any, Any, None]:
+        writers.add(writer)
+        return _serve(gateway, reader, writer)
 
     async def serve() -> None:
-        server = await asyncio.start_server(lambda *pair: _serve(gateway, *pair), "127.0.0.1", 0, limit=LIMIT)
+        server = await asyncio.start_server(on_connection, "127.0.0.1", 0, limit=LIMIT)
         gateway.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set()
         async with server:
@@ -51,6 +57,9 @@ def running_gateway(gateway: Gateway) -> Iterator[Gateway]:
         for task in open_connections:
             task.cancel()
         await asyncio.gather(*open_connections, return_exceptions=True)
+        for writer in writers:
+            writer.close()  # a task that was cancelled before it began has not closed its connection
+        await asyncio.sleep(0.02)  # transports close in the next turns of the loop
 
     started = threading.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))

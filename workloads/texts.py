@@ -156,9 +156,10 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Count each word in a text that starts with another word, and check whether all pairs of words add up.
+    """Return the token cost of each word, measured behind another word, and whether every pair costs the sum.
 
-    Return the words with their costs.
+    `alone` has the tokens of the first candidate as a whole text. `openings` is the number of words that are tried as
+    the first word of a text.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -171,10 +172,11 @@ def _measure_one_by_one(
 
 
 def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
-    """Return the largest set of words found whose pairs add up, or None if it has less than MIN_WORDS.
+    """Return the largest set found in which every pair of words costs the sum of its two words.
 
-    Some counts are not the sum of their words because of a few words or pairs of words, which are left out here. For
-    example, a server that counts four letters as one token is exact for words of three letters and a space."""
+    Return None if the set has fewer than MIN_WORDS words. A few words, or pairs of words, may cost more or less than
+    the sum. These words are left out. For example, a server may count every four letters as one token. Then only words
+    of three letters and a space have exact costs."""
     first = candidates[0]
     repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
     (first_tokens,) = count([first])

@@ -6,8 +6,9 @@ The verdict is better, worse, no difference or inconclusive. There are two metho
   (loadgen.analysis.compare.run_variance).
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
-Two runs of one server differ by chance, but only by a plausible amount (RUN_VARIATION). In both methods, variation
-between runs widens an interval by at most this amount. A larger difference is therefore reported as better or worse.
+Two runs of one server differ by chance. RUN_VARIATION is the largest difference that counts as chance. In both
+methods, variation between runs widens an interval by at most RUN_VARIATION. A larger difference is reported as better
+or worse.
 """
 
 from __future__ import annotations

@@ -328,9 +328,10 @@ def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
 
 
 def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
-    """Return True if a verdict must be printed to stderr when the results are not printed as text.
+    """Return True if this verdict must be printed to stderr because the results are not printed as text.
 
-    This applies to each failure, and to each inconclusive verdict except with both --quiet and `--inconclusive pass`.
+    Every failure is printed. An inconclusive verdict is printed too, unless both --quiet and `--inconclusive pass` are
+    set.
     """
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 

@@ -130,10 +130,10 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         hardware: Path | None = None,
         changes: Sequence[str] = (),
     ) -> Deployment | None:
-        """Return the deployment of the twin, or None if its hardware is unknown.
+        """Return the deployment of the twin, or None if the twin was fitted without hardware.
 
-        The arguments replace values of the fitted deployment. Raises HardwareError for unknown hardware, and PlanError
-        for arguments that need a twin with known hardware.
+        Each argument replaces a value of the fitted deployment. Raises HardwareError if an argument names hardware that
+        is in no table. Raises PlanError if there are arguments, but the twin was fitted without hardware.
         """
         if not self.gpu:
             if gpu or model or tensor or number_format or changes:

@@ -51,13 +51,13 @@ _NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
 def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """Decode the payloads, except those of repeated events.
+    """Decode the payloads, except those of events that only repeat the event before with another token.
 
     `is_plain_token` returns True if an event stands for exactly one token, and contains nothing about this token except
-    its text. Only such events can be dropped. `drop_repeats` returns
+    its text. Only such events can be dropped. Returns:
 
     - the retained payloads, which always include the first two.
-    - the decoded events of these payloads, with the tokens of dropped events subtracted from running totals.
+    - the decoded events of these payloads, whose running totals do not include the tokens of dropped events.
     - the number of events that were dropped after each retained event.
     - a description of the first unreadable event ("" if there is none). Payloads after this event are not decoded.
     """

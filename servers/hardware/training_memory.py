@@ -1,14 +1,14 @@
 """Predicts the peak memory of one training step in plain PyTorch by counting its tensors. Nothing is fitted.
 
-The counted model is the Llama of `loadgen.dissect.models.llama`. The prediction includes:
+The counted model is the Llama of `loadgen.dissect.models.llama`. All values have the number format of the run. The
+prediction includes:
 
-- every value in the number format of the run.
 - embedding, output head and loss.
 - Adam with two moments.
 - the tensors that autograd saves for each operator.
 
-ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its part of the weights and,
-until the backward pass, also all weights.
+ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its own shard of the
+weights and, until the backward pass, a full copy as well.
 
 `loadgen.servers.hardware.training` predicts Megatron-LM instead. Like arXiv 2205.05198, it counts only the layers, in
 mixed precision.

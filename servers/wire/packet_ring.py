@@ -44,9 +44,10 @@ class TcpStream:
         self.has_gap = False  # Whether the ring has missed a segment
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
-        """Return the instant at which the byte before each stream offset was deliverable, in CLOCK_REALTIME ns.
+        """Return for each stream offset when all bytes before it had arrived, in CLOCK_REALTIME ns.
 
-        An instant is UNKNOWN if the ring lacks the segment. The last offset must be the largest."""
+        An instant is UNKNOWN if the ring lacks the segment with the last of these bytes. The last offset must be the
+        largest."""
         if self.out_of_order and self.contiguous_end < offsets[-1]:
             self._accept_gaps(offsets[-1])
         if not self.ends:

@@ -158,8 +158,8 @@ def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
 def _rate(ends_s: Sequence[float], concurrency: int) -> float:
     """Return the rate of completions in requests per second, or 0 if too few requests are complete.
 
-    The rate is that of the second wave: the second `concurrency` completions. If there are fewer completions, it is
-    that of their second half.
+    The first `concurrency` completions are skipped, and the rate of the next `concurrency` completions is measured. If
+    there are fewer than 2 * `concurrency` completions, the rate of the second half of them is measured.
     """
     count = min(len(ends_s), WAVES * concurrency)
     if count < 2:

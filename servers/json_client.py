@@ -66,7 +66,7 @@ class JsonResponse(NamedTuple):
             return str(self.status)
         message = error_text(self.status, self.content) if self.content.strip() else ""
         # Pages of proxies repeat the status: `503 Service Unavailable`.
-        return f"{self.status}: {message.removeprefix(str(self.status)).lstrip()}" if message else str(self.status)
+        return f"{self.status}: {message.removeprefix(str(self.status)).lstrip(': ')}" if message else str(self.status)
 
     @property
     def retry_after_s(self) -> float | None:

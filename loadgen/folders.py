@@ -90,7 +90,11 @@ class FolderClaim:
         for _ in range(ATTEMPTS_LIMIT):
             try:
                 file, created = self._open()
-            except FileNotFoundError as error:  # another command has just removed the lock file or an empty folder
+            except (FileNotFoundError, FileExistsError) as error:
+                # Another command has just removed the lock file or an empty folder, perhaps while `mkdir` was called:
+                # it then failed because the folder existed, and the folder is gone now.
+                if isinstance(error, FileExistsError) and self._folder.exists() and not self._folder.is_dir():
+                    raise
                 problem = error
                 continue
             locked = _locked(file, created=created)

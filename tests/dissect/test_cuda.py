@@ -62,7 +62,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch.cuda, "_sleep", made.sleep)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(made))
     monkeypatch.setattr(torch.cuda, "Stream", lambda: Stream(made, "link"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(torch.cuda, "device", lambda _: main)
     group._cycles_per_s.cache_clear()

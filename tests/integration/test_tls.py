@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 import time
 from array import array
@@ -247,6 +248,7 @@ async def test_key_updates_shift_no_timestamp_and_are_answered(tmp_path: Path) -
             connection = await converse(client, connection, server, heard=updated)
             server.send(b"K\n")
             await asyncio.to_thread(server.wait, b">>>" + update)
+            await asyncio.to_thread(select.select, [connection.sock], [], [], 20)  # what the server wrote has arrived
             assert not connection.closed_by_peer()
             connection = await converse(client, connection, server, heard=updated)
             sealed = connection.seal(REQUEST)

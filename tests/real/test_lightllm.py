@@ -80,8 +80,9 @@ def test_its_broken_chat_is_reported_as_its_error(
     assert refused.exit_code == 2
     assert "misleading figures on chat" in refused.stderr
     outcome = burst(lightllm, tmp_path / "run", "--endpoint", "chat", "--force", *options)
-    assert outcome.exit_code == 3
-    assert "500 from /v1/chat/completions" in outcome.stderr
+    assert outcome.exit_code == 1
+    assert {record.http_status for record in outcome.records} == {500}
+    assert "/v1/chat/completions answers 500" in outcome.stderr
     assert "Traceback" not in outcome.stderr
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from loadgen import machine as host
 from loadgen.analysis.client_health import MIN_SAMPLE_S, health_from_samples, reasons
-from loadgen.analysis.frame import build_frame
+from loadgen.analysis.frame import OTHER_DETAIL, build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent_record
 from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
@@ -278,7 +278,7 @@ class LiveFigures:
         elif record.state != "complete":
             key = (record.error_kind, detail_of(record))
             known = key in self.failures or len(self.failures) < MAX_FAILURE_TEXTS
-            self.failures[key if known else (record.error_kind, "(other words)")] += 1
+            self.failures[key if known else (record.error_kind, OTHER_DETAIL)] += 1
 
     def digest(self, pause: Callable[[], object] = lambda: None) -> None:
         """Compute the latencies of the Records that were added since the last call.

@@ -1,4 +1,4 @@
-"""Answers of three tokens in every dialect, whole and spoiled, and the Record that each becomes."""
+"""Builds responses of three tokens in every server's format, and the Record that loadgen makes of each response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadgen.workloads.request import Request
 from tests.support.dialects import EVERY
 
 Key = tuple[str, str]
-"""Server and endpoint."""
+"""(server, endpoint), such as `("vllm", "chat")`."""
 ASKED = 3
 DONE = "[DONE]"
 
@@ -26,14 +26,14 @@ def usage(output: int | str) -> str:
 
 
 def chunk(key: Key, word: str, reason: str = "") -> str:
-    """One chunk of an OpenAI stream."""
+    """Return the JSON of one chunk of an OpenAI stream, with the text `word`."""
     said = f'"delta":{{"content":"{word}"}}' if key[1] == "chat" else f'"text":"{word}"'
     end = f',"finish_reason":"{reason}"' if reason else ""
     return f'{{"choices":[{{{said}{end}}}]}}'
 
 
 def token(key: Key, number: int | str, *, last: bool = False, total: int | str = 0, reason: str = "length") -> str:
-    """One event of `/generate_stream`."""
+    """Return the JSON of one token event of the route `/generate_stream` (TGI or LightLLM)."""
     if key[0] == "lightllm":
         counts = f'"count_output_tokens":{total if last else number},"prompt_tokens":5'
         return f'{{"token":{{{counts}}},"finished":{str(last).lower()},"finish_reason":"{reason}"}}'
@@ -43,7 +43,10 @@ def token(key: Key, number: int | str, *, last: bool = False, total: int | str =
 
 
 def whole(key: Key, tokens: int = ASKED, total: int | str | None = None, reason: str = "length") -> list[str]:
-    """The events of an answer of so many tokens, as whose number the server states `total`."""
+    """Return the events of a complete response with the given number of tokens.
+
+    `total` is the token count that the server reports (default: the true number).
+    """
     stated = tokens if total is None else total
     if key[1] != "generate":
         return [*(chunk(key, word) for word in "abcdef"[:tokens]), chunk(key, "", reason), usage(stated), DONE]
@@ -60,8 +63,12 @@ def recorded(
     asked: int = ASKED,
     dialect: Dialect | None = None,
 ) -> tuple[Record, dict[str, Any]]:
-    """The Record of an answer of these events, and its worker's health. It came in one read, or in reads as large as
-    can be; with `cut` it ended so, and with `raw` these bytes came instead. `dialect`: the key's of one version."""
+    """Return the Record of a response with these events, and the health counters of its worker.
+
+    The whole response is received in one read. If `full_reads` is True, it is received in reads of READ_BYTES. `cut`
+    is the (error kind, message) with which the transport ended the response. `raw` replaces all received bytes.
+    `dialect` replaces the default dialect of `key`.
+    """
     body = "".join(f"data: {event}\n\n" for event in events).encode()
     head = b"HTTP/1.1 200 OK\r\n\r\n" if cut else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, ended_at_ns=10**9)
@@ -84,6 +91,6 @@ def recorded(
 
 
 def ending(key: Key, *events: str, **more: Any) -> tuple[str, str, str]:
-    """State, error kind and detail of such an answer."""
+    """Return the state, error kind and error detail of a response with these events. Options as in `recorded`."""
     record, _ = recorded(key, *events, **more)
     return record.state, record.error_kind, record.error_detail

@@ -1,4 +1,4 @@
-"""Proxies as people run them: nginx with a limit on the request rate or with few paths, haproxy with a short queue."""
+"""Runs proxies with common restrictions: nginx with a rate limit, nginx with one public path, haproxy with a queue."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ backend simulated
 
 @contextlib.contextmanager
 def nginx_limited(folder: Path, backend_url: str, status: int | None) -> Iterator[str]:
-    """Run nginx, which lets four completions through and rejects others for a minute; its URL. The status is nginx's
-    own, 503, unless another one is configured."""
+    """Run nginx with a rate limit in front of a server, and yield the URL of nginx.
+
+    nginx forwards four requests to /v1/completions, and rejects further ones for a minute. `status` is the HTTP status
+    of rejected requests (None: nginx's default, 503).
+    """
     with socket.create_server((HOST, 0), backlog=512) as listening:
         port = listening.getsockname()[1]
         configured = "" if status is None else f"limit_req_status {status};"
@@ -76,7 +79,10 @@ def nginx_limited(folder: Path, backend_url: str, status: int | None) -> Iterato
 
 @contextlib.contextmanager
 def nginx_publishing(folder: Path, backend_url: str, prefix: str) -> Iterator[str]:
-    """Run nginx, which passes on only paths that begin so, without the server's own headers; its URL."""
+    """Run nginx in front of a server, and yield the URL of nginx.
+
+    nginx forwards only paths that begin with `prefix`. It removes the response header X-Simulated-Speed.
+    """
     with socket.create_server((HOST, 0), backlog=512) as listening:
         port = listening.getsockname()[1]
         facts = {
@@ -95,7 +101,10 @@ def nginx_publishing(folder: Path, backend_url: str, prefix: str) -> Iterator[st
 
 @contextlib.contextmanager
 def haproxy_queued(folder: Path, backend_url: str) -> Iterator[str]:
-    """Run haproxy, which sends four requests at a time on and rejects those that have waited 100 ms; its URL."""
+    """Run haproxy in front of a server, and yield the URL of haproxy.
+
+    haproxy forwards four requests at a time, and rejects requests that have waited for 100 ms.
+    """
     with socket.create_server((HOST, 0), backlog=512) as listening:
         config = folder / "haproxy.cfg"
         config.write_text(HAPROXY.format(descriptor=listening.fileno(), backend=urlsplit(backend_url).netloc))

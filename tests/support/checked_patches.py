@@ -1,6 +1,6 @@
-"""A `monkeypatch` that refuses doubles which could not be called as the original is.
+"""A `monkeypatch` that refuses a replacement function which does not accept the arguments of the original function.
 
-A double with fewer parameters than the original only fails when a rare call reaches it, perhaps on a busy machine.
+Without this check, such a replacement fails only when a test calls it with the missing argument, which may be rare.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ABSENT = object()
 
 
 class CheckedMonkeyPatch(pytest.MonkeyPatch):
-    """Checks the signature of each function that replaces a function."""
+    """A MonkeyPatch that compares the signature of a replacement function with the signature of the original."""
 
     def setattr(self, target: Any, name: Any, *value: Any, raising: bool = True) -> None:  # type: ignore[override]
-        """Replace an attribute. Raises TypeError if the double does not take the original's arguments."""
+        """Replace an attribute. Raises TypeError if a new function does not accept the arguments of the old one."""
         owner, attribute, double = target, name, value[0] if value else None
         if not value:
             attribute, owner = derive_importpath(target, raising)
@@ -36,7 +36,10 @@ class CheckedMonkeyPatch(pytest.MonkeyPatch):
 
 
 def difference(original: Any, double: Any) -> str:
-    """Return why `double` cannot be called as `original`, or an empty string. Only functions are compared."""
+    """Return why `double` cannot be called with the arguments of `original`, or "" if it can.
+
+    Also return "" if one of the two objects is not a function, or is a C function without a signature.
+    """
     if not (inspect.isroutine(original) and inspect.isroutine(double)):
         return ""
     try:
@@ -52,7 +55,10 @@ def difference(original: Any, double: Any) -> str:
 
 
 def _calls(signature: inspect.Signature) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield the arguments of a call with only the required parameters, and of one with all of them."""
+    """Yield the arguments of two calls of a function: with only its required parameters, and with all parameters.
+
+    The arguments of a call are a list of positional arguments and a dict of keyword arguments.
+    """
     for needed in (True, False):
         chosen = [
             parameter

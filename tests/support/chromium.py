@@ -1,4 +1,4 @@
-"""The Chromium in which pages are looked at."""
+"""Starts the Chromium browser in which tests open HTML pages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ ARGUMENTS = [
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's Chromium, the lightest build that is there, else Playwright's own. While it is there, Playwright's
-    event loop runs in this thread, and a test that is a coroutine could not."""
+    """Run Chromium, and yield it as a Playwright browser.
+
+    The browser is the first of these programs that is installed: chromium-headless-shell, chromium, Playwright's own
+    build. Playwright's event loop runs in this thread, so an asyncio test cannot use this browser.
+    """
     system = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     with sync_playwright() as playwright:
         try:

@@ -1,4 +1,4 @@
-"""Running `loadgen burst` as a person would, and reading what it left behind."""
+"""Runs `loadgen` commands in processes of their own, and reads the files that the commands write."""
 
 from __future__ import annotations
 
@@ -57,15 +57,17 @@ LATE = (
         "scipy.special",
     ),
 )
-"""What commands import when they need it."""
+"""Modules that commands import only when needed. They are imported here before the first fork."""
 
 
 class Forked(subprocess.Popen[Any]):
-    """`loadgen ...` as a process of its own, forked from the test's, which has imported all of it: a fresh interpreter
-    would take a second of CPU to do so, hundreds of times."""
+    """A Popen that runs `loadgen ...` in a fork of the test process instead of a new interpreter.
+
+    The test process has already imported loadgen. A new interpreter would need a second of CPU time for these imports.
+    """
 
     def runs(self, words: list[str]) -> None:
-        """What the child does."""
+        """Run the command line `loadgen WORDS` in the child process."""
         sys.argv = ["loadgen", *words]
         main()
 
@@ -85,15 +87,22 @@ class Forked(subprocess.Popen[Any]):
     def _become(
         self, args: list[str], kept: Sequence[int], cwd: Path | None, env: dict[str, str] | None, *streams: int
     ) -> NoReturn:
-        """The child's side: nothing of the test's process but its modules, then the command."""
-        gc.freeze()  # whatever of the test's holds a number of a file or socket must not close it here
+        """Prepare the child process after the fork, run the command and exit. This method does not return.
+
+        The child gets the requested streams, folder and environment, and closes all other files of the test process.
+        """
+        gc.freeze()  # objects of the test that own a file descriptor must not close it in this process
         code: object = 1
-        before = sys.stdin, sys.stdout, sys.stderr  # or they would close the files of the new ones
+        before = (
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+        )  # without this reference, they would close the new descriptors 0 to 2
         try:
             for number, stream in enumerate(streams):
                 os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
             for last, following in pairwise((2, *sorted(kept), 1 << 16)):
-                os.closerange(last + 1, following)  # or the test's own connections would never end
+                os.closerange(last + 1, following)  # otherwise the test's connections would stay open
             lifeline._open.clear()  # their descriptors are closed, and other files will get the same numbers
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -116,28 +125,34 @@ class Forked(subprocess.Popen[Any]):
 
 
 class ForkedRun(Forked):
-    """What `loadgen.run` measures in, forked as well."""
+    """A fork of the test process that replaces the measuring process of the Python function `loadgen.run`."""
 
     def runs(self, words: list[str]) -> None:
-        """What `python -m loadgen.api` does."""
+        """Measure as `python -m loadgen.api` does. The last word is the descriptor of the connection to the parent."""
         api._measure(Connection(int(words[-1])))
 
 
 class ForkedServer(Forked):
-    """A simulated server that `loadgen.servers.simulated.process` starts, forked as well."""
+    """A fork of the test process that replaces the process of a simulated server.
+
+    `loadgen.servers.simulated.process` starts this process.
+    """
 
     def runs(self, _words: list[str]) -> None:
-        """What its CHILD does."""
+        """Run the simulated server, as the process that this class replaces does."""
         child()
 
 
 def start(
     folder: Path, *arguments: str, command: str = "burst", report: bool = False, **environment: str
 ) -> subprocess.Popen[str]:
-    """Start `loadgen burst --out folder/run ...`, or another command that takes a folder; the page if asked for."""
+    """Start `loadgen COMMAND --out FOLDER/run ARGUMENTS`, without waiting for its end.
+
+    If `report` is False, `burst` and `run` write no HTML report. `environment` is added to the environment variables.
+    """
     no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
     words = [command, "--out", str(folder / "run"), *no_report, *arguments]
-    # These variables are read by an interpreter that starts.
+    # Only a new interpreter reads these variables.
     fresh = any(name.startswith(("LD_", "PYTHON")) for name in environment)
     run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if fresh else (Forked, words)
     return run(
@@ -153,7 +168,7 @@ def start(
 def loadgen(
     folder: Path, *arguments: str, timeout_s: float = 100, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `loadgen ...` there to its end. A traceback is never right."""
+    """Run `loadgen ARGUMENTS` in `folder` until it ends. Raises AssertionError if it prints a traceback."""
     pipe = subprocess.PIPE
     process = Forked(arguments, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=os.environ | environment)
     out, err = process.communicate(timeout=timeout_s)
@@ -162,7 +177,10 @@ def loadgen(
 
 
 def burst(folder: Path, *arguments: str, command: str = "burst", **more: Any) -> tuple[int, str, str]:
-    """Run it to its end; exit code, stdout, stderr. A traceback is never right."""
+    """Run a command as in `start` until it ends, and return its exit code, stdout and stderr.
+
+    Raises AssertionError if the command prints a traceback.
+    """
     process = start(folder, *arguments, command=command, **more)
     out, err = process.communicate(timeout=100)
     assert "Traceback" not in err, err
@@ -175,7 +193,7 @@ def summary_of(folder: Path) -> dict[str, dict[str, object]]:
 
 
 def accounted(folder: Path, n: int) -> Counter[str]:
-    """Every request has exactly one Record; how many ended in each state."""
+    """Check that each of the `n` requests of a run has exactly one Record. Return the number of Records per state."""
     run = runfile.read(folder / "run")
     assert sorted(record.id for record in run.records) == list(range(n))
     assert run.footer is not None
@@ -188,7 +206,7 @@ def accounted(folder: Path, n: int) -> Counter[str]:
 
 
 def events_sent(url: str) -> int:
-    """How many events the simulated server has sent."""
+    """Return the number of events that the simulated server at `url` has sent."""
     with urlopen(f"{url}/simulated/status", timeout=10) as answer:
         return int(json.load(answer)["events"])
 
@@ -204,7 +222,10 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 
 def in_process(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """`loadgen ...` with this process's own interpreter, for what only has messages, files and an exit code."""
+    """Run `loadgen ARGUMENTS` in the test process, and return its exit code, stdout and stderr.
+
+    This is faster than a new process. It suits commands that send no load.
+    """
     out, err, argv, before = io.StringIO(), io.StringIO(), sys.argv, Path.cwd()
     sys.argv = ["loadgen", *arguments]
     os.chdir(folder)

@@ -1,11 +1,14 @@
-"""A network link with a delay, for kernels without netem: two TUN devices, and a process between them that holds each
-packet for a while. What goes in at one comes out at the other.
+"""Simulates network links with a delay, for kernels without netem.
 
-    python delay.py LEFT RIGHT MILLISECONDS [LEFT RIGHT MILLISECONDS ...]     prints a line once the devices are there
+    python delay.py LEFT RIGHT MILLISECONDS [LEFT RIGHT MILLISECONDS ...]
 
-The devices are there until this process ends, also in network namespaces to which they were moved meanwhile. With a
-file in SPOILED, of what comes in at a LEFT and holds data every 11th packet is lost and every 7th comes HELD_S later.
-The file gets what went out: per packet the instant (CLOCK_REALTIME, ns) and the length, eight bytes each, and itself.
+A link consists of two TUN devices, LEFT and RIGHT. This process forwards each packet from one device to the other after
+the delay. It prints a line when the devices exist. The devices exist until the process ends, even if they are moved to
+other network namespaces.
+
+If the environment variable SPOILED names a file, packets with data from each LEFT device are disturbed: every 11th is
+lost, and every 7th is delayed by a further HELD_S seconds. Each forwarded packet is written to the file, after its send
+time (CLOCK_REALTIME, ns) and its length, in eight bytes each.
 """
 
 from __future__ import annotations
@@ -31,14 +34,19 @@ LOST, LATE = 11, 7
 
 
 def device(name: str) -> int:
-    """Make a TUN device; its file."""
+    """Create a TUN device, and return its file descriptor."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
     return file
 
 
 def relay(ways: dict[int, tuple[int, float]], spoiled: set[int], told: BinaryIO | None) -> None:
-    """From each file to another, after so many seconds. For ever."""
+    """Forward packets between TUN devices. This function does not return.
+
+    - `ways` maps the file descriptor of each device to the descriptor of the opposite device and the delay in seconds.
+    - `spoiled` contains the devices whose packets are lost or delayed further.
+    - `told` is the file to which forwarded packets are written, or None.
+    """
     held: list[tuple[float, int, int, bytes]] = []
     turns, with_data = count(), dict.fromkeys(ways, 0)
     while True:
@@ -64,7 +72,7 @@ def relay(ways: dict[int, tuple[int, float]], spoiled: set[int], told: BinaryIO 
 
 
 def main(arguments: list[str]) -> None:
-    """Make the devices, say so, and relay."""
+    """Create the devices, print `ready`, and forward packets. This function does not return."""
     ways: dict[int, tuple[int, float]] = {}
     for left, right, delay_ms in zip(*[iter(arguments)] * 3, strict=True):
         ends = device(left), device(right)

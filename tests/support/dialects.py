@@ -1,4 +1,7 @@
-"""Every dialect of every server kind, by (server, endpoint): those that generate tokens, and the others."""
+"""Tables of the dialects (API formats) of all servers. The key of a table is (server, endpoint).
+
+EVERY has all dialects, DIALECTS those that stream tokens, and POOLING the others.
+"""
 
 from __future__ import annotations
 

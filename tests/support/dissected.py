@@ -1,4 +1,4 @@
-"""What `loadgen dissect` might have found: two batch sizes, two techniques; made up, with sums that are easy to see."""
+"""Fabricated results of `loadgen dissect` with round numbers: two inference batch sizes, three training techniques."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def operator(
 
 
 def case(batch: int) -> StepCase:
-    """A step of 100 ms forward: 90 in two layers; 40 backward."""
+    """Return a fabricated step: 100 ms forward, of which the two layers take 90 ms, and 40 ms backward."""
     operators = [
         operator("QKV", "GEMM", "512 x 4096 x 4096", 0.050, 4e9),
         operator("attention", "softmax", "1 x 32 x 512 x 512", 0.039),

@@ -1,4 +1,7 @@
-"""A hostile vLLM: whatever it is asked, it says the request's own secrets, everywhere a server can say anything."""
+"""A hostile imitation of vLLM, which repeats the API key of a request in every part of its responses.
+
+Tests use it to check that loadgen never writes the key to a file or to the terminal.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 SECRET = 'sk-Live/42"&+<x>-aBcDeFgHiJkLmNoP'
-"""A key with every letter that JSON, URLs and HTML write in ways of their own."""
+"""An API key with the characters that JSON, URLs or HTML escape."""
 STREAM = (
     'data: {"choices":[{"index":0,"text":"a","finish_reason":"length","token_ids":[5]}]}\n\n',
     'data: {"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":1}}\n\n',
@@ -28,19 +31,22 @@ SPELLINGS = (
     SECRET[:16],
     SECRET[-16:],
 )
-"""What no file and no screen may hold; the last two are what is left of a key that was cut."""
+"""Texts that must not appear in any file or on the terminal. The last two are the parts of a truncated key."""
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\r\u202e\x9b2J"
-"""What must not reach a terminal: OSC, BEL, CSI, a carriage return, a bidi override, C1."""
+"""Control characters that must not reach a terminal: OSC, BEL, CSI, a carriage return, a bidi override, C1."""
 
 
 @dataclass
 class Echo:
-    """Where it is, and what each request for tokens was answered with."""
+    """The URL of the hostile server, and a record of its responses.
+
+    `generated` contains the key in ANSWERS of the response to each POST request other than /tokenize.
+    """
 
     url: str
     generated: list[str] = field(default_factory=list)
     heard: int = 0
-    """Requests of any kind."""
+    """Number of requests to any route."""
 
 
 def _reply(status: str, body: bytes, *more: str) -> bytes:
@@ -74,7 +80,7 @@ ANSWERS: dict[str, Callable[[str, str], bytes]] = {
 
 @contextmanager
 def echoing(words: str = "") -> Iterator[Echo]:
-    """One that says the key it was sent, and `words` with it."""
+    """Run the hostile server. Its responses contain the API key of the request, followed by `words`."""
     echo = Echo("")
     kinds = iter([*ANSWERS, *(["complete"] * 1000)])
 
@@ -130,7 +136,10 @@ def echoing(words: str = "") -> Iterator[Echo]:
 
 
 def leaks(folder: Path, *texts: str) -> list[str]:
-    """Where a spelling of the secret stands: files below the folder, or these texts."""
+    """Return where the secret appears, in any of SPELLINGS: in files below `folder`, and in `texts`.
+
+    An entry of the result names the file or the text, and the spelling.
+    """
     places = {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     places |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
     return [f"{place}: {each}" for place, content in places.items() for each in SPELLINGS if each.encode() in content]

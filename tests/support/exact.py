@@ -1,4 +1,4 @@
-"""Prompts of one length, as most tests want them."""
+"""Builds prompts of an exact length for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadgen.workloads.workload import Synthetic, WorkloadSpec, prepare_prompts
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of exact length, in order of request id, and how their length was made exact."""
+    """The prompts of a run in order of request id, and the method that counted their tokens."""
 
     prompts: list[str | tuple[int, ...]]
     counting_method: str
@@ -30,25 +30,25 @@ def exact_prompts(
     server: ServerTokenCounter | None,
     by: CountingMethod | None = None,
 ) -> Prompts:
-    """The prompts of a run that asks for one length."""
+    """Build the prompts of a run of `n` requests with `tokens` input tokens each."""
     order = WorkloadSpec(Synthetic(), Fixed(tokens), Fixed(1), seed, n)
     made = prepare_prompts(order, token_ids=token_ids, local=local, server=server, by=by)
     return Prompts([request.prompt for request in made.requests()], made.counting_method)
 
 
 def alike_ids(alphabet: Sequence[int], n: int, tokens: int, seed: int) -> list[str | tuple[int, ...]]:
-    """Prompts 0 to n - 1."""
+    """Return the token-id prompts with the numbers 0 to `n` - 1, of `tokens` tokens each."""
     prompt = id_prompts(alphabet, seed, numbers=n, shortest=tokens)
     return [prompt(number, tokens) for number in range(n)]
 
 
 def alike_texts(count: CountTokens, words: Sequence[str], n: int, tokens: int, seed: int) -> list[str]:
-    """Texts 0 to n - 1, each counted as a whole."""
+    """Return the text prompts with the numbers 0 to `n` - 1, of `tokens` tokens each. `count` counts every text."""
     return counted_texts(count, words, [TextSpec(number, tokens) for number in range(n)], seed)
 
 
 def counted_texts(count: CountTokens, words: Sequence[str], specs: Sequence[TextSpec], seed: int) -> list[str]:
-    """The texts of these specs, each counted as a whole."""
+    """Return the text prompt of each spec. `count` counts the tokens of every text."""
     vocabulary = measure_openings(count, measure_words(count, words))
     survey = TextSurvey(1 + max(spec.number for spec in specs))
     for spec in specs:

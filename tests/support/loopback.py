@@ -1,4 +1,4 @@
-"""A loopback server that plays a script of bytes: what the transport and the driver are tested against."""
+"""A loopback server that answers requests with a script of bytes, for tests of the transport and the load driver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RESET = "reset"
 """Close with RST instead of FIN."""
 CLOSE = "close"
 HANG = "hang"
-"""Say nothing more and keep the connection open."""
+"""Send nothing more, and keep the connection open."""
 
 Script = Sequence[bytes | str]
 
 
 @dataclass
 class Loopback:
-    """What it heard, and where it is."""
+    """The URL of the loopback server, the requests that it received, and its number of connections."""
 
     url: str
     requests: list[bytes] = field(default_factory=list)
@@ -36,7 +36,11 @@ class Loopback:
 async def playing(
     script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, on_accept: Script = ()
 ) -> AsyncIterator[Loopback]:
-    """Answer each request with `script`. `on_accept` is played before anything is read, on the first connection."""
+    """Run a server that sends `script` in response to the first request of each connection.
+
+    A script consists of bytes to send and of the actions CLOSE, RESET and HANG. If `on_accept` is given, the server
+    plays it on the first connection instead, before it reads a request.
+    """
     heard = Loopback("")
     writers: list[asyncio.StreamWriter] = []
     answering: set[asyncio.Task[None] | None] = set()
@@ -87,17 +91,20 @@ async def _play(script: Script, writer: asyncio.StreamWriter) -> None:
         writer.write(step)
         await writer.drain()
         if following != RESET:
-            await asyncio.sleep(0.005)  # let each piece be a read of its own; a reset comes right behind
+            await asyncio.sleep(0.005)  # the client reads each piece separately; a reset follows without a pause
     writer.close()
 
 
 def chunked(*pieces: bytes, end: bool = True) -> list[bytes]:
-    """An event-stream response in HTTP chunks, one step per chunk."""
+    """Return the script of an event-stream response, with one HTTP chunk per piece.
+
+    If `end` is False, the last chunk, which ends the response, is missing.
+    """
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     return [head, *(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), *([b"0\r\n\r\n"] if end else [])]
 
 
 async def connected(target: Target, timeout_s: float, stamps: TimestampSource = PLAIN) -> Connection:
-    """A connection to it."""
+    """Open a connection to the target, and wait until the connection is open."""
     begun = connect(target, timeout_s, stamps)
     return begun if isinstance(begun, Connection) else await begun

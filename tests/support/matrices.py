@@ -1,4 +1,4 @@
-"""A fabricated matrix: the files that one would have left behind, with every kind of cell."""
+"""Fabricates the files of a finished `loadgen matrix`, with measured, skipped and failed cells."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loadgen.studies.matrix import MatrixPlan, Repeat, journal, plan_starts
 from tests.support.runs import burst, footer, header, healthy, write
 
 PACE = {"vllm": 1.0, "tgi": 1.1, "lightllm": 0.9}
-"""How slowly each server goes; on the second host twice as slowly."""
+"""Latency of each server, relative to vLLM. On the host `rtx`, all latencies are doubled."""
 
 
 def plan(**changes: Any) -> MatrixPlan:
-    """Three servers on two hosts; a case that is skipped, and something published."""
+    """Return a matrix plan: three servers on two hosts, a model that is skipped, and a published reference value."""
     values: dict[str, Any] = {
         "name": "fabricated",
         "servers": ["vllm", "lightllm", "tgi"],
@@ -40,8 +40,13 @@ def fabricate(
     pace: Mapping[str, float] = PACE,
     **changes: Any,
 ) -> Path:
-    """A matrix in `folder`, with its report; no run of the server `failing` could be made, and in those of `limited`
-    the client was the limit. Returns the folder."""
+    """Write a fabricated matrix and its report into `folder`, and return the folder.
+
+    - `failing` names a server whose runs all failed to start.
+    - `limited` names a server in whose runs the client was the limit.
+    - `nasty` is a text that is added to the log and the reason of failures.
+    - `pace` maps each server to its relative latency.
+    """
     asked = plan(**changes)
     hosts = {each.name: {"platform": each.platform} for each in asked.hosts}
     resolved = asked.model_dump(mode="json", exclude={"hosts_file"}) | {"hosts_found": hosts}

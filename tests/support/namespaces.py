@@ -1,6 +1,7 @@
-"""Commands beside a plain server in new network and mount namespaces: with few ports, without routes, with other names.
+"""Runs `loadgen` and a plain OpenAI server in new network and mount namespaces.
 
-The namespaces end with the command. As root, or where users may make namespaces of their own.
+A test can thus limit local ports, remove routes or change /etc/hosts. The namespaces end with the command. Creating
+them requires root, or a kernel that permits user namespaces.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ sys.exit(code)
 def loadgen_inside(
     folder: Path, setup: str, *words: str, answer: str = "talk.stream()", host: str = "127.0.0.1"
 ) -> tuple[int, str, str]:
-    """Run `loadgen ...` in new namespaces, after the shell commands `setup`, beside a server whose `answer` is Python
-    code about `talk` and `server`. PORT in a word stands for the server's port. Return exit code, stdout and stderr."""
+    """Run `loadgen WORDS` and a plain server in new namespaces. Return exit code, stdout and stderr of loadgen.
+
+    `setup` contains shell commands to run first. PORT in a word is replaced by the server's port. `answer` is Python
+    code that answers a request. It can use the variables `talk` (see tests.support.plain_openai.Talk) and `server`.
+    """
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     shell = f'set -e; ip link set lo up; {setup}; exec "$@"'
     code = BESIDE_A_SERVER.format(answer=answer, host=host)
@@ -49,7 +53,7 @@ def loadgen_inside(
 
 
 def with_hosts(folder: Path, *lines: str) -> str:
-    """Return the setup in which /etc/hosts holds these lines."""
+    """Return a shell command for `loadgen_inside` that replaces /etc/hosts by a file with these lines."""
     hosts = folder / "hosts"
     hosts.write_text("".join(f"{line}\n" for line in lines))
     return f"mount --bind {hosts} /etc/hosts"

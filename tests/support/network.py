@@ -1,12 +1,11 @@
-"""Machines made of network namespaces: a server, a master, and worker machines with slow links and clocks of their own.
+"""Simulates machines with network namespaces: a server, a master, and worker machines with slow links to the master.
 
     server 10.77.0.1 ──── veth, no delay ──── master, worker machines
     master 10.77.9.1 ──── delay.py ────────── bench-1      5 ms each way
     master 10.77.9.1 ──── delay.py ────────── bench-2     20 ms each way
 
-All of it lives in one network and mount namespace that ends with a process of ours; without root, in a user namespace
-too.
-A machine's clock is moved with a time namespace (time_namespaces(7)): what runs there reads another CLOCK_MONOTONIC.
+All machines live in one network and mount namespace, which exists as long as a `sleep` process of the test. Without
+root, a user namespace is created too. A time namespace (time_namespaces(7)) can shift the CLOCK_MONOTONIC of a command.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ ROOT = Path(__file__).parents[2]
 SERVER = "10.77.0.1"
 MASTER = "10.77.9.1"
 NAMED = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
-"""A machine of its own has a host name of its own."""
+"""Shell command that sets the host name to the machine's name and then runs the machine's command."""
 
 
 class Network:
-    """The namespaces, and commands in them."""
+    """Simulated machines, and methods that run commands on them."""
 
     def __init__(self, holder: int, delays_ms: Mapping[str, int], spoiled: Path | None = None) -> None:
         user = [] if os.getuid() == 0 else ["--user", "--preserve-credentials"]
@@ -39,14 +38,18 @@ class Network:
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """No packet passes between the master and the worker machines; later those that TCP sends again do."""
+        """Interrupt the links between the master and the worker machines while the `with` block runs.
+
+        The method stops the process that forwards the packets. Data that is sent during the interruption arrives later,
+        at the latest when TCP retransmits it.
+        """
         assert self._relay is not None
         self._relay.send_signal(signal.SIGSTOP)
         yield
         self._relay.send_signal(signal.SIGCONT)
 
     def start(self, machine: str, *command: str, ahead_s: int = 0, **options: object) -> subprocess.Popen[str]:
-        """Run a command on a machine whose CLOCK_MONOTONIC is so far ahead."""
+        """Start a command on a machine. Its CLOCK_MONOTONIC is `ahead_s` seconds ahead of the real one."""
         clock = ["--time", "--monotonic", str(ahead_s), "--fork", "--kill-child"] if ahead_s else []
         named = ["unshare", "--uts", *clock, "--", "sh", "-c", NAMED, machine]
         return subprocess.Popen(
@@ -58,14 +61,14 @@ class Network:
         )
 
     def die(self, machine: str) -> None:
-        """End a machine as a power cut does: nothing on it gets to say anything."""
+        """Kill all processes of a machine at once, as a power cut does."""
         found = self._run("ip", "netns", "pids", machine).split()
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 
     def build(self) -> subprocess.Popen[str]:
-        """Make namespaces and links; the process that delays packets."""
+        """Create the machines and links. Return the process that delays packets (tests/support/delay.py)."""
         self._run("mount", "-t", "tmpfs", "tmpfs", "/run")
         for machine in ("server", "master", *self._delays_ms):
             self._run("ip", "netns", "add", machine)
@@ -84,7 +87,7 @@ class Network:
         return relay
 
     def _wire(self, machine: str, number: int) -> None:
-        """A link to the server, without delay."""
+        """Connect a machine to the server by a link without delay, with addresses in 10.77.NUMBER.0/24."""
         here, there = f"10.77.{number}.1", f"10.77.{number}.2"
         self._run("ip", "link", "add", f"s-{machine}", "type", "veth", "peer", "name", "load")
         self._place(f"s-{machine}", "server", here, there)
@@ -92,7 +95,7 @@ class Network:
         self._run("ip", "-n", machine, "route", "add", SERVER, "via", here)
 
     def _join(self, machine: str, address: str) -> None:
-        """A link to the master, through the relay."""
+        """Connect a worker machine to the master by a link with a delay. `address` is the machine's new address."""
         self._place(f"m-{machine}", "master", MASTER, address)
         self._place(f"w-{machine}", machine, address, MASTER)
 
@@ -109,9 +112,12 @@ class Network:
 
 @contextlib.contextmanager
 def network(delays_ms: Mapping[str, int], spoiled: Path | None = None) -> Iterator[Network]:
-    """Machines `server`, `master`, and one per name in `delays_ms`, whose link to the master takes so long each way.
-    With `spoiled` it loses and reorders what the master sends, and that file gets what arrived
-    (tests/support/delay.py)."""
+    """Run simulated machines: `server`, `master`, and one worker machine per name in `delays_ms`.
+
+    `delays_ms` contains the delay of each worker machine's link to the master, in ms per direction. If `spoiled` is a
+    file, these links lose and reorder data packets of the master. Packets that pass are written to this file
+    (tests/support/delay.py).
+    """
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
     holder = subprocess.Popen(["unshare", *user, "--mount", "--net", "--", "sleep", "600"])
     _wait_for_its_namespaces(holder.pid)

@@ -1,4 +1,4 @@
-"""Blocks of a packet ring as the kernel lays them out (linux/if_packet.h), of made-up segments."""
+"""Builds blocks of a packet ring from fabricated TCP segments, in the kernel's format (linux/if_packet.h)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORT = 40_000
 
 
 class Sent(NamedTuple):
-    """A segment that a server sent us."""
+    """A fabricated TCP segment from the server to the client."""
 
     sequence: int
     length: int = 0
@@ -28,15 +28,15 @@ class Sent(NamedTuple):
     flags: int = ACK
     source: tuple[str, int] = SERVER
     ip_options: int = 0
-    """Words."""
+    """Length of the IP options in 32-bit words."""
     padding: int = 0
-    """Bytes behind the packet in its frame."""
+    """Number of padding bytes after the packet in its Ethernet frame."""
     big: bool = False
-    """Too long for IP's own length."""
+    """Whether the packet is too long for the length field of IP, which is then 0."""
 
 
 def block(sent: Sequence[Sent]) -> bytes:
-    """One block that holds these."""
+    """Return the bytes of one ring block that contains these segments."""
     packets = [_packet(each) for each in sent]
     body = b"".join(_followed(packet, last=packet is packets[-1]) for packet in packets)
     head = struct.pack("6IQ4I", 1, 0, 1, len(sent), 48, 48 + len(body), 1, 0, 0, 0, 0)
@@ -47,7 +47,7 @@ def block(sent: Sequence[Sent]) -> bytes:
 def came(
     *blocks: Sequence[Sent], family: int = socket.AF_INET, servers: Sequence[tuple[Any, ...]] = (SERVER,)
 ) -> Segments:
-    """What is read out of a ring of these blocks."""
+    """Return the result of `parse_segments` for a ring of these blocks."""
     words = np.frombuffer(b"".join(map(block, blocks)), np.uint32).reshape(len(blocks), -1)
     return parse_segments(words, np.arange(len(blocks)), family, servers)
 

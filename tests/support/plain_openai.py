@@ -34,7 +34,7 @@ EVENTS = [
 
 @dataclass
 class PlainServer:
-    """Where the server is, and what it has received."""
+    """The address of the server, and a record of the requests that it has received."""
 
     url: str = ""
     port: int = 0
@@ -45,15 +45,19 @@ class PlainServer:
 
 @dataclass
 class Talk:
-    """One request for tokens on one connection."""
+    """One completion request on a connection, and methods to answer it."""
 
     sock: socket.socket
     number: int
-    """The place of this request among those of its connection, from 1."""
+    """Number of this request on its connection, from 1."""
     open: bool = True
 
     def stream(self, *, more: str = "", version: str = "1.1", pause_s: float = 0.002) -> None:
-        """Send a whole answer: chunked, or up to the end of the connection with version 1.0."""
+        """Send a complete response of two tokens.
+
+        With HTTP `version` 1.1, the body is chunked. With version 1.0, the end of the connection ends the body. `more`
+        contains additional header lines. `pause_s` is the pause before each event in seconds.
+        """
         coding = "Transfer-Encoding: chunked\r\n" if version == "1.1" else ""
         head = f"HTTP/{version} 200 OK\r\nContent-Type: text/event-stream\r\n{coding}{more}\r\n"
         self.sock.sendall(head.encode())
@@ -64,11 +68,11 @@ class Talk:
             self.sock.sendall(b"0\r\n\r\n")
 
     def close(self) -> None:
-        """Close the connection in the usual way."""
+        """Close the connection with a FIN after the answer."""
         self.open = False
 
     def reset(self) -> None:
-        """Close the connection with a reset."""
+        """Close the connection with a RST after the answer."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.open = False
 
@@ -77,7 +81,10 @@ class Talk:
 def plain_openai(
     answer: Callable[[Talk], None], *, host: str = "127.0.0.1", port: int = 0, idle_s: float = 60.0
 ) -> Iterator[PlainServer]:
-    """Serve until the block ends. A connection that carries nothing for `idle_s` after an answer is closed."""
+    """Run the server until the `with` block ends. `answer` answers each completion request of a run.
+
+    A connection is closed if it is idle for `idle_s` seconds after a response.
+    """
     found = PlainServer()
     stopped = threading.Event()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -141,7 +148,10 @@ def _serve(
 
 
 def _request(sock: socket.socket, stopped: threading.Event, limit_s: float) -> bytes | None:
-    """Read one request. Return None at the end of the connection, of the server, or of the time to wait for it."""
+    """Read one request, and return its bytes.
+
+    Return None if the client closes the connection, if `stopped` is set, or if the request takes longer than `limit_s`.
+    """
     until_s, received = time.monotonic() + limit_s, b""
     while not stopped.is_set():
         head, ended, body = received.partition(b"\r\n\r\n")

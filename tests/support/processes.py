@@ -1,4 +1,7 @@
-"""Processes on this machine, identified by number and start time, because numbers are used again."""
+"""Finds processes on this machine and waits for their end.
+
+A process is identified by its pid and start time, because the system uses pids again.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,26 @@ END_LIMIT_S = 60.0
 
 
 class ProcessIdentity(NamedTuple):
-    """One process."""
+    """A process, identified by its pid and its start time in clock ticks after boot."""
 
     pid: int
     start_ticks: int
 
     def is_running(self) -> bool:
-        """Return whether this process still exists and is no zombie."""
+        """Return True if the process exists and is not a zombie."""
         state, start_ticks = _stat(self.pid)
         return start_ticks == self.start_ticks and state != "Z"
 
     @property
     def command(self) -> str:
-        """The command line, for messages."""
+        """The command line of the process, or "" if the process has ended."""
         with suppress(OSError):
             return Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return ""
 
 
 def descendants(pid: int) -> Iterator[ProcessIdentity]:
-    """Yield the children of a process and their descendants."""
+    """Yield all descendants of a process."""
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, tasks.read_text().split()):
@@ -42,7 +45,7 @@ def descendants(pid: int) -> Iterator[ProcessIdentity]:
 
 
 def left_over(processes: list[ProcessIdentity]) -> list[str]:
-    """Wait until these processes have ended. Return the command lines of those that have not, and kill them."""
+    """Wait up to END_LIMIT_S for these processes to end. Kill the remaining ones, and return their command lines."""
     deadline_s = time.monotonic() + END_LIMIT_S
     while running := [process for process in processes if process.is_running()]:
         if time.monotonic() > deadline_s:
@@ -56,7 +59,7 @@ def left_over(processes: list[ProcessIdentity]) -> list[str]:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """Return the state of a process and its start time in clock ticks; no state if there is no such process."""
+    """Return the state letter of a process and its start time in clock ticks, or ("", 0) if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

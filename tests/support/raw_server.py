@@ -1,4 +1,7 @@
-"""A loopback server that answers each GET with bytes as they are: pages without a type, broken, slow, or never."""
+"""A loopback server that answers each GET request with given bytes.
+
+The bytes may form a malformed response, a slow one, or none.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 HANG = b"HANG"
-"""In place of an answer: nothing, and the connection stays open."""
+"""As a response: send nothing, and keep the connection open."""
 DRIP = b"DRIP"
-"""At the start of an answer: the rest comes a byte at a time, for as long as anybody listens."""
+"""At the start of a response: send the remaining bytes one at a time, with a pause of 20 ms after each."""
 CLOSE = b"CLOSE"
-"""At the start of an answer: the connection is closed behind the rest."""
+"""At the start of a response: close the connection after the remaining bytes."""
 
 
 @dataclass
 class Raw:
-    """Where it is, and the heads of the requests it got."""
+    """The URL of the server, and the heads (request line and headers) of the requests that it received."""
 
     url: str = ""
     heard: list[bytes] = field(default_factory=list)
@@ -29,14 +32,20 @@ class Raw:
 
 
 def page(body: bytes, *, status: str = "200 OK", length: int | None = None, kind: bytes = b"") -> bytes:
-    """An answer that keeps its connection; without a content type unless one is given."""
+    """Return the bytes of a response with `body`.
+
+    `length` replaces the true Content-Length. `kind` contains additional header lines, such as the content type.
+    """
     size = len(body) if length is None else length
     return b"HTTP/1.1 %b\r\n%bContent-Length: %d\r\n\r\n%b" % (status.encode(), kind, size, body)
 
 
 @contextlib.contextmanager
 def serving(answer: Callable[[str], bytes]) -> Iterator[Raw]:
-    """Answer each GET with the bytes that `answer` gives for its path; an empty answer closes the connection."""
+    """Run a server that answers each GET request with the bytes that `answer` returns for the path.
+
+    If `answer` returns no bytes, the server closes the connection.
+    """
     raw = Raw()
     stopped = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:

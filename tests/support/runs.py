@@ -1,4 +1,4 @@
-"""Fabricated runs: what a burst would have left behind, written as a run file, with every ending on request."""
+"""Fabricates the records, headers and run files of load tests, with requests in any state (complete, failed, ...)."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from loadgen.servers.backends import BACKENDS
 
 MILLISECOND_NS = 1_000_000
 VERSION_NOTES: dict[str, dict[str, Any]] = {"tgi": {"prompt_piece_tokens": 1024}}
-"""What the probe adds to the notes of a kind for the version in `header`."""
+"""By server, the notes that the probe adds to the server's notes for the version in `header`."""
 
 
 def summarise(run: Run, frame: Frame | None = None) -> dict[str, Any]:
-    """What summary.json holds of this run."""
+    """Return the content of summary.json for this run."""
     return as_dict(summarising.summarise(run, frame))
 
 
 def typed(found: Mapping[str, Any] | Summary) -> Summary:
-    """A summary from what summary.json holds. Raises msgspec.ValidationError."""
+    """Convert the content of summary.json to a Summary. Raises msgspec.ValidationError if the content is invalid.
+
+    A Summary is returned unchanged.
+    """
     if isinstance(found, Summary):
         return found
     return msgspec.convert({**found, "memory": found["memory"] or None}, Summary)
 
 
 def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **changes: Any) -> Header:
-    """A header as `loadgen burst` writes it."""
+    """Return the header of a run file of `loadgen burst` with `n` requests. `changes` replace fields of the header."""
     facts: dict[str, Any] = {
         "name": server,
         "version": "3.3.5",
@@ -76,7 +79,10 @@ def header(n: int = 1000, *, server: str = "tgi", simulated: bool = False, **cha
 def complete(
     request_id: int, chunk_ns: Sequence[int], *, tokens: Sequence[int] | None = None, **changes: Any
 ) -> Record:
-    """A complete request whose chunks came at these instants; sent at 0 unless told otherwise."""
+    """Return the record of a complete request that was sent at time 0 and whose chunks arrived at `chunk_ns`.
+
+    `tokens` contains the number of tokens per chunk (default: 1). `changes` replace fields of the record.
+    """
     counts = list(tokens or [1] * len(chunk_ns))
     values: dict[str, Any] = {
         "state": "complete",
@@ -102,7 +108,10 @@ def complete(
 
 
 def burst(n: int = 1000, chunks: int = 64, *, seed: int = 1, running: int = 128, pace: float = 1.0) -> list[Record]:
-    """A burst on a server that admits `running` requests at a time: first tokens come in waves."""
+    """Return the records of a burst of `n` requests on a server that runs `running` requests at a time.
+
+    The first tokens therefore arrive in waves. The latencies are random and proportional to `pace`.
+    """
     random = np.random.default_rng(seed)
     records = []
     for request_id in range(n):
@@ -116,7 +125,7 @@ def burst(n: int = 1000, chunks: int = 64, *, seed: int = 1, running: int = 128,
 
 
 def failed(request_id: int, kind: str = "http_status", detail: str = "Model is overloaded", **changes: Any) -> Record:
-    """A request that ended without an answer."""
+    """Return the record of a request that failed without a response. `changes` replace fields of the record."""
     values: dict[str, Any] = {
         "state": "failed",
         "sent_ns": request_id * 9_000,
@@ -132,7 +141,7 @@ def failed(request_id: int, kind: str = "http_status", detail: str = "Model is o
 
 
 def truncated(request_id: int, chunk_ns: Sequence[int], **changes: Any) -> Record:
-    """A request whose stream ended too early."""
+    """Return the record of a request whose stream ended too early. `changes` replace fields of the record."""
     values: dict[str, Any] = {
         "state": "truncated",
         "error_kind": "truncated",
@@ -145,17 +154,20 @@ def truncated(request_id: int, chunk_ns: Sequence[int], **changes: Any) -> Recor
 
 
 def rejected(request_id: int, detail: str = "Model is overloaded (overloaded)", **changes: Any) -> Record:
-    """A request that the server was too busy to take."""
+    """Return the record of a request that an overloaded server rejected. `changes` replace fields of the record."""
     return failed(request_id, "rejected", detail, **({"state": "rejected", "http_status": 429} | changes))
 
 
 def dropped(request_id: int) -> Record:
-    """A request that was never sent."""
+    """Return the record of a request that was dropped instead of sent."""
     return Record(id=request_id, state="dropped", error_kind="dropped", prompt_tokens_asked=512, output_tokens_asked=64)
 
 
 def healthy(seconds: int = 10, **changes: Any) -> list[Telemetry]:
-    """A second-by-second account of a client that was no bottleneck."""
+    """Return the health telemetry, one sample per second, of a client that was not the bottleneck.
+
+    `changes` replace values of every sample.
+    """
     values: dict[str, Any] = {
         "cpu_ns": 300_000_000,
         "wall_ns": 1_000_000_000,
@@ -172,7 +184,7 @@ def healthy(seconds: int = 10, **changes: Any) -> list[Telemetry]:
 
 
 def footer(records: Sequence[Record], **changes: Any) -> Footer:
-    """The footer that fits the records."""
+    """Return a run file's footer that is consistent with the records. `changes` replace fields of the footer."""
     states = [record.state for record in records]
     counts = {state: states.count(state) for state in ("complete", "truncated", "failed", "rejected", "dropped")}
     last_ns = max((record.end_ns or 0 for record in records), default=0)
@@ -180,7 +192,10 @@ def footer(records: Sequence[Record], **changes: Any) -> Footer:
 
 
 def write(folder: Path, lines: Iterable[Any]) -> Path:
-    """Write `run.jsonl` into a new folder; bytes are written as they are, as a damaged line."""
+    """Write `run.jsonl` into a new folder, and return the folder.
+
+    A line of type bytes is written unchanged, so that a test can write a malformed line.
+    """
     folder.mkdir(parents=True)
     encoded = [line if isinstance(line, bytes) else msgspec.json.encode(line) for line in lines]
     (folder / "run.jsonl").write_bytes(b"\n".join(encoded) + b"\n")
@@ -190,30 +205,33 @@ def write(folder: Path, lines: Iterable[Any]) -> Path:
 def run_of(
     folder: Path, records: Sequence[Record], *, telemetry: Sequence[Telemetry] | None = None, **changes: Any
 ) -> Run:
-    """A run that ended well, written and read back."""
+    """Write the run file of a finished run, and read it. `changes` replace fields of the header."""
     samples = healthy() if telemetry is None else telemetry
     write(folder, [header(len(records), **changes), *records, *samples, footer(records)])
     return read(folder)
 
 
 def part_of(run: Run) -> ReportedRun:
-    """What a page needs of this run."""
+    """Return the data from which the HTML report of this run is made."""
     summary = typed(summarise(run))
     return prepare_run(run, frame_of_run(run), summary)
 
 
 def text_of(summary: Any, *, width: int = 80, colour: bool = False) -> str:
-    """What the terminal shows of a summary."""
+    """Return the terminal report of a summary."""
     return render(brief_document(typed(summary)), width=width, colour=colour)
 
 
 def said(summary: Any, name: str) -> str:
-    """The findings of this name, as one text."""
+    """Return the sentences of all findings with the id `name`, joined by spaces."""
     return " ".join(each.sentence for each in findings(typed(summary)) if each.id == name)
 
 
 def loop(number: int = 400, *, warmup: int = 0, rate_per_s: float = 100, stay_ms: int = 500) -> list[Record]:
-    """An even open loop on a server that takes the same time for each, after some warm-up requests one by one."""
+    """Return the records of an open loop with a constant rate, on a server with a constant latency of `stay_ms`.
+
+    The warm-up requests come before time 0, one after another.
+    """
     gap_ns = round(1e9 / rate_per_s)
     before = [-(warmup - index) * (stay_ms + 10) * MILLISECOND_NS for index in range(warmup)]
     dues = [*before, *(index * gap_ns for index in range(number))]

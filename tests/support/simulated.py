@@ -1,4 +1,4 @@
-"""A simulated server in a thread of the test's process."""
+"""Runs a simulated server in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from loadgen.servers.simulated.stream_sender import LogLine
 
 @dataclass(slots=True)
 class Running:
-    """A simulated server, while it runs and afterwards."""
+    """The URL and the log of a simulated server, which may have stopped."""
 
     log_path: Path
     url: str = ""
     last_log: tuple[LogLine, ...] = ()
-    """What it had logged when it stopped."""
+    """The log lines of the server when it stopped."""
 
     @property
     def log(self) -> list[LogLine]:
-        """What it has logged so far: all that ended before the server was last idle or asked for a page."""
+        """The log lines of the requests that have ended so far.
+
+        The server writes them when it becomes idle and when it answers a GET request, so the latest may be missing.
+        """
         return list(self.last_log) or self.read()
 
     def read(self) -> list[LogLine]:
-        """The lines of its log, without the summary."""
+        """Read and return the complete lines of the log file, without the summary line."""
         whole, _, _ = (self.log_path.read_bytes() if self.log_path.exists() else b"").rpartition(b"\n")
         return [
             msgspec.json.decode(line, type=LogLine) for line in whole.splitlines() if not line.startswith(b'{"summary"')
@@ -43,9 +46,10 @@ class Running:
 
 @contextlib.contextmanager
 def running(config: SimulatedConfig) -> Iterator[Running]:
-    """A simulated server in a thread: it shares the interpreter with its client, so its times are not exact.
+    """Run a simulated server in a thread.
 
-    Raises what `serve` raises.
+    Its token times are not exact, because the server shares the Python interpreter with its client. Raises the errors
+    of `loadgen.servers.simulated.server.serve`.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(uvloop.new_event_loop()) as loop:
         log_path = config.log or Path(folder, "sim.jsonl")

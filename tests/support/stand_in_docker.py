@@ -1,7 +1,8 @@
-"""A `docker` for tests: it keeps every call, and answers with what a real one was seen to print.
+"""A stand-in for the `docker` command, which records every call and prints the recorded output of a real Docker.
 
-`Docker` puts it into a folder that stands first on PATH. Its answers are rules in `rules.json`, in order: the first
-whose words are all among the call's arguments answers, as often as `times` says, then the next one does.
+The class `Docker` installs this program into a folder. Tests put this folder first on PATH. The file `rules.json`
+contains a list of rules. A call gets the output of the first rule whose words are all among the arguments of the call.
+A rule with a number `times` is used at most that many times.
 """
 
 # ruff: noqa: PTH120, PTH123
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 
-if __name__ != "__main__":  # the program starts a hundred times, and needs none of these
+if __name__ != "__main__":  # the stand-in itself does not need these imports, and starts faster without them
     import stat
     from pathlib import Path
     from typing import Any
@@ -70,14 +71,14 @@ HEALTHY: list[dict[str, Any]] = [
     },
     {"words": ["exec", "nvidia-smi"], "out": "550.163.01, NVIDIA A800-SXM4-80GB\n"},
 ]
-"""An engine on which everything goes well."""
+"""Rules of a Docker engine on which every call succeeds."""
 
 
 class Docker:
-    """The stand-in: what it will answer, and what it was asked."""
+    """An installed stand-in for the `docker` command: sets its rules, and returns its recorded calls."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` gets the program, its rules and its calls."""
+        """Install the program into `folder`. The files of its rules and calls are in the same folder."""
         self.folder = folder
         program = folder / "docker"
         program.write_text(f"#!{sys.executable} -IS\n" + Path(__file__).read_text("utf-8"))
@@ -85,30 +86,30 @@ class Docker:
         self.answer()
 
     def answer(self, *rules: dict[str, Any]) -> None:
-        """These rules first, then those of an engine on which everything goes well."""
+        """Write the rules of the stand-in: `rules`, followed by HEALTHY, with which every call succeeds."""
         (self.folder / "rules.json").write_text(json.dumps([*rules, *HEALTHY]))
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Arguments and environment of every call so far."""
+        """The calls so far, each with its `arguments` and those environment variables that KEPT lists."""
         file = self.folder / "calls.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def call(self, *words: str) -> dict[str, Any]:
-        """The only call with all these words."""
+        """Return the call whose arguments contain all `words`. Raises ValueError unless there is exactly one."""
         (found,) = [call for call in self.calls if set(words) <= set(call["arguments"])]
         return found
 
 
 def ps(state: str, health: str = "", code: int = 0) -> dict[str, Any]:
-    """The rule for a container in this state."""
+    """Return a rule for `docker compose ps` that reports a container in this state, health and exit code."""
     row: dict[str, Any] = {"ID": CONTAINER, "Service": "vllm", "State": state, "Health": health, "ExitCode": code}
     row["Publishers"] = [{"TargetPort": 8000, "PublishedPort": "VLLM_PORT"}] if state == "running" else []
     return {"words": ["ps"], "out": json.dumps(row) + "\n"}
 
 
 def main(arguments: list[str], folder: str) -> int:
-    """Keep the call and answer it."""
+    """Record a call of the stand-in, print the output of its rule, and return the rule's exit code."""
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     with open(f"{folder}/calls.jsonl", "a") as calls:
         calls.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
@@ -120,7 +121,7 @@ def main(arguments: list[str], folder: str) -> int:
                 rule["times"] -= 1
                 with open(f"{folder}/rules.json", "w") as file:
                     json.dump(rules, file)
-            # Compose publishes where the variable says, whoever has set it.
+            # As in the compose file, the variable VLLM_PORT determines the published port.
             sys.stdout.write(rule.get("out", "").replace('"VLLM_PORT"', os.environ.get("VLLM_PORT", "8001")))
             sys.stderr.write(rule.get("err", ""))
             return int(rule.get("code", 0))

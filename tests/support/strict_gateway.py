@@ -1,4 +1,4 @@
-"""A gateway that publishes only the OpenAI routes, and lets nothing through that it does not know."""
+"""A gateway that forwards only requests to the OpenAI routes (/v1/...), and only the response headers in KEPT."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ LIMIT = 1 << 24
 
 @dataclass(kw_only=True)
 class Gateway:
-    """What the gateway does, and what it has seen."""
+    """The configuration of a gateway, and the requests that it has received."""
 
     backend: str
-    """URL of the server behind it."""
+    """URL of the server behind the gateway."""
     alias: str = ""
-    """Name of the model here. The gateway lists it itself, and sends the server the name after `model`."""
+    """Name of the model for clients, listed at /v1/models. Requests to the server contain the name `model` instead."""
     model: str = ""
     native: bool = False
-    """Whether it publishes the server's native routes, too."""
+    """Whether the gateway also forwards the server's native routes (/generate..., /tokenize..., /info...)."""
     pages: int | None = None
-    """How many GET requests it forwards; the next are answered with 429. None: all."""
+    """Maximum number of GET requests (None: no limit). Further ones get status 429."""
     hides_ids: bool = False
-    """Whether it puts ids and fingerprints of its own into responses."""
+    """Whether the gateway replaces ids and fingerprints in responses."""
     url: str = ""
     asked: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def running_gateway(gateway: Gateway) -> Iterator[Gateway]:
-    """Run the gateway in a thread of its own; its `url` is known then."""
+    """Run the gateway in a separate thread, and set its `url`."""
     loop, stop = asyncio.new_event_loop(), threading.Event()
     writers = set[asyncio.StreamWriter]()
 
@@ -52,7 +52,7 @@ def running_gateway(gateway: Gateway) -> Iterator[Gateway]:
         async with server:
             while not stop.is_set():
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(0.02)  # connections that were accepted last have their tasks now
+        await asyncio.sleep(0.02)  # the tasks of the last accepted connections exist after this pause
         open_connections = asyncio.all_tasks() - {asyncio.current_task()}
         for task in open_connections:
             task.cancel()
@@ -74,7 +74,7 @@ def running_gateway(gateway: Gateway) -> Iterator[Gateway]:
 
 
 async def _serve(gateway: Gateway, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection of a client."""
+    """Answer the requests on one client connection until the connection ends."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -111,7 +111,10 @@ def _pages(gateway: Gateway) -> int:
 
 
 async def _forward(gateway: Gateway, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
-    """Pass a request on with a head of the gateway's own, and the response with the headers of KEPT."""
+    """Send a request to the server with new headers, and send its response to the client.
+
+    Only the response headers in KEPT are forwarded.
+    """
     address = urlsplit(gateway.backend)
     back_reader, back_writer = await asyncio.open_connection(address.hostname, address.port, limit=LIMIT)
     try:
@@ -122,7 +125,7 @@ async def _forward(gateway: Gateway, writer: asyncio.StreamWriter, method: str, 
         kept = [line for line in lines if line.lower().partition(b":")[0] in KEPT]
         if not any(line.lower().startswith((b"content-length", b"transfer-encoding")) for line in kept):
             kept.append(b"content-length: 0")
-        if gateway.hides_ids:  # bodies are of other lengths then
+        if gateway.hides_ids:  # this changes the length of the body
             whole = await back_reader.read()
             writer.write(_rewritten(status, kept, whole))
             return
@@ -135,7 +138,7 @@ async def _forward(gateway: Gateway, writer: asyncio.StreamWriter, method: str, 
 
 
 def _rewritten(status: bytes, kept: list[bytes], body: bytes) -> bytes:
-    """A response with ids and fingerprints of the gateway's own, in one piece."""
+    """Return a response that is not chunked, in which ids and fingerprints are replaced by `gw-1`."""
     if any(line.lower().startswith(b"transfer-encoding") for line in kept):
         body = b"".join(re.findall(rb"(data: .*?\n\n)", body, re.DOTALL))
     body = re.sub(rb'"(id|system_fingerprint)":"[^"]*"', rb'"\1":"gw-1"', body)

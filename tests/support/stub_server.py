@@ -1,4 +1,4 @@
-"""A small HTTP server that answers JSON from a table: stands in for the control routes of a real server."""
+"""A small HTTP server with a table of JSON responses, which replaces the routes of a real server except generation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, Any] | tuple[int, Any, str] | Callable[[Any], Any]
-"""Status and JSON (or raw bytes), and header lines; or a function from the request's JSON to that, or to the JSON of a
-200."""
+"""A response: (status, JSON value or bytes) or (status, JSON value or bytes, header line).
+
+It may also be a function of the request's JSON that returns such a tuple, or the JSON value of a response with status
+200.
+"""
 
 NOT_FOUND = (404, {"detail": "Not Found"})
 NOT_ALLOWED = (405, {"detail": "Method Not Allowed"})
@@ -21,21 +24,22 @@ NOT_ALLOWED = (405, {"detail": "Method Not Allowed"})
 
 @dataclass
 class Stub:
-    """Where it is and what it was asked."""
+    """The URL of the stub server, and the requests that it received."""
 
     url: str
     heard: list[str] = field(default_factory=list)
-    """`GET /path` of each request, in order."""
+    """Method and path of each request in order, such as `GET /info`."""
     bodies: list[Any] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    """The Authorization field of each request."""
+    """The Authorization header of each request, or None if it had none."""
 
 
 @contextmanager
 def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, hang_up: bool = False) -> Iterator[Stub]:
-    """Answer `GET /path` and `POST /path` from the table, everything else with 404, or 405 where POST exists.
+    """Run a server that answers requests from the table `routes`, whose keys are such as `GET /info`.
 
-    `hang_up` closes each connection after one answer without announcing it, as servers do with idle ones.
+    A GET request to a path with only a POST route gets status 405. Any other unknown request gets status 404. If
+    `hang_up` is True, the server closes each connection after one response, without the header `Connection: close`.
     """
     stub = Stub("")
 
@@ -72,7 +76,7 @@ def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, h
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            pass  # clients of these tests hang up as they like
+            pass  # clients in these tests may close a connection at any time
 
     server = Server(("127.0.0.1", 0), Handler)
     if tls:
@@ -88,7 +92,7 @@ def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, h
         server.server_close()
 
 
-# What the servers answer to the questions of the probe. vLLM 0.32.0 and LightLLM 0.0.1 are recordings.
+# Responses of the servers to the probe's requests. Those of vLLM 0.32.0 and LightLLM 0.0.1 were recorded.
 VLLM: dict[str, Answer] = {
     "GET /version": (200, {"version": "0.32.0"}),
     "GET /v1/models": (

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that matters, trained on invented words; a few milliseconds each."""
+"""Small tokenizers of the types that loadgen must support, trained on invented words within a few milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYLLABLES = ["".join(pair) for pair in product("bcdfglmnprstvwz", "aeiou")]
 
 
 def save(kind: str, folder: Path) -> Path:
-    """Write the tokenizer.json of one kind into a folder."""
+    """Write the tokenizer with the name `kind` (a key of KINDS) to a JSON file in a folder, and return its path."""
     path = folder / f"{kind}.json"
     KINDS[kind]().save(str(path))
     return path
@@ -21,14 +21,17 @@ def save(kind: str, folder: Path) -> Path:
 
 @cache
 def corpus() -> list[str]:
-    """Lines of invented words: `zanu wozubaviboho ...`."""
+    """Return the training text: lines of invented words, such as `zanu wozubaviboho ...`."""
     draw = random.Random(7)
     words = ["".join(draw.choices(SYLLABLES, k=draw.choice([1, 2, 2, 3, 4, 6]))) for _ in range(1500)]
     return [" ".join(draw.choices(words, k=12)) for _ in range(800)]
 
 
 def byte_level() -> Tokenizer:
-    """As Llama 3 and GPT-2: bytes, the blank belongs to the word after it, nothing is added."""
+    """Return a byte-level BPE tokenizer like that of GPT-2.
+
+    A space belongs to the token of the following word. No special tokens are added.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,7 +46,10 @@ def byte_level() -> Tokenizer:
 
 
 def byte_level_with_bos() -> Tokenizer:
-    """The same with a BOS before each text, and with truncation and padding that a server would ignore."""
+    """Return a byte-level BPE tokenizer that adds a BOS token to each text.
+
+    The file also enables truncation and padding, which loadgen must ignore as a server does.
+    """
     tokenizer = byte_level()
     bos = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
@@ -53,7 +59,11 @@ def byte_level_with_bos() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """As Llama 2: a mark for the blank, one put before the text, a BOS, merges that no pre-tokenizer keeps apart."""
+    """Return a BPE tokenizer like that of Llama 2.
+
+    The character `▁` stands for a space, and is also added to the start of the text, after a BOS token. There is no
+    pre-tokenizer, so a token may span words.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(
@@ -68,7 +78,10 @@ def metaspace() -> Tokenizer:
 
 
 def across_words() -> Tokenizer:
-    """A vocabulary with tokens that span two words, so that a text is shorter than the sum of its words."""
+    """Return a tokenizer with tokens that span two words.
+
+    A text can therefore have fewer tokens than its words have separately.
+    """
     tokenizer = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=1024, show_progress=False, special_tokens=["<s>"], initial_alphabet=[])
     tokenizer.train_from_iterator([line[:40] for line in corpus()], trainer)
@@ -76,7 +89,7 @@ def across_words() -> Tokenizer:
 
 
 def letters() -> Tokenizer:
-    """One token per character: no word is a single token."""
+    """Return a tokenizer with one token per character, so that no longer word is a single token."""
     vocabulary = {letter: number for number, letter in enumerate(" abcdefghijklmnopqrstuvwxyz")}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -84,7 +97,7 @@ def letters() -> Tokenizer:
 
 
 def with_special_word() -> Tokenizer:
-    """A special token that reads like a plain word, and is taken out of any word that contains it."""
+    """Return a byte-level tokenizer with the special token `cu`, which also matches inside other words."""
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken("cu", special=True)])
     return tokenizer

@@ -1,4 +1,4 @@
-"""Certificates, and TLS servers whose records, segments and send instants a test knows."""
+"""Creates certificates, and runs TLS servers that send known TLS records in known TCP segments at known times."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import trustme
 
 HOST = "127.0.0.1"
 GAP_S = 0.02
-"""Pause between two sends: an arrival that is taken for that of another send is off by this much."""
+"""Pause in seconds between two sends. A timestamp that is assigned to the wrong send is wrong by this time."""
 
 
 class Contexts(NamedTuple):
-    """TLS settings of a server and of a client that trusts it."""
+    """TLS contexts of a server and of a client that trusts the server's certificate."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -32,8 +32,13 @@ class Contexts(NamedTuple):
 def contexts(
     *, version: ssl.TLSVersion | None = None, tickets: int = 2, client_certificate: bool | None = None
 ) -> Contexts:
-    """Make the settings of both sides. `client_certificate` makes the server ask for one, which the client has only
-    where it is True."""
+    """Create TLS contexts for a server and its client.
+
+    - `version` is the only TLS version that the server accepts (None: any).
+    - `tickets` is the number of session tickets that the server sends.
+    - `client_certificate` is None if the server requires no client certificate. True and False mean that the server
+      requires one, and that the client has one (True) or has none (False).
+    """
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert(HOST).configure_cert(server)
@@ -52,7 +57,10 @@ def contexts(
 
 
 def certificate_files(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for HOST and its key into one file, and the authority into another: their paths."""
+    """Write two files, and return their paths: server.pem and authority.pem.
+
+    server.pem contains a certificate for HOST and its key. authority.pem contains the certificate of its authority.
+    """
     authority = trustme.CA()
     both, trusted = folder / "server.pem", folder / "authority.pem"
     authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(str(both))
@@ -61,26 +69,26 @@ def certificate_files(folder: Path) -> tuple[Path, Path]:
 
 
 class Step(NamedTuple):
-    """Data that a scripted server sends at one instant: each piece is a TLS record, and all leave as one segment."""
+    """Data that a scripted server sends at one time: each piece is one TLS record, and all records form one segment."""
 
     pieces: Sequence[bytes]
     halved: bool = False
-    """The records leave in two segments, the second one after a pause."""
+    """If True, the server sends the records in two segments with a pause between them."""
     close_notify: bool = False
-    """The end of the TLS session follows in the same segment; the TCP connection stays open."""
+    """If True, the same segment ends the TLS session (close_notify). The TCP connection stays open."""
     junk: bytes = b""
-    """Bytes that follow in the same segment and are no TLS record."""
+    """Bytes at the end of the segment that are not a TLS record."""
 
 
 @dataclass
 class Scripted:
-    """A running scripted server."""
+    """A running TLS server that sends scripted data, and the times at which it sent them."""
 
     port: int
     sent_ns: list[list[int]] = field(default_factory=list)
-    """Of each request, CLOCK_REALTIME immediately before the send that completed each piece."""
+    """For each request, one time per piece: CLOCK_REALTIME in ns immediately before the send that completed it."""
     resumed: list[bool] = field(default_factory=list)
-    """Of each connection, whether it resumed an earlier session."""
+    """For each connection, whether it resumed an earlier TLS session."""
 
     @property
     def url(self) -> str:
@@ -91,8 +99,10 @@ class Scripted:
 def scripted(
     context: ssl.SSLContext, script: Sequence[Step], request: bytes, greeting: bytes = b""
 ) -> Iterator[Scripted]:
-    """Serve `script` to each `request`, from a thread with sockets of its own. Data in `greeting` is sent with the last
-    message of the handshake."""
+    """Run a TLS server in a thread, which answers each `request` with the steps of `script`.
+
+    The server pauses for GAP_S before each step. It sends `greeting` together with its last handshake message.
+    """
     with socket.create_server((HOST, 0)) as listening:
         server, accepted = Scripted(listening.getsockname()[1]), list[socket.socket]()
 
@@ -142,7 +152,7 @@ def _serve(
             connection.sendall(outgoing.read())
             receive()
         finally:
-            connection.sendall(outgoing.read())  # session tickets or an alert among it
+            connection.sendall(outgoing.read())  # this may include session tickets or an alert
     server.resumed.append(tls.session_reused)
     while True:
         heard = b""
@@ -161,7 +171,7 @@ def _sealed(step: Step, tls: ssl.SSLObject, outgoing: ssl.MemoryBIO) -> bytes:
     for piece in step.pieces:
         tls.write(piece)
     if step.close_notify:
-        with contextlib.suppress(ssl.SSLWantReadError):  # the client's own goodbye
+        with contextlib.suppress(ssl.SSLWantReadError):  # the client has not sent its close_notify
             tls.unwrap()
     return outgoing.read() + step.junk
 
@@ -176,7 +186,7 @@ def _send(connection: socket.socket, sealed: bytes, step: Step, sent_ns: list[in
 
 
 class OpensslServer:
-    """`openssl s_server`, which also sends what Python's ssl cannot: key updates and renegotiations."""
+    """A running `openssl s_server`, which can send key updates and renegotiate. Python's ssl module can do neither."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -188,7 +198,10 @@ class OpensslServer:
         return f"https://{HOST}:{self.port}"
 
     def send(self, data: bytes) -> int:
-        """Send data as one TLS record, or a command of one letter; CLOCK_REALTIME immediately before that."""
+        """Send data as one TLS record, or execute a command of one letter (see openssl-s_server(1)).
+
+        Return CLOCK_REALTIME in ns immediately before the data is written.
+        """
         assert self._process.stdin is not None
         sent_ns = time.time_ns()
         self._process.stdin.write(data)
@@ -196,7 +209,7 @@ class OpensslServer:
         return sent_ns
 
     def wait(self, words: bytes) -> bytes:
-        """Wait for a line of output that holds these words, and return it without what came before."""
+        """Wait until openssl prints a line that contains `words`, and return the line from these words on."""
         assert self._process.stdout is not None
         until_s = time.monotonic() + 20
         while True:
@@ -213,7 +226,10 @@ class OpensslServer:
 
 @contextlib.contextmanager
 def openssl_server(folder: Path, *options: str) -> Iterator[OpensslServer]:
-    """Run `openssl s_server` with a certificate that `folder/authority.pem` vouches for. It prints each message."""
+    """Run `openssl s_server` with a certificate whose authority is in `folder/authority.pem`.
+
+    The server prints every TLS message (option -msg).
+    """
     both, _ = certificate_files(folder)
     command = ["openssl", "s_server", "-accept", "0", "-cert", str(both), "-msg", *options]
     pipe = subprocess.PIPE

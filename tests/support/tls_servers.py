@@ -1,4 +1,4 @@
-"""TLS servers that nobody here wrote: uvicorn, nginx and haproxy, and the instants at which tokens were sent."""
+"""Runs the TLS servers uvicorn, nginx and haproxy in front of a test application with known token send times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import uvicorn
 from tests.support.tls import HOST
 
 SentNs = dict[int, list[int]]
-"""By request id, CLOCK_REALTIME immediately before each token was sent."""
+"""By request id, CLOCK_REALTIME in ns immediately before each token was sent."""
 
 NGINX = """
 daemon off; worker_processes 1; user root; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
@@ -52,7 +52,7 @@ backend simulated
 
 
 class Completions:
-    """An ASGI application with the OpenAI completions route, which streams tokens at known instants."""
+    """An ASGI application with the OpenAI completions route. It records the send time of every token in `sent_ns`."""
 
     def __init__(self, ttft_s: float, itl_s: float) -> None:
         self._ttft_s, self._itl_s = ttft_s, itl_s
@@ -95,7 +95,10 @@ class Completions:
 
 @contextlib.contextmanager
 def serving_uvicorn(app: Completions, loop: str, certificate: Path) -> Iterator[str]:
-    """Serve the application in a thread, on an event loop of this kind (`asyncio`, `uvloop`); its URL."""
+    """Serve the application with uvicorn and TLS in a thread, and yield its URL.
+
+    `loop` is the event loop implementation: `asyncio` or `uvloop`.
+    """
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop=loop,  # type: ignore[arg-type]
@@ -121,7 +124,10 @@ def serving_uvicorn(app: Completions, loop: str, certificate: Path) -> Iterator[
 
 @contextlib.contextmanager
 def nginx(folder: Path, certificate: Path, backend_url: str, version: str) -> Iterator[str]:
-    """Run nginx in front of a server; its URL. It inherits its listening socket, so that no port is chosen twice."""
+    """Run nginx with TLS in front of a server, and yield its URL. `version` is the TLS version, such as `1.3`.
+
+    nginx inherits a listening socket from this process, so no other process can take the port meanwhile.
+    """
     with socket.create_server((HOST, 0), backlog=512) as listening:
         port = listening.getsockname()[1]
         facts = {"folder": folder, "host": HOST, "port": port, "version": f"TLSv{version}"}
@@ -134,7 +140,7 @@ def nginx(folder: Path, certificate: Path, backend_url: str, version: str) -> It
 
 @contextlib.contextmanager
 def haproxy(folder: Path, certificate: Path, backend_url: str, version: str) -> Iterator[str]:
-    """Run haproxy in front of a server; its URL. It inherits its listening socket."""
+    """Run haproxy with TLS in front of a server, and yield its URL. `version` is the TLS version, such as `1.3`."""
     with socket.create_server((HOST, 0), backlog=512) as listening:
         facts = {"descriptor": listening.fileno(), "version": f"TLSv{version}", "certificate": certificate}
         config = folder / "haproxy.cfg"
@@ -145,7 +151,10 @@ def haproxy(folder: Path, certificate: Path, backend_url: str, version: str) -> 
 
 @contextlib.contextmanager
 def running_proxy(command: list[str], listening: socket.socket, environment: dict[str, str]) -> Iterator[None]:
-    """Run a proxy that inherits its listening socket."""
+    """Run a proxy until the `with` block ends. The proxy inherits the socket `listening` from this process.
+
+    Raises AssertionError if the proxy is not installed or has ended too early.
+    """
     program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin")
     assert program, f"{command[0]} is missing: `make test` installs it"
     pipe = subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Running `loadgen ui` as a person would, as a process of its own: gevent must not get into the tests'."""
+"""Runs `loadgen ui` in a separate process, because gevent must not be imported into the test process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.support.command import ROOT
 
 @dataclass(frozen=True)
 class Ui:
-    """A `loadgen ui` that runs, with its page."""
+    """A running `loadgen ui`, with the URL of its web page."""
 
     url: str
     process: subprocess.Popen[str]
 
     def live(self) -> dict[str, Any]:
-        """What our part of the page is drawn from."""
+        """Return the JSON of `/loadgen/live`, from which loadgen's part of the page is drawn."""
         with urlopen(f"{self.url}/loadgen/live", timeout=20) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
@@ -42,7 +42,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def page(folder: Path, *arguments: str) -> Iterator[Ui]:
-    """`loadgen ui --out folder/run ...`, answering; ended with an interrupt, as a person would."""
+    """Run `loadgen ui --out FOLDER/run ARGUMENTS`, and yield it when it answers. End it with SIGINT.
+
+    Raises AssertionError if the command prints a traceback.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,7 +73,10 @@ def page(folder: Path, *arguments: str) -> Iterator[Ui]:
 
 
 def headless(folder: Path, *arguments: str, command: str = "ui") -> tuple[int, str, str]:
-    """Run `loadgen ui --headless --out folder/run ...` to its end; exit code, stdout, stderr."""
+    """Run `loadgen COMMAND --headless --out FOLDER/run ARGUMENTS` until it ends.
+
+    Return the exit code, stdout and stderr. Raises AssertionError if the command prints a traceback.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "loadgen", command, "--headless", "--out", str(folder / "run"), *arguments],
         capture_output=True,
@@ -87,7 +93,7 @@ def headless(folder: Path, *arguments: str, command: str = "ui") -> tuple[int, s
 
 @contextlib.contextmanager
 def behind_tls(url: str, context: ssl.SSLContext) -> Iterator[str]:
-    """The server at `url` behind TLS, by a proxy that copies bytes both ways; yields the https URL."""
+    """Run a TLS proxy in front of the HTTP server at `url`, and yield the proxy's https URL."""
     host, port = url.removeprefix("http://").split(":")
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
     open_sockets: list[socket.socket] = []

@@ -1,8 +1,10 @@
-"""The 117 requests that a vLLM, simulated or real, is asked, and what the real one (0.32.0) said to each.
+"""Sends 117 requests to a vLLM server, and reduces each response to its shape.
 
-    PYTHONPATH=. python tests/support/vllm_answers.py URL     ask a real one again, and write it down
+Tests compare the responses of the simulated vLLM with recordings of a real vLLM 0.32.0. To record them again:
 
-It has to be started as `tests/real/conftest.py` does: model `tiny`, a context of 2048 tokens.
+    PYTHONPATH=. python tests/support/vllm_answers.py URL
+
+The real server must be started as in `tests/real/conftest.py`: with the model `tiny` and a context of 2048 tokens.
 """
 
 from __future__ import annotations
@@ -17,24 +19,28 @@ from typing import Any
 import httpx
 
 FILE = Path(__file__).parents[1] / "contract/vllm_answers.jsonl"
-"""A line per request: `name`, `path`, `body`, what the real vLLM `said`, and the reason where the simulated one
-`differs`, which stands in docs/simulated.md."""
+"""JSON Lines file with one line per request. A line has the keys `name`, `path`, `body`, `said` (the response of the
+real vLLM) and, if the response of the simulated vLLM differs, `differs` (the reason, which is also in
+docs/simulated.md)."""
 
-# Words of the protocol; all else is a number, a text or a list of ids, and only its kind is compared.
+# Fields whose values are compared. Of all other fields, only the type is compared: number, text or list of ids.
 _WORDS = ("finish_reason", "stop_reason", "object", "role", "index", "type", "status", "reason")
 _COUNTS = ("completion_tokens", "output_tokens")
 _BY_WORD = ("top_logprobs", "prompt_logprobs")
 
 
 def requests() -> list[dict[str, Any]]:
-    """All lines."""
+    """Return all lines of FILE, which describe the requests and the recorded responses."""
     return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
 
 
 def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
-    """Status and shape of the answer; of a refusal every word."""
+    """Send a request, and return the status and the shape of the response.
+
+    The shape contains the type of most values. Errors are returned unchanged.
+    """
     reply = client.post(request["path"], json=request["body"])
-    # Where a stop string cuts depends on what is said; how many tokens share an event is a matter of load.
+    # The generated text decides where a stop string cuts. The load decides how many tokens share an event.
     exact = not {"stop", "stream"} & {*request["body"]}
     if not reply.headers.get("content-type", "").startswith("text/event-stream"):
         return {"status": reply.status_code, "body": _shape(reply.json(), exact=exact)}
@@ -43,7 +49,7 @@ def ask(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
         head, _, data = event.rpartition("data: ")
         shape = [head, data if data == "[DONE]" else _shape(json.loads(data), exact=exact)]
         found.append(shape)
-    found.sort(key=_answer)  # so is which of several answers comes first
+    found.sort(key=_answer)  # the order of events of several answers also depends on the load
     return {"status": reply.status_code, "events": [each for each, _ in groupby(found)]}
 
 

@@ -1,6 +1,6 @@
 """Readings of the server, the GPUs and the host during a run.
 
-From the Telemetry lines of the run file, this module computes:
+This module computes these results from the Telemetry lines of the run file:
 
 - curves on the run's time axis.
 - the difference between the server's counters and the client's counts.
@@ -8,7 +8,7 @@ From the Telemetry lines of the run file, this module computes:
 - the clock offsets of the machines of a distributed run.
 
 Engines reserve most of a GPU's memory when they start, so memory in use says little about the load. The share of the KV
-cache in use says more. The summary contains both, with a note on how much memory the engine reserves.
+cache in use says more. The summary contains both figures, with a note on how much memory the engine reserves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ SHARE_DECIMALS = 4
 
 
 class Reading(NamedTuple):
-    """One reading of a source. If the reading failed, `gap` is the reason; otherwise it is empty."""
+    """One reading of a telemetry source (server, GPUs or host).
+
+    `gap` is the reason if the reading failed, and empty otherwise.
+    """
 
     at_s: float
     """Seconds from the run's start."""
@@ -56,7 +59,7 @@ class Reading(NamedTuple):
 
 
 def readings(run: Run, source: Source) -> list[Reading]:
-    """Return the readings of one source in order of time. Duplicate lines count once."""
+    """Return the readings of one telemetry source in order of time. Lines with the same time count once."""
     lines = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
         Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
@@ -65,7 +68,10 @@ def readings(run: Run, source: Source) -> list[Reading]:
 
 
 def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return the values of one reading by device or process: `server`, `GPU 0`, `host` or `process 123`."""
+    """Return the values of one reading for each device or process, such as `server`, `GPU 0`, `host` or `process 123`.
+
+    The result is empty if the reading failed.
+    """
     if reading.gap:
         return {}
     if source == "server":
@@ -85,7 +91,7 @@ def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of a reading as a float, or None if the reading does not have this figure."""
+    """Return the value `name` of a reading as a float, or None if the reading does not contain it."""
     value = values.get(name)
     return None if value is None else float(value)
 
@@ -109,7 +115,9 @@ Points = list[tuple[float, float | None]]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """The definition of a curve: its figure, its title and its conversion."""
+    """The definition of a telemetry curve: where its values come from, its title and unit, and how values are
+    converted.
+    """
 
     source: Source
     figure: str
@@ -122,9 +130,9 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 def per_second(points: Points) -> Points:
-    """Return the growth of a counter since the previous reading, per second.
+    """Return the growth of a counter per second, from each reading to the next.
 
-    The rate is None for the first reading, after a gap and after a counter reset.
+    The rate is None for the first reading, after a failed reading and after a counter reset.
     """
     rates: Points = [(points[0][0], None)]
     for (before_s, before), (now_s, now) in pairwise(points):
@@ -174,7 +182,10 @@ CURVES: tuple[Curve, ...] = (
 
 
 def all_series(run: Run) -> list[Series]:
-    """Return all curves with at least one value, on one time axis. The list is empty for a run without telemetry."""
+    """Return all telemetry curves with at least one value, on one time axis.
+
+    The list is empty for a run without telemetry.
+    """
     values = {
         source: [(reading.at_s, values_by_subject(reading, source)) for reading in readings(run, source)]
         for source in get_args(Source)
@@ -207,8 +218,8 @@ SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed")
 def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """Compare the growth of the server's counters over the run with the client's counts.
 
-    Warm-up requests are included if a reading was taken before them. The result is empty for a run without readings of
-    the server.
+    Warm-up requests are included if the counters were read before the warm-up. The result is empty for a run without
+    readings of the server.
     """
     all_readings = readings(run, "server")
     if not all_readings:
@@ -251,7 +262,7 @@ def _comparison_obstacle(
 def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
     """Return the growth of a counter over these readings, and the number of its resets.
 
-    The growth is None if no reading has the counter. A counter that is missing only in the first reading starts at 0,
+    The growth is None if no reading has the counter. A counter that is missing in the first reading starts at 0,
     because servers publish some counters only after their first event.
     """
     values = [number_in(reading.values, counter) for reading in valid]
@@ -263,7 +274,7 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
 
 
 def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Fill in the client's count in `check`, and its difference from the server's count.
+    """Store the client's count in `check`, and its difference from the server's count.
 
     The client's count is a range. The minimum covers complete requests, and the maximum covers all sent requests. The
     maximum excludes rejected requests, because a server that rejects a request neither reads its prompt nor generates a
@@ -293,7 +304,10 @@ def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, row
 
 
 def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> str:
-    """Return the most likely cause of a difference, or an empty string if there is no difference."""
+    """Return the most likely cause of a difference between the server's and the client's count.
+
+    The result is empty if there is no difference.
+    """
     title, notes = run.header.server_title, run.header.server_notes
     if not difference:
         return ""
@@ -366,7 +380,9 @@ def memory_use(run: Run) -> Memory | None:
 
 
 def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str, Values]:
-    """Return, for each device or process, a pair of moment (such as `idle`) and values for each reading."""
+    """Group readings by device or process. For each reading, the group holds its moment (such as `idle`) and its
+    values.
+    """
     subjects: dict[str, Values] = {}
     for reading in source_readings:
         for subject, values in values_by_subject(reading, source).items():
@@ -375,13 +391,16 @@ def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str,
 
 
 def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
-    """Return the values of a figure over the readings that have it."""
+    """Return the values of a figure in all readings that contain it."""
     figures = [number_in(reading.values, figure) for reading in source_readings]
     return [value for value in figures if value is not None]
 
 
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
-    """Return the fields of MemoryLevels for one device or process. `figure` is the name of the memory size."""
+    """Return the fields of MemoryLevels for one device or process.
+
+    `figure` is the name of the memory size in the readings.
+    """
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
     idle = [size for moment, size in known if moment == "idle"]
@@ -396,7 +415,10 @@ def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
 
 
 def _gpu_processes(gpus: Mapping[str, Values]) -> Iterator[ProcessMemory]:
-    """Yield the memory use of each process on each GPU. In a container, the driver often does not report it."""
+    """Yield the memory use of each process on each GPU.
+
+    In a container, the driver often does not report processes, and there is nothing to yield.
+    """
     processes: dict[tuple[str, str], Values] = {}
     for gpu, moments in gpus.items():
         for moment, values in moments:
@@ -429,9 +451,10 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
 
 
 def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
-    """Return the share of GPU memory that the engine reserves when it starts, as reported or by its default.
+    """Return the share of GPU memory that the engine reserves when it starts.
 
-    Return None for a simulated server, and for a backend whose reservation is not known.
+    A share that the server does not report is None, and the note states the default of the backend. Return None for a
+    simulated server, and for a backend whose reservation is not known.
     """
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):
@@ -444,7 +467,10 @@ def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | 
 
 
 def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock:
-    """Describe one machine of a distributed run, from its facts in the run header and its `clock` samples."""
+    """Return the clock offset, drift and uncertainty of one machine of a distributed run, and its number of requests.
+
+    `facts` describes the machine in the run header. The run's `clock` telemetry contains the later clock samples.
+    """
     samples = [
         sample.values
         for sample in run.telemetry
@@ -465,8 +491,9 @@ def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock
 def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float, float]:
     """Return the minimum and the maximum burst skew in seconds, given the uncertainty of the machines' clocks.
 
-    If different machines sent the first and the last byte, the uncertainty of the skew is the sum of the two clocks'
-    uncertainties. On a single machine the skew is exact. Machines that sent nothing are ignored.
+    The skew is the time from the first to the last byte sent. If two machines sent these bytes, the uncertainty of the
+    skew is the sum of both clocks' uncertainties. If one machine sent both bytes, the skew is exact. Machines that sent
+    nothing are ignored.
     """
     sent = frame.sent & ~np.isnan(frame.sent_end_ns)
     spans = []

@@ -7,10 +7,12 @@ Timestamps are inexact if several tokens arrived in one read:
     stamped     s_0 = a_0      s     s     s = a_3
                 |<-------- d = s - s_0 ------->|
 
-Tokens of one response with equal timestamps were read together. The timestamp of the last one is exact. The others
-arrived between the previous timestamp s_0 and s, so the error of each timestamp is at most d. The error is also at most
-the time for which the client did not read, because the client then reads everything that has arrived. For a first
-token, s_0 is the first byte of the response if that byte was in an earlier read, otherwise the send time.
+Tokens of one response with equal timestamps were read together. The timestamp of the last token is exact. The other
+tokens arrived between the previous timestamp s_0 and s, so the error of each timestamp is at most d. The error is also
+at most the time for which the client did not read, because every read returns all data that has arrived.
+
+For the first token of a response, s_0 is the arrival of the response's first byte. If this byte was in the same read as
+the token, s_0 is the send time of the request.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ class StampError(msgspec.Struct, frozen=True):
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
-    """Return the timestamp errors of tokens whose read contained no other token, or None if the errors are unknown.
+    """Return the maximum timestamp errors of tokens whose read contained no other token, or None if they are unknown.
 
     If the error of the timestamp source is known, the result is this error plus the amount by which the clock was set
-    during the run. Otherwise, a timestamp may be late by the longest stall of the event loop. This is then also the
-    error of tokens that were read together.
+    during the run. Otherwise, a timestamp may be late by the longest stall of the event loop. This bound also covers
+    tokens that were read together.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:
@@ -65,7 +67,7 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    The error of 99 % of the samples of complete requests is at most the error bar. An error bar without samples is
+    For 99 % of the samples of complete requests, the error is at most the error bar. An error bar without samples is
     None. The error bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
@@ -86,16 +88,16 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 def max_ttft_errors_s(frame: Frame) -> Floats:
     """Return the largest amount by which the TTFT of each request may be too large, in seconds.
 
-    The client's stalls are assumed to be unknown, so they do not limit the error. The error is 0 if the first token was
-    read alone.
+    The error is 0 if the first token was read alone. The client's stalls are treated as unknown, so they do not limit
+    the error.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 
 
 def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
-    """Return by how much the median TTFT may be too large, in seconds: median(ttft_s) - median(ttft_s - max_errors_s).
+    """Return the amount by which the median TTFT may be too large: median(ttft_s) - median(ttft_s - max_errors_s).
 
-    NaN values are ignored.
+    Requests with a TTFT of NaN are ignored.
     """
     known = ~np.isnan(ttft_s)
     if not known.any():
@@ -108,7 +110,7 @@ def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
 def _bucket_quantile_ns(counts: Integers, total: int) -> float:
     """Return the error in ns that 99 % of `total` samples do not exceed.
 
-    `counts` is the number of samples in each bucket. Samples that are not in a bucket have no error.
+    `counts` is the number of samples in each error bucket. All other samples have an error of 0.
     """
     beyond = total - int(np.ceil(ERROR_BAR_SHARE * total))
     larger = np.flatnonzero(np.cumsum(counts[::-1])[::-1] > beyond)
@@ -120,14 +122,14 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays with the errors that are due to reads of several tokens, for complete requests:
+    """Return three arrays of errors of complete requests, for tokens that were read together with other tokens:
 
-    - the maximum error of the TTFT of each row, in ns.
+    - the maximum error of the TTFT of each request, in ns.
     - the number of timestamps in each bucket of maximum errors.
-    - the number of gaps in each bucket of maximum errors.
+    - the number of inter-token gaps in each bucket of maximum errors.
 
-    Buckets keep the arrays small for a hundred million tokens. `away_s` is the longest time for which the client may
-    not have read, which limits every error. None means that this time is unknown.
+    Buckets keep the arrays small for a hundred million tokens. `away_s` limits every error. It is the longest time for
+    which the client may not have read, or None if this time is unknown.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

@@ -81,7 +81,9 @@ def summary_schema() -> str:
 
 
 def _summary_structs() -> dict[str, ast.ClassDef]:
-    """Return the class definitions of summary.json by name, in its order. Fields of base classes are included."""
+    """Return the class definitions of summary.json by name, in the order of the file. Fields of base classes are
+    included.
+    """
     import msgspec
 
     from loadgen.analysis.summary import Summary
@@ -271,7 +273,10 @@ def _present(page: Path) -> str:
 
 
 def _sections(name: str, command: Any, parent: Any) -> Iterator[str]:
-    """Yield one section per command, depth first. Untyped, because some versions of typer bundle their own click."""
+    """Yield one section per command, depth first.
+
+    The arguments are untyped, because some versions of typer bundle their own click.
+    """
     context = command.make_context(name, [], parent=parent, resilient_parsing=True)
     yield _section(command, context)
     for subcommand in command.list_commands(context) if hasattr(command, "list_commands") else ():
@@ -298,7 +303,7 @@ def _is_option(parameter: Any) -> bool:
 
 
 def _names(parameter: Any) -> str:
-    """Return the names of a parameter, from its attributes: the layout of `--help` varies with typer's version."""
+    """Return the names of a parameter, from its attributes. The layout of `--help` varies with typer's version."""
     if not _is_option(parameter):
         return str(parameter.name.upper())
     return ", ".join(parameter.opts) + "".join(f" / {name}" for name in parameter.secondary_opts)

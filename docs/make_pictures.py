@@ -112,7 +112,7 @@ def compared(folder: Path) -> dict[str, Path]:
 
 
 def swept(folder: Path) -> Path:
-    """Sweep two GPUs, one of them also as a pair, in virtual time. Return the frontier page."""
+    """Sweep two GPU types in virtual time, one of them also as a pair of GPUs. Return the frontier page."""
     sweeps = [("L40S", "1"), ("H100", "1"), ("H100", "2")]
     for gpu, tensor in sweeps:
         sweep = [*SWEEP, "--virtual", gpu, "--tp", tensor, "--out", f"{gpu}-{tensor}"]

@@ -1,4 +1,4 @@
-"""Defines users with their own prompts, pauses and endpoints, measured as exactly as a burst.
+"""Defines Locust users with their own prompts, pauses and endpoints. Their requests are measured as exactly as a burst.
 
 pip install -e '.[ui]'
 loadgen ui --server vllm --locustfile examples/locustfile.py      or:  locust -f examples/locustfile.py --server vllm
@@ -8,7 +8,9 @@ from loadgen.interactive.user import LoadgenUser, between, task
 
 
 class Reader(LoadgenUser):
-    """A user who mostly asks short questions in a chat, and sometimes sends a prompt of the start form."""
+    """A user who mostly asks short questions in a chat, and sometimes sends a prompt that the start form of the page
+    defines.
+    """
 
     wait_time = between(0.2, 1.0)
 
@@ -19,5 +21,5 @@ class Reader(LoadgenUser):
 
     @task(1)
     def document(self) -> None:
-        """Send the next prompt of the start form to the server's default endpoint."""
+        """Send the next prompt of the page's start form to the server's default endpoint."""
         self.ask()

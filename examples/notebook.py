@@ -1,4 +1,4 @@
-"""Sends one burst to two servers from Python. Prints figures and slowest requests, and compares the servers.
+"""Sends one burst to each of two servers from Python. Prints figures and slowest requests, and compares the servers.
 
 pip install -e '.[notebook]'            # pandas, for the table of slowest requests
 python3 examples/notebook.py            # uses two simulated servers

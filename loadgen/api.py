@@ -57,7 +57,8 @@ class Result:
     def figure(self, name: str) -> Any:
         """Return a chart of the report as a plotly Figure.
 
-        Raises KeyError if `name` is not in `figures`, and LoadgenError if plotly is not installed (extra `notebook`).
+        `name` is one of `figures`, such as `ttft_s`. The suffix `_s` may be omitted. Raises KeyError for any other
+        name, and LoadgenError if plotly is not installed (extra `notebook`).
         """
         from loadgen.analysis.report.charts import plotly_figure
         from loadgen.analysis.report.run_document import chart_runs
@@ -138,14 +139,16 @@ def run(
     - `out`: the run's folder, which must be new. The default is runs/<time>-<server>-<label>.
     - `progress`: called ten times a second with a phase (`connecting`, `running`, `ended`) and the current counts.
     - `say`: called with one line of text per step, such as the detected server.
-    - `objectives` (as for `--assert`), `confidence` and `goodput`: replace those of the plan. The run file stores them,
-      so `read` checks them again. `confidence`, such as `95%`, demands that the whole interval of a figure meets the
-      bound; without it the measured figure decides.
+    - `objectives`: expressions as for `--assert`, in place of those of the plan. They are stored in the run file, and
+      `read` checks them again.
+    - `confidence`: confidence level such as `95%`, in place of that of the plan. The whole confidence interval of a
+      figure must then meet the bound. Without a level, the measured figure decides.
+    - `goodput`: bounds for each request as for `--goodput`, in place of those of the plan.
 
     summary.json is written next to the run file.
 
-    An interrupt (Ctrl-C, or a notebook's stop button) ends the run. The Result then covers the requests up to that
-    time, and `summary.run.interrupted` is set. An interrupt before the first request raises KeyboardInterrupt.
+    An interrupt (Ctrl-C, or a notebook's stop button) ends the run. The Result covers the requests until the interrupt,
+    and `summary.run.interrupted` is set. An interrupt before the first request raises KeyboardInterrupt.
 
     Raises LoadgenError (PlanError, OutputError, ...), loadgen.servers.errors.ServerError or
     loadgen.workloads.prompts.PromptError before any request is sent. Each of these errors has the attribute `hint`. A
@@ -190,11 +193,11 @@ def read(
     confidence: float | str | None = None,
     goodput: Sequence[str] = (),
 ) -> Result:
-    """Load a recorded run from its folder or its run.jsonl. The run may have been interrupted or killed, and its file
-    may be damaged.
+    """Load a recorded run from its folder or its run.jsonl.
 
-    `objectives`, `confidence` and `goodput` replace those stored in the run file. Raises RunFileError if there is no
-    readable run, and PlanError for a malformed expression.
+    Runs that were interrupted or killed, and run files with damaged lines, can be loaded too. `objectives`,
+    `confidence` and `goodput` replace those stored in the run file. Raises RunFileError if there is no readable run,
+    and PlanError for a malformed expression.
     """
     from loadgen.results import load_and_summarise, parse_expressions
 
@@ -212,9 +215,9 @@ def compare(
 ) -> Comparison:
     """Compare the runs `b` with the runs `a`. Each side is one run, several runs, or a folder of repeats.
 
-    The verdict on each figure is better, worse, no difference larger than `margin` (a fraction), or inconclusive. Two
-    runs of the same server may differ by up to `run_variation` (a fraction). Single runs therefore need a larger
-    difference to be judged better or worse.
+    The verdict on each figure is better, worse, no difference larger than `margin` (a fraction), or inconclusive.
+    `run_variation` (a fraction) is the largest difference to expect between two runs of the same server. Single runs
+    must differ by more than this for the verdict better or worse.
 
     Raises PlanError if the two sides did unequal work, unless `anyway` is set. Raises RunFileError for a path without a
     run.
@@ -231,11 +234,11 @@ def _paths(side: Result | Path | str | Sequence[Result | Path | str]) -> list[Pa
 
 
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
-    """Start the built-in simulated server in a separate process, and yield its URL. The server stops when the context
-    ends.
+    """Start the built-in simulated server in a separate process.
 
-    The server runs no model. Options have the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`,
-    `itl_s` (seconds), `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError if the server cannot start.
+    Return a context manager that yields the server's URL and stops the server at its end. The server runs no model.
+    Options have the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds), `speed`,
+    `clock="batching"`, `gpu`, ... Raises SimulatedError if the server cannot start.
     """
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn
@@ -246,7 +249,10 @@ def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[
 def _with_objectives(
     plan: Plan, objectives: Sequence[str], confidence: float | str | None, goodput: Sequence[str]
 ) -> Plan:
-    """Return the plan with these objectives in place of its own. Empty arguments keep the values of the plan."""
+    """Return the plan with these objectives, confidence level and goodput bounds.
+
+    An empty or missing argument keeps the value of the plan.
+    """
     level = plan.confidence if confidence is None else _confidence_level(confidence)
     return plan.replaced(
         objectives=tuple(objectives or plan.objectives), confidence=level, goodput=tuple(goodput or plan.goodput)
@@ -254,7 +260,7 @@ def _with_objectives(
 
 
 def _confidence_level(confidence: float | str) -> float:
-    """Return a confidence such as `95%` or 0.95 as a share. Raises PlanError."""
+    """Parse a confidence level such as `95%` or 0.95 into a fraction. Raises PlanError for any other value."""
     from loadgen.workloads.spec_syntax import parse_confidence
 
     try:

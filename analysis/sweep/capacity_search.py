@@ -15,8 +15,8 @@ neighbouring loads. Whether a percentile meets its bound is a much more stable r
 The probability p is the probability that too large a share of requests misses a bound. It is computed from the counts
 with a Beta prior, similar to Jeffreys's (Brown, Cai and DasGupta, "Interval estimation for a binomial proportion",
 2001). Neighbouring requests wait in the same queue and are therefore correlated, so n requests count as n / tau. Here
-tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). The largest
-tau over several bounds is used, because a bound that few requests miss shows no correlation.
+tau is the autocorrelation time (Sokal, "Monte Carlo methods in statistical mechanics", 1997, section 3). It is computed
+at several latency thresholds, and the largest value is used. A threshold that few requests exceed shows no correlation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROWTH = 4.0
 RUN_SPREAD = 0.05
 """Relative standard deviation, on a logarithmic scale, of the load at which runs begin to violate the objectives."""
 NEAR = 0.2
-"""Maximum difference between the logarithms of two loads whose runs give about the same information."""
+"""Two loads are near each other if their logarithms differ by less than this. Their runs give the same information."""
 MAX_CARRIED_FACTOR = 1.5
 """An overloaded server completes at least the capacity divided by this factor, even if it preempts requests."""
 CARRIED_DOUBT = 0.01
@@ -53,9 +53,10 @@ CARRIED_DOUBT = 0.01
 BELOW_FULL = 0.5
 """Typical distance of the capacity below the full throughput that a pilot measured, as a logarithm of the ratio."""
 ABOVE_FULL = 0.07
-"""Typical distance of the capacity above it, because the pilot is not exact."""
+"""Typical distance of the capacity above the full throughput that a pilot measured, as a logarithm of the ratio. The
+capacity can be above it because the pilot is not exact."""
 PILOT_DOUBT = 0.05
-"""Probability that the pilot went wrong, so that the capacity may be as far above its throughput as below."""
+"""Probability that the pilot measured a wrong throughput. The capacity may then be far below or far above it."""
 PILOT_START = 0.75
 """Load of the first run, relative to the full throughput that a pilot measured."""
 PILOT_SHRINK = 2.0
@@ -77,13 +78,13 @@ used if few samples miss the bound."""
 MIN_MISSES = 5
 """Minimum effective number of misses. With fewer misses, their share is extrapolated from the tail."""
 LIMITED_STATES: tuple[RequestState, ...] = ("truncated", "failed", "rejected", "dropped")
-"""Request states that an objective limits from above, such as `rejected < 1%`."""
+"""Request states that an objective may limit from above, such as `rejected < 1%`."""
 HINT = "Use a figure that gets worse with load: ttft.p99 < 500ms, complete >= 99.9%, attainment >= 95%."
 State = Literal["found", "open", "at least", "below"]
 
 
 class LoadObservation(NamedTuple):
-    """The result of a run at one load."""
+    """Result of one run of a capacity search."""
 
     load: float
     over: float
@@ -109,10 +110,11 @@ class Capacity(NamedTuple):
 
 
 class Search:
-    """Searches the capacity between two loads. A predicted capacity affects which loads are tried, not the result.
+    """Searches for the capacity between a minimum and a maximum load.
 
-    `full_rate` is the full throughput of the server in requests per second, if it is known. A pilot measures it before
-    the search, with closed loops of growing concurrency. The capacity is not much larger than the full throughput.
+    A predicted capacity affects which loads are tried, not the result. `full_rate` is the full throughput of the server
+    in requests per second, or None if it is unknown. A pilot measures it before the search, with closed loops of
+    growing concurrency. The search assumes that the capacity is not much larger than the full throughput.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Search:
         self._grid = np.geomspace(min_load, max_load, max(3, math.ceil(math.log(max_load / min_load) / GRID_STEP)))
 
     def capacity(self, runs: Sequence[LoadObservation]) -> Capacity:
-        """Return the capacity and its interval according to these runs."""
+        """Return the capacity and its confidence interval according to these runs."""
         met = [run.load for run in runs if run.over <= 0.5]
         violated = [run.load for run in runs if run.over > 0.5]
         if not met:
@@ -156,7 +158,8 @@ class Search:
     def next_load(self, runs: Sequence[LoadObservation], start: float) -> float | None:
         """Return the load of the next run, or None if the search has ended.
 
-        `start` is the load of the first run, unless a capacity was predicted."""
+        `start` is the load of the first run. It is not used if the capacity was predicted or a pilot measured the full
+        throughput."""
         if runs and self.capacity(runs).state != "open":
             return None
         met = [run.load for run in runs if run.over <= 0.5]
@@ -178,9 +181,9 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is true if runs have met and violated the objectives. If one end of the interval is then more than
-        a factor of 2 from the median capacity, a load between this end and the median is tried first. A run at that
-        load has a clear result."""
+        `bracketed` is True if at least one run met the objectives and at least one run violated them. In this case, an
+        end of the capacity's confidence interval may still differ from the median by more than a factor of 2. The
+        method then returns a load between this end and the median, because a run at such a load has a clear result."""
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
         distant = None
@@ -216,14 +219,15 @@ class Search:
         return np.asarray((1 - PILOT_DOUBT) * near / near.sum() + PILOT_DOUBT * wide / wide.sum())
 
     def _likelihood(self, load: float, over: float) -> Floats:
-        """Return, for each grid load, the likelihood that this load is the capacity.
+        """Return, for each grid load, the likelihood of a run's result if this grid load is the capacity.
 
-        `over` is the probability that `load` exceeds the capacity. It is first limited to the range from MIN_DOUBT to
-        1 - MIN_DOUBT. The likelihood is then `over` for grid loads below `load`, and `1 - over` for other grid loads.
+        `over` is the probability that `load` exceeds the capacity, limited to the range from MIN_DOUBT to 1 -
+        MIN_DOUBT. The likelihood is `over` for grid loads below `load`, and `1 - over` for other grid loads. If a pilot
+        measured the full throughput, the step between both values is smoothed by RUN_SPREAD.
         """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:
-            # With the pilot the interval is narrow, so that it matters how sharply runs separate loads.
+            # The pilot makes the interval so narrow that the likelihood must not have a sharp step at the load.
             from scipy.special import ndtr
 
             below = ndtr(np.log(load / self._grid) / RUN_SPREAD)
@@ -233,8 +237,8 @@ class Search:
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
         """Return a weight per grid load that only affects which load is tried next.
 
-        Capacities far below the rate that the overloaded server still sustained have low weights. Capacities far from
-        the predicted capacity also have low weights.
+        Grid loads below half of the throughput of an overloaded server have low weights. Grid loads far from the
+        predicted capacity also have low weights.
         """
         hints = np.ones(len(self._grid))
         carried = [run.carried for run in runs if run.carried]
@@ -253,7 +257,7 @@ class Search:
         return [float(load) for load in self._grid[indices]]
 
     def _most_informative(self, weights: Floats) -> float:
-        """Return the load whose run is expected to reduce the entropy of the capacity most."""
+        """Return the load whose run is expected to reduce the entropy of the capacity's distribution most."""
         from scipy.special import ndtr
 
         loads = np.array(self._quantiles(weights, *np.linspace(0.01, 0.99, 50)))
@@ -265,10 +269,11 @@ class Search:
 
 
 def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
-    """Return the capacity according to runs at a list of loads.
+    """Return the capacity according to runs at a fixed list of loads.
 
-    The upper end of its interval is the smallest load that violated the objectives, if there is one. The lower end is
-    the largest load below it that met the objectives. The lower end is also the capacity.
+    The upper end of the capacity's interval is the smallest load that violated the objectives, or None if no load
+    violated them. The capacity and the lower end are the largest load that met the objectives and is smaller than the
+    upper end.
     """
     violated = [run.load for run in runs if run.over > 0.5]
     high = min(violated, default=None)
@@ -295,9 +300,9 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
     The objectives must have passed `check_objectives`. `bounds` are the bounds of --goodput, which an objective on
     `attainment` needs. Incomplete requests count as infinitely slow.
 
-    Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the requests are incomplete. If
-    an objective limits a state, requests in this state are left out here. For example, rejected requests are left out
-    if there is an objective `rejected < 20%`.
+    Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the planned requests are
+    incomplete. This check ignores requests in states that have their own objective. For example, rejected requests are
+    ignored if there is an objective `rejected < 20%`.
     """
     requests, chance_met = summary.requests, 1.0
     figures = {objective.figure for objective in objectives}
@@ -312,14 +317,15 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
 def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: Floats, bound: float) -> float:
     """Return the probability that in the long run more than `max_share` of all samples miss `bound`.
 
-    The arrays have one element per request, in order of time. `samples` holds the number of samples of the request,
+    The arrays have one element per request, in order of time. `samples` holds the number of samples of each request,
     `missed` the number of these samples that miss the bound, and `values` the mean of these samples.
 
     With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
     distribution `Beta(s * n + 0.5, (1 - s) * n + b)`, where `Beta(0.5, b)` has the median `max_share`.
 
-    With few misses, the share is instead extrapolated from the exponential tail of the values above the quantile TAIL.
-    This requires `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and a bound above the quantile."""
+    If few samples miss the bound, the share is extrapolated from an exponential tail of the values above the quantile
+    TAIL. The tail is used if `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and the quantile is below the bound.
+    """
     from scipy.special import betaincc, btdtrib, gammainc
 
     share = float(missed.sum() / samples.sum())
@@ -347,10 +353,10 @@ def autocorrelation_time(values: Floats, *bounds: float) -> float:
 
 
 def _integrated_time(above: Booleans) -> float:
-    """Return the integrated autocorrelation time, which is at least 1.
+    """Return the integrated autocorrelation time of a boolean series. It is at least 1.
 
-    This is `tau(M) = 1 + 2 * sum(rho(k) for k = 1..M)`, where `rho(k)` is the autocorrelation at lag `k`, and `M` is
-    the smallest lag with `M >= SOKAL_WINDOW * tau(M)`."""
+    The time is `tau(M) = 1 + 2 * sum(rho(k) for k = 1..M)`, where `rho(k)` is the autocorrelation at lag `k`, and `M`
+    is the smallest lag with `M >= SOKAL_WINDOW * tau(M)`."""
     centred = above - above.mean()
     spectrum = np.abs(np.fft.rfft(centred, 2 * len(above))) ** 2
     covariance = np.fft.irfft(spectrum)[: len(above)]
@@ -362,7 +368,7 @@ def _integrated_time(above: Booleans) -> float:
 
 
 def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: Frame) -> float:
-    """Return the probability that the server violates `objective` at the load of this run."""
+    """Return the probability that the server violates `objective` at the load of the run in `frame`."""
     rows = np.flatnonzero(frame.inside)
     rows = rows[np.argsort(frame.due_ns[rows], kind="stable")]
     if not frame.complete[rows].any():
@@ -384,7 +390,7 @@ def _chance_violated(objective: Objective, bounds: Sequence[Objective], frame: F
 
 
 def _chance_latency_violated(objective: Objective, frame: Frame, rows: Integers) -> float:
-    """Return the probability that the server violates a latency objective at the load of this run.
+    """Return the probability that the server violates a latency objective at the load of the run in `frame`.
 
     `rows` are the indices of the requests to use, in order of their due times."""
     all_values, all_missed, all_samples = _per_request(objective, frame)

@@ -1,6 +1,6 @@
 """Builds the terminal summary of a sweep, and the HTML page that shows the frontier of one or several sweeps.
 
-On the page, every figure of a step links to the report of the step's run.
+A step of a sweep is the run at one load. On the page, every figure of a step links to the report of this run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Links = Callable[[SweepResult, str], str]
 
 
 def format_load(over: str, load: float | None) -> str:
-    """Format a load: a concurrency as a whole number, a request rate with three significant digits."""
+    """Format a load. A concurrency becomes a whole number, and a request rate gets three significant digits."""
     return f"{load:,.0f}" if over == "concurrency" and load is not None else significant(load)
 
 
@@ -111,9 +111,9 @@ def capacity_sentence(sweep: SweepResult) -> str:
 
 
 def _measured_bracket(sweep: SweepResult) -> str:
-    """Return the measured loads next to the capacity with their verdicts: `between 32 (met) and 64 (not met)`.
+    """Return the measured loads below and above the capacity with their verdicts: `between 32 (met) and 64 (not met)`.
 
-    Return an empty string if no load above the capacity was measured, or none below it."""
+    Return an empty string if no load below the capacity was measured, or no load above it."""
     above = next((step for step in sweep.steps if step.over > 0.5), None)
     below = [step for step in sweep.steps if step.over <= 0.5 and (above is None or step.load < above.load)]
     if above is None or not below:
@@ -123,26 +123,26 @@ def _measured_bracket(sweep: SweepResult) -> str:
 
 
 def _bracket_word(step: SweepStep) -> str:
-    """Return the verdict on a step at the end of an interval."""
+    """Return the verdict on a step (the run at one load) for `_measured_bracket`."""
     return "not met" if step.verdict == "overload" else step.verdict
 
 
 def verdict_text(chance: float, *, overloaded: bool, objectives: bool) -> str:
-    """Return the verdict on a step, for the line that reports it when it has ended."""
+    """Return the verdict on a step (the run at one load), for the line that is printed when the step ends."""
     if not objectives:
         return STABILITY_VERDICTS[verdict_of(chance)]
     return "overload, stopped early" if overloaded else f"P(over capacity) {format_chance(chance)}"
 
 
 def format_chance(over: float) -> str:
-    """Format a probability as whole percent. The extremes are `< 1 %` and `> 99 %`."""
+    """Format a probability as a whole percentage, or as `< 1 %` or `> 99 %` near 0 and 1."""
     if over < 0.01:
         return "< 1 %"
     return "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
 
 
 def findings(sweep: SweepResult) -> list[Finding]:
-    """Return the findings on a sweep. The first one states the capacity, and the others state limitations."""
+    """Return the findings on a sweep. The first finding states the capacity, and the others state limitations."""
     settled = _is_settled(sweep)
     results = [Finding("capacity", "ok" if settled else "warning", capacity_sentence(sweep), "steps")]
     if sweep.ended in ENDED:
@@ -157,7 +157,10 @@ def findings(sweep: SweepResult) -> list[Finding]:
 
 
 def ended_sentence(sweep: SweepResult) -> str:
-    """Return a sentence that explains why a sweep ended early, with the client's limit if that was the reason."""
+    """Return a sentence that explains why a sweep ended early.
+
+    If the client was the limit, the sentence also says what limited the client.
+    """
     if sweep.ended != "client":
         return ENDED[sweep.ended]
     limited = next((step for step in reversed(sweep.steps) if step.client == "limited" and step.client_reasons), None)
@@ -166,14 +169,17 @@ def ended_sentence(sweep: SweepResult) -> str:
 
 
 def _verdict(step: SweepStep, sweep: SweepResult) -> str:
-    """Return the verdict on a step in words, or an empty string for a list of loads without objectives."""
+    """Return the verdict on a step (the run at one load) in words.
+
+    The result is empty for a sweep over a fixed list of loads without objectives.
+    """
     if sweep.state is not None and not sweep.objectives:
         return STABILITY_VERDICTS[step.verdict]
     return VERDICTS.get(step.verdict, step.verdict)
 
 
 def _remarks(step: SweepStep, sweep: SweepResult) -> str:
-    """Return the verdict on a step, the number of rejected requests if there are any, and whether it is the knee."""
+    """Return a table cell about a step: its verdict, its number of rejected requests, and `knee` if it is the knee."""
     rejections = f"{step.rejected:,} rejected" if step.rejected else ""
     remarks = "; ".join(filter(None, [_verdict(step, sweep), rejections]))
     return ", ".join(filter(None, [remarks, "knee" if step.step == sweep.knee else ""]))
@@ -182,7 +188,9 @@ def _remarks(step: SweepStep, sweep: SweepResult) -> str:
 def _is_settled(sweep: SweepResult) -> bool:
     """Return True if the sweep reached its goal, else False.
 
-    The goal of a search is a capacity that is known precisely enough. A list of loads must be measured completely."""
+    The goal of a capacity search is an interval as narrow as requested. A search without a useful next load has also
+    reached its goal. The goal of a fixed list of loads is a capacity between two of these loads, or only the
+    measurements if there are no objectives."""
     if sweep.state is None:
         return sweep.fixed_loads
     return sweep.state == "found" or (sweep.state == "open" and sweep.ended == "done")
@@ -215,14 +223,14 @@ def terminal_document(sweep: SweepResult) -> Document:
 
 
 def _verdict_title(sweep: SweepResult) -> str:
-    """Return the heading of the verdicts. A list of loads without objectives has only remarks."""
+    """Return the heading of the verdict column. It is `remarks` for a fixed list of loads without objectives."""
     if sweep.objectives:
         return "objectives"
     return "remarks" if sweep.state is None else "the server"
 
 
 def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
-    """Return the page on one or several sweeps. The keys of `sweeps` are the names that the page shows."""
+    """Return the frontier page of one or several sweeps. The keys of `sweeps` are the names that the page shows."""
     results, several = list(sweeps.values()), len(sweeps) > 1
     styles = [RunStyle(name, colour, sweep.mark) for (name, sweep), colour in zip(sweeps.items(), cycle(PALETTE))]
     answers: list[Block] = []
@@ -355,7 +363,7 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
 
 
 def _chart_data(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
-    """Return the chart data of each sweep. The first sweep's data also contains the frontier of all sweeps together."""
+    """Return the chart data of each sweep. The first sweep's data also contains the joint frontier of all sweeps."""
     all_steps = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
     rate, runs = throughput_field(sweeps.values()), []
     for index, ((name, sweep), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
@@ -419,7 +427,8 @@ def _columns(steps: Sequence[SweepStep], x: str, y: str, sweep: SweepResult, lin
 def _charts(load: str, per: str) -> list[dict[str, Any]]:
     """Return the chart definitions of the page.
 
-    `load` is the title of the load axis. `per` is ` per GPU` for throughput per GPU, or empty for whole servers."""
+    `load` is the title of the load axis. `per` is ` per GPU` if throughput is shown per GPU, or empty if it is that of
+    whole servers."""
 
     def points(hover: str, mode: str = "markers") -> dict[str, Any]:
         style = {"color": "@run", "size": 9}

@@ -1,7 +1,8 @@
-"""Finds the largest rate that a server keeps up with, from the pilot's throughput and runs at the edges.
+"""Finds the largest request rate that a server keeps up with.
 
-The pilot's throughput is about the capacity. Runs slightly below and slightly above it confirm this, or move the
-estimate. Bayes' rule combines the pilot and the runs to a distribution of the capacity over a logarithmic grid.
+The search starts from a pilot, which has measured the full throughput of the server with closed loops. The capacity is
+near this throughput. Runs slightly below and slightly above it confirm the estimate or correct it. Bayes' rule combines
+the pilot and the runs into a distribution of the capacity over a logarithmic grid of rates.
 """
 
 from __future__ import annotations
@@ -30,19 +31,22 @@ EDGE_SPREAD = 0.025
 LOW_EDGE, HIGH_EDGE = 0.93, 1.1
 """Loads of the first two runs, relative to the pilot's throughput."""
 EDGE = 1.08
-"""Factor between the estimate and the loads of later runs at the edges."""
+"""Factor between the estimated capacity and the loads of later runs above and below it."""
 NARROW_EDGE = 1.055
 """Factor between the estimate and the loads that narrow the interval, if there is time left."""
 NARROW_ENOUGH = 0.075
 """Distance between the estimate and an end of the interval that is not narrowed, as a logarithm of the ratio."""
 NEAR = 0.03
-"""Relative difference of two loads whose runs tell the same."""
+"""Relative difference between two loads below which their runs give the same information."""
 CLEAR = 0.05
 """A run is clear if its probability is below this value, or above 1 minus this value."""
 
 
 class EdgeSearch:
-    """Searches the largest rate that a server keeps up with. `estimate` is the pilot's estimate of this rate."""
+    """Searches for the largest request rate that a server keeps up with.
+
+    `estimate` is an estimate of this rate in requests per second, from the pilot (closed loops before the search).
+    """
 
     def __init__(self, estimate: float, *, confidence: float = 0.95, precision: float = 0.1) -> None:
         self._estimate = estimate
@@ -52,7 +56,7 @@ class EdgeSearch:
         self._grid = estimate * np.geomspace(1 / GRID_FACTOR, GRID_FACTOR, points)
 
     def capacity(self, runs: Sequence[LoadObservation]) -> Capacity:
-        """Return the capacity and its interval according to the pilot and these runs."""
+        """Return the capacity and its confidence interval, according to the pilot's estimate and these runs."""
         low, middle, high = self._quantiles(runs)
         carried = any(run.over < CLEAR for run in runs)
         exceeded = any(run.over > 1 - CLEAR for run in runs)
@@ -62,7 +66,8 @@ class EdgeSearch:
     def next_load(self, runs: Sequence[LoadObservation], *, time_left: bool = False) -> float | None:
         """Return the rate of the next run, or None if the search has ended.
 
-        With `time_left`, the search narrows an interval that is already precise enough.
+        The search ends when the confidence interval is as narrow as requested. With `time_left`, it continues to narrow
+        the interval.
         """
         low, middle, high = self._quantiles(runs)
         carried = max((run.load for run in runs if run.over < CLEAR), default=None)
@@ -83,19 +88,21 @@ class EdgeSearch:
         return None if load is None else float(f"{load:.3g}")
 
     def _between(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
-        """Return the middle of the widest gap between the loads of runs with a clear result.
+        """Return the middle of the widest gap between the tested loads from `carried` to `exceeded`.
 
-        Return None if every gap is so narrow that another run would tell nothing new.
+        `carried` is the largest load with which the server clearly kept up, and `exceeded` the smallest load with which
+        it clearly did not. Return None if every gap is too narrow for another run to give new information.
         """
         inside = sorted({run.load for run in runs if min(carried, exceeded) <= run.load <= max(carried, exceeded)})
         ratio, lower = max((upper / lower, lower) for lower, upper in pairwise(inside))
         return lower * ratio**0.5 if ratio > 1 + NEAR else None
 
     def _confirming_load(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
-        """Return a load that may confirm an end of the interval, or None if no end needs this.
+        """Return a load that may confirm an end of the confidence interval, or None if neither end needs confirmation.
 
-        `carried` and `exceeded` are the loads of runs with a clear result. If the interval still reaches far above
-        `exceeded` or far below `carried`, that run alone was not enough. A load just beyond it is then returned.
+        `carried` is the largest load with which the server clearly kept up, and `exceeded` the smallest load with which
+        it clearly did not. The upper end needs confirmation if it is still far above `exceeded`. The result is then a
+        load just above `exceeded`. The lower end is treated the same way with a load just below `carried`.
         """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:
@@ -103,9 +110,11 @@ class EdgeSearch:
         return self._new_load(runs, carried / (1 + NEAR), 1 / (1 + NEAR)) if low < carried / EDGE else None
 
     def _narrowing_load(self, runs: Sequence[LoadObservation], low: float, middle: float, high: float) -> float | None:
-        """Return a load between the estimate and an end of the interval, or None if both ends are near enough.
+        """Return a load whose run may narrow the confidence interval from `low` to `high`, or None if there is no such
+        load.
 
-        Loads nearer to the estimate are not tried, because their runs have no clear result.
+        `middle` is the estimated capacity. The result is slightly above or below `middle`, at a distance where runs
+        still have a clear result. Ends of the interval that are already close to `middle` are not narrowed.
         """
         for end, load in ((high, middle * NARROW_EDGE), (low, middle / NARROW_EDGE)):
             untried = all(abs(np.log(run.load / load)) > NEAR / 2 for run in runs)
@@ -114,7 +123,7 @@ class EdgeSearch:
         return None
 
     def _new_load(self, runs: Sequence[LoadObservation], load: float, factor: float) -> float:
-        """Return the load, moved by `factor` until no earlier run was near it."""
+        """Return `load`, multiplied by `factor` until it is not near the load of any earlier run."""
         while any(abs(np.log(run.load / load)) < NEAR for run in runs):
             load *= factor
         return load
@@ -125,7 +134,7 @@ class EdgeSearch:
         return float(low), float(middle), float(high)
 
     def _weights(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return the probability of each grid load being the capacity."""
+        """Return, for each grid load, the probability that it is the capacity."""
         distance = np.log(self._grid / self._estimate)
         near = np.exp(-((distance / PILOT_SPREAD) ** 2) / 2)
         rough = np.exp(-np.abs(distance) / ROUGH_SPREAD)

@@ -1,15 +1,16 @@
-"""Decides during a run at a given rate whether the server keeps up: whether the requests in flight keep growing.
+"""Decides, while a run at a constant mean rate is in progress, whether the server keeps up or its queue grows.
 
-A server that keeps up starts empty and fills with requests, so the number in flight also grows at first. Growth alone
-therefore proves nothing. The test uses three facts to tell a filling server from a growing queue:
+A server that keeps up starts empty and fills with requests, so the number of requests in flight also grows at first.
+Growth alone therefore proves nothing. The test uses three facts to tell a filling server from a growing queue:
 
 - Filling slows down. Its growth rate falls by half within a few response times, while a queue grows at a constant rate.
-- A server that fills ends below the number of requests at which a closed loop already reaches the full throughput. A
+- A server that keeps up fills to fewer requests in flight than a closed loop needs for the full throughput. A growing
   queue exceeds this number.
-- Requests arrive and need work at random. The trend over a window with n requests has the standard deviation
-  `variation / sqrt(n)`, relative to the rate.
+- Arrival times and the work per request are random, so chance alone causes a trend. Over a window with n requests, this
+  trend has the standard deviation `variation / sqrt(n)`, relative to the rate.
 
-The limits were chosen with simulated servers at 80 to 150 % of their capacity; `benchmarks.sweep` checks them.
+The thresholds of the test were chosen with simulated servers at 80 to 150 % of their capacity. `benchmarks.sweep`
+checks them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FlightSample(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The trend of the requests in flight, as requests per second relative to the rate of the run."""
+    """Trend of the number of requests in flight, in requests per second, divided by the request rate of the run."""
 
     half: float
     """Trend over the second half of the run so far."""
@@ -80,12 +81,12 @@ class Growth(NamedTuple):
 
 
 class GrowthTest:
-    """A sequential test on the number of requests in flight of a run at a constant mean rate.
+    """A sequential test whether the number of requests in flight keeps growing in a run at a constant mean rate.
 
-    - `rate`: requests per second.
-    - `response_s`: response time near the full throughput, from a closed loop.
+    - `rate`: request rate of the run, in requests per second.
+    - `response_s`: response time in seconds near the full throughput, measured with a closed loop.
     - `full_in_flight`: number of requests in flight at which the closed loop reached the full throughput.
-    - `variation`: coefficient of variation of the arriving work, see `work_variation`.
+    - `variation`: coefficient of variation of the arriving work, see `loadgen.studies.sweep.measure.work_variation`.
     """
 
     def __init__(self, rate: float, *, response_s: float, full_in_flight: float, variation: float) -> None:
@@ -99,7 +100,11 @@ class GrowthTest:
         self.verdict: Verdict = ""
 
     def add(self, at_s: float, sent: int, ended: int) -> Verdict:
-        """Add the numbers of requests that had been sent and had ended at `at_s`, and return the verdict so far."""
+        """Add one observation and return the verdict so far.
+
+        `sent` and `ended` are the numbers of requests that had been sent and had ended `at_s` seconds after the start.
+        The verdict is `steady`, `grows`, or empty if the test has not decided yet.
+        """
         self._samples.append(FlightSample(at_s, sent - ended))
         while self._samples[0].at_s < at_s / 2:
             self._samples.popleft()
@@ -132,7 +137,7 @@ class GrowthTest:
         )
 
     def _direction(self, growth: Growth) -> Verdict:
-        """Return what the trend suggests, without regard to chance."""
+        """Return the tendency of the trend (`steady`, `grows` or empty), even if chance alone may explain the trend."""
         if growth.half < STEADY_GROWTH and growth.last_quarter < STEADY_GROWTH:
             return "steady"
         beyond = self._samples[-1].in_flight > self._full_in_flight
@@ -164,7 +169,7 @@ class GrowthTest:
 
 
 def _slope(times: Floats, values: Floats) -> float:
-    """Return the slope of the least-squares line, or 0 for fewer than two points."""
+    """Return the slope of the least-squares line through the points, or 0 for fewer than two points."""
     if len(times) < 2:
         return 0.0
     centred = times - times.mean()

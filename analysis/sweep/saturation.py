@@ -1,7 +1,8 @@
-"""Estimates the full throughput of a server from closed loops of growing concurrency: the pilot of a sweep.
+"""Estimates the full throughput of a server from the pilot of a sweep: closed loops of growing concurrency.
 
-A closed loop with N requests in flight completes `X(N)` requests per second, and each takes `N / X(N)` seconds
-(Little's law). `X` grows with N until the server is saturated.
+A closed loop with N requests in flight completes `X(N)` requests per second, and each request takes `N / X(N)` seconds
+(Little's law). `X` grows with N until the server is saturated. A level of the pilot is the closed loop with one
+concurrency.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NEAR_FULL = 0.9
 
 
 class PilotLevel(NamedTuple):
-    """The result of a closed loop."""
+    """Concurrency and throughput of one level of a pilot. Each level is a closed loop."""
 
     concurrency: int
     rate: float
@@ -39,13 +40,16 @@ class PilotLevel(NamedTuple):
 
 
 def growth_per_doubling(before: PilotLevel, level: PilotLevel) -> float:
-    """Return the factor by which the throughput grew per doubling of the concurrency."""
+    """Return the factor by which the throughput grew per doubling of the concurrency, from one level to the next."""
     doublings = log2(level.concurrency / before.concurrency)
     return float((level.rate / before.rate) ** (1 / doublings))
 
 
 def is_saturated(levels: Sequence[PilotLevel]) -> bool:
-    """Return True if the last level shows that more concurrency does not raise the throughput."""
+    """Return True if the pilot can end, because a higher concurrency would hardly raise the throughput.
+
+    The pilot also ends at MAX_PILOT_CONCURRENCY, and earlier if the next level would take too long.
+    """
     if not levels:
         return False
     if levels[-1].concurrency >= MAX_PILOT_CONCURRENCY:
@@ -58,7 +62,9 @@ def is_saturated(levels: Sequence[PilotLevel]) -> bool:
 
 
 def next_concurrency(levels: Sequence[PilotLevel]) -> int:
-    """Return the concurrency of the next level: four times the last one, or twice the last one near saturation."""
+    """Return the concurrency of the next level: four times the last one, or twice the last one if throughput grows
+    slowly.
+    """
     if not levels:
         return FIRST_CONCURRENCY
     last = levels[-1].concurrency
@@ -78,7 +84,7 @@ def estimate(levels: Sequence[PilotLevel]) -> float:
 
 
 def full_concurrency(levels: Sequence[PilotLevel]) -> float:
-    """Return the smallest concurrency that reaches about the full throughput."""
+    """Return the smallest concurrency at which the pilot reached about the full throughput."""
     full = full_rate(levels)
     return min(level.concurrency for level in levels if level.rate >= FULL * full)
 
@@ -86,8 +92,8 @@ def full_concurrency(levels: Sequence[PilotLevel]) -> float:
 def response_s(levels: Sequence[PilotLevel]) -> float:
     """Return the response time in s at a rate of NEAR_FULL times the full throughput.
 
-    Between two levels, the response time is assumed to be a linear function `A + B * N` of the concurrency N. With
-    Little's law, it is `A / (1 - B * X)` at the rate X.
+    Between two levels, the response time is assumed to be a linear function `A + B * N` of the concurrency N. By
+    Little's law, the response time at the rate X is then `A / (1 - B * X)`.
     """
     target = NEAR_FULL * full_rate(levels)
     upper = next(index for index, level in enumerate(levels) if level.rate >= target)

@@ -85,7 +85,8 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name, and the remaining arguments.
 
-        `help` shows the help of a command. Commands of other load testers are answered with the command to write.
+        `help` shows the help of a command. A command of another load tester raises PlanError with the equivalent
+        loadgen command.
         """
         if args[0] == "help":
             args = [*args[1:], "--help"]
@@ -170,7 +171,7 @@ def main() -> None:
 
 
 def _check_argument(word: str) -> None:
-    """Raise PlanError for a command-line argument that Python could not decode."""
+    """Raise PlanError if Python could not decode this command-line argument."""
     if not re.search("[\ud800-\udfff]", word):
         return
     try:

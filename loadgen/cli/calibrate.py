@@ -1,7 +1,7 @@
 """The command `calibrate`: measure the timestamp errors of this machine.
 
 A simulated server in a separate process logs the time of every send. A normal `loadgen burst`, also in a separate
-process, receives its streams. `loadgen.analysis.calibration` compares the two.
+process, receives its streams. `loadgen.analysis.calibration` compares the log with the timestamps of the burst.
 """
 
 from __future__ import annotations
@@ -110,9 +110,11 @@ def search(
     """Find the burst with the highest event rate at which timestamps are exact.
 
     Return the fastest exact burst, or None if no burst was exact. Also return what prevented a faster burst: `client`,
-    `server` or `time`. `first` is the result for `point`. If it is exact, the inter-token latency is halved as long as
-    the result stays exact and the server keeps up. Otherwise the inter-token latency is doubled until the result is
-    exact.
+    `server` or `time`.
+
+    `first` is the result for `point`. If the timestamps of `first` are exact, the inter-token latency is halved as long
+    as they stay exact and the server keeps up. If they are not exact, the inter-token latency is doubled until they
+    are.
     """
     fastest = first if first.exact else None
     last = first
@@ -134,7 +136,7 @@ def search(
 def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, Path]:
     """Run one burst in `folder`, which must be empty. Return the run's folder and the server's log.
 
-    Raises LoadgenError if the burst could not run, and loadgen.servers.simulated.StartError.
+    Raises LoadgenError if the burst could not run, and loadgen.servers.simulated.StartError if the server cannot start.
     """
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn
@@ -163,7 +165,7 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
 
 
 def _measure(folder: Path, say: Callable[[str], None], point: CalibrationPoint) -> StampComparison:
-    """Run one burst, compare its timestamps with the server's log, and print the comparison. Return it."""
+    """Run one burst, print how its timestamps differ from the server's log, and return this comparison."""
     from loadgen.analysis.calibration import compare_with_log, read_log, stamps_notes, stamps_row
     from loadgen.analysis.run.runfile import read
 

@@ -105,9 +105,9 @@ def run_capacity(
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Return the options that meet the objectives, sorted by cost per hour.
+    """Return the candidates that meet the objectives, sorted by cost per hour.
 
-    Options without a price come last, sorted by their number of GPUs.
+    Candidates without a price come last, sorted by their number of GPUs.
     """
 
     def key(option: CapacityOption) -> tuple[bool, float, int, str]:
@@ -117,9 +117,10 @@ def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
-    """Return a table of the options that meet the objectives, the cheapest first.
+    """Return a table of the candidates that meet the objectives, the cheapest first.
 
-    A list of the other options follows, with the reason why each of them is not possible.
+    Below the table, a list names the other candidates and the reason why each of them is not possible. A candidate is a
+    GPU type, a number of GPUs per replica and a weight format.
     """
     from loadgen.analysis.hardware import align_columns
 
@@ -138,7 +139,7 @@ def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objec
 
 
 def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, ...]:
-    """Return the cells of one table row, in the order of `HEADINGS`."""
+    """Return the table row of one candidate, with one cell per heading in `HEADINGS`."""
     from loadgen.analysis.format import significant
 
     low = significant(option.replica_per_s_low or 0)
@@ -156,7 +157,7 @@ def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, 
 
 
 def _reason(option: CapacityOption, objectives: Sequence[Objective]) -> str:
-    """Return the reason why an option is not possible.
+    """Return the reason why a candidate is not possible.
 
     Either the model does not fit into the GPU memory, or even a single request misses an objective.
     """
@@ -180,7 +181,7 @@ def _format_figure(figure: float | None) -> str:
 
 
 def _parse_gpu_counts(listed: str) -> list[int]:
-    """Parse a list of GPU counts such as `1,2,4`. Raises PlanError."""
+    """Parse a list of GPU counts such as `1,2,4`. Raises PlanError for a malformed list."""
     words = listed.split(",")
     if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
         raise PlanError(f"--tp {listed} is not a list of numbers from 1 to 64", "Write --tp 1,2,4")

@@ -22,25 +22,28 @@ HELP_ALL = "--help-all"
 SHORT_HELP_ABOVE = 24
 """Commands with more options print a short help for --help, and the complete help for --help-all."""
 LOAD_COMMANDS = ("run", "burst", "sweep", "simulate")
-"""Commands that answer options of other load testers."""
+"""Commands that translate options of other load testers."""
 FORMS_DIFFER = frozenset(
     ("--endpoint", "--goodput", "--model", "--tokenizer", "--rate", "--concurrency", "-c", "--out", "-o", "--output")
 )
-"""Options that other load testers have too, with values of another form."""
+"""Options that other load testers have too, but with values in another format."""
 SIMILARITY = 0.7
 """Minimum similarity, from 0 to 1, of an unknown option and an option that an error message suggests."""
 PLACEHOLDERS = {"<(int|float)( range)?>": "N", "<str>": "TEXT", "<path>": "PATH", r"^\[plan\]": "[PLAN]"}
-"""Placeholders of values, by patterns of the names that typer gives them."""
+"""Placeholders of option values in the help, by regular expressions for typer's type names."""
 
 
 class GroupedCommand(TyperCommand):
     """A command whose help groups options under headings.
 
-    The command also recognises options of other load testers, and prints the command to write instead.
+    If the user types options of another load tester, the command raises an error with the equivalent loadgen command.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments of the command. Raises PlanError for options of other load testers."""
+        """Parse the arguments of the command.
+
+        Raises PlanError for options of other load testers, and for several different values of --url.
+        """
         if self.name == "compare":
             args = [SEPARATOR if word == "--" else word for word in args]
         urls = _values_of(args, "--url")
@@ -77,7 +80,7 @@ class GroupedCommand(TyperCommand):
     def _has_short_help(self) -> bool:
         """Return True if `--help` prints only the short help of this command.
 
-        That is the case if the command has more than SHORT_HELP_ABOVE options and some of them are advanced.
+        A command has a short help if it has more than SHORT_HELP_ABOVE options and some of them are advanced.
         """
         return len(self.params) > SHORT_HELP_ABOVE and any(
             getattr(param, "rich_help_panel", None) == "Advanced" for param in self.params
@@ -150,7 +153,7 @@ def first_sentence(text: str) -> str:
 
 
 def _values_of(args: Sequence[str], option: str) -> set[str]:
-    """Return the different values of an option, from `--url=X` and `--url X`."""
+    """Return the distinct values of an option. Both forms are recognised: `--url=X` and `--url X`."""
     pairs = zip(args, [*args[1:], ""], strict=False)
     return {
         value if equals else following
@@ -160,7 +163,10 @@ def _values_of(args: Sequence[str], option: str) -> set[str]:
 
 
 def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
-    """Return False if the arguments certainly contain no options or URLs of other load testers."""
+    """Return True if the arguments may contain options or URLs of other load testers.
+
+    `known` contains the options of the loadgen command.
+    """
     previous = ""
     for word in args:
         option, equals, value = word.partition("=")
@@ -175,7 +181,7 @@ def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
 
 
 def _drop_dissimilar(error: Any) -> None:
-    """Remove suggestions from the error for an unknown option that are not similar to the option."""
+    """Keep only similar option names among the suggestions of the error for an unknown option."""
     from difflib import SequenceMatcher  # takes a millisecond
 
     name = str(error.option_name).lstrip("-")
@@ -187,7 +193,9 @@ def _drop_dissimilar(error: Any) -> None:
 
 
 def _with_placeholder(names: str) -> str:
-    """Return the names of an option with typer's name of a type replaced by a placeholder."""
+    """Return the names of an option, with typer's type name (such as `<str>`) replaced by a placeholder (such as
+    `TEXT`).
+    """
     for pattern, placeholder in PLACEHOLDERS.items():
         names = re.sub(pattern, placeholder, names)
     return names
@@ -221,7 +229,7 @@ def _first_name(names: str) -> str:
 
 
 def _short_names(names: str) -> str:
-    """Return the names of an option without further long names: `-n, --n N` for `-n, --n, --requests N`."""
+    """Return the short names and the first long name of an option: `-n, --n N` for `-n, --n, --requests N`."""
     short = re.findall(r"(?<![\w-])-\w(?!\w)", names)
     placeholder = names.rpartition(_all_names(names)[-1])[2] if _all_names(names) else ""
     return ", ".join([*short, _first_name(names)]) + ("" if " / " in names else placeholder)

@@ -94,9 +94,9 @@ def compare(
 
 
 def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return the runs A before `--` and the runs B after it. Raises PlanError.
+    """Return the runs A before `--` and the runs B after it.
 
-    Without `--` there must be exactly two runs: A and B.
+    Without `--` there must be exactly two runs: A and B. Raises PlanError if the runs cannot be split.
     """
     hint = "Write: loadgen compare A... -- B..."
     paths = [Path(run) for run in runs if run != SEPARATOR]
@@ -117,8 +117,8 @@ def _print(
 ) -> None:
     """Print the comparison in the requested format.
 
-    The text for the terminal contains the conditions of --fail-if. In all other cases, failed and inconclusive
-    conditions are printed to stderr.
+    The text for the terminal contains the conditions of --fail-if. With JSON, Markdown or --quiet, failed and
+    inconclusive conditions are printed to stderr.
     """
     from loadgen.analysis.compare import document
     from loadgen.analysis.report import markdown

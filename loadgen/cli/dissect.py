@@ -208,7 +208,7 @@ def _parse_batch_sizes(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Check that torch is installed. Raise each HardwareError as a PlanError, which is a usage error."""
+    """Check that torch is installed, and convert a HardwareError in this context to a PlanError (a usage error)."""
     import os
 
     from loadgen.dissect import check_installed

@@ -1,4 +1,4 @@
-"""An example of each command, for its help."""
+"""One example of each command, which is shown in its help."""
 
 EXAMPLES = {
     "burst": "loadgen burst --url http://127.0.0.1:8000 --n 1000",

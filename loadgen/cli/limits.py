@@ -122,7 +122,7 @@ def _parameters() -> Iterator[Parameter]:
 
 
 def _no_shared_options() -> None:
-    """Declare no options, because `limits` shares none with other commands."""
+    """Declare no options, because `limits` has no options in common with other commands."""
 
 
 limits = SettingsCommand(_limits, _parameters, _no_shared_options)
@@ -130,7 +130,7 @@ limits = SettingsCommand(_limits, _parameters, _no_shared_options)
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """Raise each HardwareError as a PlanError, which is a usage error."""
+    """Convert a HardwareError in this context to a PlanError, which is a usage error."""
     from loadgen.servers.hardware import HardwareError
 
     try:
@@ -140,7 +140,7 @@ def _usage_errors() -> Iterator[None]:
 
 
 def _serving(options: LimitsOptions) -> Any:
-    """Compute and print the limits for serving requests, and write the page. Return the limits."""
+    """Compute and print the limits for serving requests, and write the page if requested. Return the limits."""
     from loadgen.servers.hardware import gpu_links
     from loadgen.servers.hardware.roofline import compute_limits, make_deployment
     from loadgen.servers.hardware.throughput_model import Load
@@ -185,7 +185,7 @@ def _serving(options: LimitsOptions) -> Any:
 
 
 def _training(options: LimitsOptions) -> dict[str, Any]:
-    """Compute and print the time and memory of one training iteration. Return them."""
+    """Compute and print the time and memory of one training iteration. Return both as a dict."""
     from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
 
     setup = _setup(options)

@@ -78,7 +78,7 @@ def matrix(
 
 
 def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> int:
-    """Write matrix.json and matrix.html from the results in `folder`. Print them and return the exit code.
+    """Write and print matrix.json and matrix.html for the results in `folder`. Return the exit code.
 
     Raises OutputError if the folder does not contain a matrix, or if a file cannot be written.
     """

@@ -99,7 +99,7 @@ def _timestamp_sources() -> Iterable[str]:
 
 
 def _literals(name: str) -> Callable[[], Iterable[str]]:
-    """Return a function that returns the values of a Plan field whose type is a Literal."""
+    """Return a function that lists the allowed values of a Plan field. The type of this field must be a Literal."""
 
     def choices() -> Iterable[str]:
         from loadgen.plan import Plan
@@ -132,7 +132,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
 
 
 def completion_of(name: str) -> Callable[[str], list[str]] | None:
-    """Return the completion function of an option for typer, or None if its values cannot be listed."""
+    """Return typer's completion function for an option, or None if the values of the option cannot be listed."""
     return complete(CHOICES[name]) if name in CHOICES else None
 
 
@@ -162,9 +162,11 @@ Rate = Annotated[
 
 
 class SettingsCommand:
-    """A command whose options come from a generator and from the signatures of two functions.
+    """A command with generated options, in addition to the options in the signatures of two functions.
 
-    `generate` yields the generated options. `function` is the command itself, and `shared` is a function that it calls.
+    `generate` yields the generated options. `function` is the command itself. `shared` is a function that `function`
+    calls with options that several commands share.
+
     When the command runs, `function` receives a dict of the generated options that were set, and all other options as
     keyword arguments. The options are generated only when typer reads the signature, so that `loadgen --help` imports
     little.
@@ -200,16 +202,17 @@ class SettingsCommand:
 def run_command(shared: Callable[..., Any], **variation: Any) -> Callable[[Callable[..., None]], SettingsCommand]:
     """Return a decorator that turns a function into a command with an option for each field of the Plan.
 
-    The command also has the options of `shared`. `variation` contains the keyword arguments for `plan_parameters`.
+    The command also has the options in the signature of `shared`. `variation` contains the keyword arguments for
+    `plan_parameters`.
     """
     return lambda function: SettingsCommand(function, functools.partial(plan_parameters, **variation), shared)
 
 
 def merge_settings(plan: Path | None, catalog: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run, merged from three sources.
+    """Return the settings of a run, merged from the command line, the plan file and the workload catalog.
 
-    Settings on the command line override those of the plan file. The plan file overrides the workload that `catalog`
-    names.
+    Settings on the command line override those of the plan file `plan`. The plan file overrides the catalog entry
+    `catalog`.
     """
     from loadgen.load_shorthand import override
     from loadgen.plan_fields import from_catalog, read_plan
@@ -306,7 +309,7 @@ def confidence_level(text: str | float) -> float:
 
 
 def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
-    """Yield the Annotated parameters of a function as keyword-only parameters. They are its command-line options."""
+    """Yield the command-line options of a function, which are its Annotated parameters, as keyword-only parameters."""
     for parameter in signature(function, eval_str=True).parameters.values():
         if get_origin(parameter.annotation) is Annotated:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
@@ -315,7 +318,8 @@ def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
 def _option_form(name: str, field: PlanField) -> tuple[Any, dict[str, Any]]:
     """Return the type of a field's command-line option, and keyword arguments for `typer.Option`.
 
-    Choices are plain strings here, because the Plan checks them and reports all mistakes together.
+    A field with a fixed set of values becomes a plain string option. The Plan checks its value and reports all mistakes
+    together.
     """
     types = get_args(field.type) if get_origin(field.type) in {Union, UnionType} else (field.type,)
     item_types = [get_args(cls)[0] for cls in types if get_origin(cls) is tuple]

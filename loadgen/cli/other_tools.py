@@ -1,8 +1,8 @@
 """Translates command lines of other load testers.
 
-People who come from vllm bench, GuideLLM, AIPerf, k6, Locust, oha, hey, wrk or vegeta type the options of these tools.
-`check_words` answers all of them at once with the complete loadgen command: equivalent options with their values, and
-the reason for each option that is left out. docs/guides/coming-from.md has the same mapping as tables.
+New users may type the options of vllm bench, GuideLLM, AIPerf, k6, Locust, oha, hey, wrk or vegeta. `check_words`
+raises one error for all these options. Its hint is the complete loadgen command with the equivalent options and their
+values, and the reason for each option that is left out. docs/guides/coming-from.md has the same mapping as tables.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ FOREIGN_FORMS = {
     **dict.fromkeys(("--concurrency", "-c"), re.compile(".*,")),
     **dict.fromkeys(("--out", "-o", "--output"), re.compile(r"(json|csv|influxdb|experimental-[\w-]+)(=|$)")),
 }
-"""Forms of values that are those of another tool, for options that loadgen has."""
+"""Value formats of other tools, by the name of an option that loadgen has too."""
 CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 """User and password of a URL."""
 SCRIPTS = (".js", ".ts", ".py")
@@ -169,7 +169,7 @@ _OURS = {other: ours for ours, others in RENAMED.items() for other in others.spl
 
 
 class Draft:
-    """A loadgen command under construction, from the words of another tool."""
+    """A loadgen command under construction, translated from a command line of another load tester."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -198,12 +198,13 @@ class Draft:
         return self.values[option][0] if option in self.values else None
 
     def leave_out(self, option: str, reason: str) -> None:
-        """Note that an option has no equivalent."""
+        """Add a note that an option has no equivalent in loadgen, with the reason."""
         self.notes.append(f"{option} is left out: {reason}.")
 
 
 def check_words(command: Any, params: Sequence[Any], words: Sequence[str]) -> None:
-    """Raise PlanError with the complete loadgen command if the words contain options or URLs of other load testers.
+    """Raise PlanError if the words contain options or URLs of other load testers. Its hint is the loadgen command to
+    use.
 
     `words` are the arguments of the typer command `command`, and `params` are its parameters.
     """
@@ -219,9 +220,10 @@ def check_words(command: Any, params: Sequence[Any], words: Sequence[str]) -> No
 
 
 def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None:
-    """Raise PlanError with the loadgen command if the first word is another load tester, its subcommand, or a URL.
+    """Raise PlanError if the first word is the name of another load tester, one of its subcommands, or a URL.
 
-    `run` is the typer command `run`, and `params` are its parameters.
+    The hint of the error is the loadgen command to use. `run` is the typer command `run`, and `params` are its
+    parameters.
     """
     name = words[0]
     if URL.fullmatch(name):
@@ -246,7 +248,7 @@ def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None
 
 
 def join_and(names: Sequence[str]) -> str:
-    """Return the names as an enumeration, such as `--isl, --osl and --qps`."""
+    """Join names with commas and `and`: `--isl, --osl and --qps`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -255,7 +257,7 @@ def _hint(draft: Draft) -> str:
 
 
 def command_line(draft: Draft) -> str:
-    """Return the command of a composed draft, quoted for a shell and without secrets."""
+    """Return a completed draft as a command line, quoted for a shell and without secrets."""
     from loadgen.servers.auth import redact
 
     words = ["loadgen", draft.command, *draft.arguments]
@@ -265,11 +267,11 @@ def command_line(draft: Draft) -> str:
     return shlex.join(redact(words))
 
 
-# Reading the words.
+# Read the words of the command line.
 
 
 def _read(name: str, params: Sequence[Any], words: Sequence[str]) -> Draft:
-    """Read the words of a command into a draft. Options of loadgen are kept as they are."""
+    """Translate the arguments of the command `name` into a draft. Options of loadgen are kept."""
     draft = Draft(name)
     known = {option: param for param in params for option in (*param.opts, *param.secondary_opts)}
     has_arguments = any(param.param_type_name == "argument" for param in params)
@@ -296,7 +298,11 @@ def _read(name: str, params: Sequence[Any], words: Sequence[str]) -> Draft:
 
 
 def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -> None:
-    """Read an option that loadgen does not have. Remove its values from `rest`, the following words."""
+    """Add an option to the draft that loadgen does not have.
+
+    `value` is the value attached to the option, or None. `rest` holds the words after the option. Values of the option
+    are removed from `rest`.
+    """
     is_known = _is_foreign(option) or option in FOREIGN_FORMS
     (draft.foreign if is_known else draft.unknown).append(option)
     if option in LEFT_OUT_FLAGS:
@@ -310,7 +316,10 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
 
 
 def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
-    """Read a word that belongs to no option: a URL, or the plan file of `run` if arguments are allowed."""
+    """Add a word that belongs to no option to the draft: a URL, a plan file, or an unknown word.
+
+    A plan file is only accepted if `allowed` is set.
+    """
     if URL.fullmatch(word):
         draft.foreign.append(CREDENTIALS.sub("", word))
         draft.set("--url", word)
@@ -322,9 +331,9 @@ def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
 
 
 def _split(word: str, known: dict[str, Any]) -> tuple[str, str | None]:
-    """Return the name of an option in its usual form, and the value that is joined to it, or None.
+    """Split a word into the usual name of an option and its attached value, such as `--num_prompts=5` or `-c10`.
 
-    Examples are `--num_prompts=5`, `-rate=50` (vegeta) and `-c10`.
+    The value is None if the word has no value. Single-dash names such as `-rate=50` (vegeta) are also recognised.
     """
     name, equals, value = word.partition("=")
     for form in (name, name.replace("_", "-"), f"-{name}", f"-{name}".replace("_", "-")):
@@ -340,7 +349,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _is_foreign_form(name: str, value: str) -> bool:
-    """Return True if the value of an option that loadgen has is in the form of another tool."""
+    """Return True if loadgen has this option too, but the value has the format of another load tester."""
     form = FOREIGN_FORMS.get(name)
     return form is not None and form.match(value) is not None
 
@@ -352,7 +361,7 @@ def _first_long(param: Any, name: str) -> str:
 
 
 def _read_foreign(draft: Draft, name: str, value: str) -> None:
-    """Translate one option of another tool."""
+    """Translate one option of another load tester, and add the result to the draft."""
     if name in HANDLERS:
         HANDLERS[name](draft, value)
     elif name in SAMPLING:
@@ -382,7 +391,7 @@ def _set_renamed(draft: Draft, ours: str, value: str) -> None:
         draft.set(ours, value)
 
 
-# Options with a meaning of their own.
+# Translate single options.
 
 
 def _header(draft: Draft, value: str) -> None:
@@ -399,12 +408,12 @@ def _api_key(draft: Draft, _value: str) -> None:
 
 
 def _u(draft: Draft, value: str) -> None:
-    """`-u` is the URL for AIPerf, and the number of users for Locust and k6."""
+    """Translate `-u`, which is the URL for AIPerf, and the number of users for Locust and k6."""
     draft.set("--concurrency" if value.isdecimal() else "--url", value)
 
 
 def _t(draft: Draft, value: str) -> None:
-    """`-t` is the run time for Locust, and a timeout in seconds for hey."""
+    """Translate `-t`, which is the run time for Locust, and a timeout in seconds for hey."""
     if value.isdecimal():
         draft.set("--timeout", f"{value}s")
     else:
@@ -442,7 +451,9 @@ def _endpoint_type(draft: Draft, value: str) -> None:
 
 
 def _profile(draft: Draft, value: str) -> None:
-    """`--profile` or `--rate-type` of GuideLLM; vllm bench has a flag of this name."""
+    """Translate `--profile` or `--rate-type` of GuideLLM. The flag `--profile` of vllm bench, without a value, has no
+    effect.
+    """
     pairs = _pairs(value)
     if "max_concurrency" in pairs or "streams" in pairs:
         draft.set("--concurrency", pairs.get("max_concurrency") or pairs["streams"])
@@ -466,7 +477,7 @@ def _tokenizer_pairs(draft: Draft, value: str) -> None:
 
 
 def _data(draft: Draft, value: str) -> None:
-    """`--data` of GuideLLM: synthetic lengths, a file, or the name of a dataset."""
+    """Translate `--data` of GuideLLM: synthetic lengths, a file, or the name of a dataset."""
     pairs = _pairs(value) or _json_object(value)
     if "prompt_tokens" in pairs or "output_tokens" in pairs:
         if "prompt_tokens" in pairs:
@@ -478,7 +489,7 @@ def _data(draft: Draft, value: str) -> None:
 
 
 def _dataset(draft: Draft, value: str) -> None:
-    """A file of prompts, or the name of a dataset."""
+    """Translate the name of a dataset or the path of a file with prompts."""
     name = draft.special.get("dataset", "")
     if "trace" in name:
         draft.set("--arrivals", f"trace:{value}")
@@ -513,7 +524,7 @@ def _extra_inputs(draft: Draft, value: str) -> None:
 
 
 def _goodput(draft: Draft, value: str) -> None:
-    """Bounds in milliseconds such as `ttft:500 tpot:50`."""
+    """Translate latency bounds in milliseconds, such as `ttft:500 tpot:50`."""
     for bound in value.split():
         name, _, number = bound.partition(":")
         if name in LATENCY_NAMES:
@@ -523,7 +534,7 @@ def _goodput(draft: Draft, value: str) -> None:
 
 
 def _threshold(draft: Draft, value: str) -> None:
-    """A bound of k6 such as `p(95)<500`, in milliseconds."""
+    """Translate a latency threshold of k6 in milliseconds, such as `p(95)<500`."""
     match = re.search(r"(\w*?)[ .:_=]*p\(?(\d+(?:\.\d+)?)\)?\s*(<=?)\s*([\d.]+)\s*(ms|s)?", value)
     if match is None:
         draft.leave_out(value, "write --assert 'ttft.p99 < 500ms'")
@@ -533,7 +544,7 @@ def _threshold(draft: Draft, value: str) -> None:
 
 
 def _stages(draft: Draft, value: str) -> None:
-    """Stages of k6 such as `30s:10,1m:20`: loadgen keeps the largest number of users for the whole time."""
+    """Translate stages of k6, such as `30s:10,1m:20`, to a closed loop with the largest number of users."""
     stages = [stage.rpartition(":") for stage in value.split(",") if ":" in stage]
     targets = [int(target) for _, _, target in stages if target.isdecimal()]
     if not targets:
@@ -551,7 +562,7 @@ def _stages(draft: Draft, value: str) -> None:
 
 
 def _special(name: str) -> Callable[[Draft, str], None]:
-    """Return a handler that keeps a value until all words are read."""
+    """Return a handler that stores the value of an option as `name`. `_compose` translates the stored values later."""
     return lambda draft, value: draft.special.update({name: value})
 
 
@@ -607,7 +618,7 @@ HANDLERS: dict[str, Callable[[Draft, str], None]] = {
 
 
 def _pairs(value: str) -> dict[str, Any]:
-    """Return `key=value,key=value` as a dict, or an empty dict for other text."""
+    """Parse `key=value,key=value` into a dict. Any other text gives an empty dict."""
     parts = [part.partition("=") for part in value.split(",")]
     return {name: text for name, equals, text in parts} if all(equals for _, equals, _ in parts) else {}
 
@@ -624,11 +635,11 @@ def _json_value(value: str) -> Any:
         return value
 
 
-# Completing the command.
+# Complete the command.
 
 
 def _compose(draft: Draft) -> None:
-    """Combine options that have a meaning only together, and choose the command."""
+    """Complete the draft: combine options that only have a meaning together, and choose the loadgen command."""
     _compose_url(draft)
     _compose_load(draft)
     _compose_lengths(draft)
@@ -672,7 +683,10 @@ def _compose_url(draft: Draft) -> None:
 
 
 def _compose_load(draft: Draft) -> None:
-    """Set the arrivals from a rate and its pattern, as the other tools define them."""
+    """Set the loadgen options for rate, arrivals or concurrency.
+
+    They follow from the rate, profile, arrival pattern and ramp in the words of the other tool.
+    """
     profile = draft.special.get("profile", "")
     rate = draft.first("--rate")
     if profile in ("concurrent", "synchronous", "throughput", "sweep"):
@@ -726,5 +740,5 @@ def _number(text: str | None) -> float | None:
 
 
 def options_of_other_tools() -> Iterator[str]:
-    """Yield every option of other tools that is translated or explained."""
+    """Yield every option of other load testers that loadgen translates, or leaves out with a reason."""
     yield from (*(_OURS.keys() - ONLY_RUN.keys()), *LEFT_OUT, *LEFT_OUT_FLAGS, *SAMPLING, *HANDLERS)

@@ -76,7 +76,7 @@ PLAIN_LINE_INTERVAL_S = 5.0
 PREPARING = ("building prompts", "connecting")
 """Phases of a run before its first request is sent."""
 MANY_PROMPTS = 1_000
-"""Number of prompts from which on the progress of building them is shown. Fewer take no time."""
+"""The progress of building prompts is shown from this number of prompts on. Building fewer prompts takes no time."""
 FIGURES_INTERVAL_S = 0.25
 """Minimum time between two computations of the figures in a progress line."""
 MIN_BAR_CHARACTERS = 6
@@ -90,7 +90,10 @@ def objective_settings(
     confidence: float | None,
     goodput: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return the objectives of a Plan, from the command line or else from `settings`, the values of a plan file."""
+    """Return the fields `objectives`, `confidence` and `goodput` of a Plan.
+
+    Values from the command line override those in `settings`, which come from a plan file.
+    """
     return {
         "objectives": assertions or settings.get("objectives"),
         "confidence": confidence or settings.get("confidence"),
@@ -112,13 +115,13 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
     - 130: the run was interrupted.
     - 5: this machine could not send a request.
     - 4: an objective failed.
-    - 1: a request was not complete, and no objective is about requests of that outcome.
+    - 1: a request was not complete, and no objective covers its outcome.
     - 5: the client was the limit in another way.
     - 6: an objective is inconclusive.
     - 0: none of these reasons applies.
 
     If this machine could not send requests, failed objectives and incomplete requests say nothing about the server.
-    Therefore this code 5 comes before codes 4 and 1.
+    Therefore the reason "could not send a request" is checked before codes 4 and 1.
     """
     verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
     objectives_code = verdicts_code(verdicts, inconclusive)
@@ -148,11 +151,10 @@ def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> in
 
 
 def has_unanswered(summary: Summary) -> bool:
-    """Return True if requests were not complete in a way that no objective covers.
+    """Return True if at least one request is not complete, and no objective covers its outcome.
 
-    Rejected requests count as not complete: a CI job must not pass if the server rejected a part of the load and the
-    job has no objective for that. For example, `--assert 'rejected < 5%'` covers rejected requests. An objective on
-    `complete` covers all states.
+    For example, `--assert 'rejected < 5%'` covers rejected requests, and an objective on `complete` covers every
+    outcome. Without such an objective, a CI job must not pass if the server rejected a part of the load.
     """
     covered = {objective.figure for objective in summary.objectives}
     uncovered = () if "complete" in covered else {"truncated", "failed", "rejected", "dropped"} - covered
@@ -166,7 +168,7 @@ def print_error(sentence: str) -> None:
 
 @dataclass(kw_only=True)
 class Output:
-    """Writes and prints the results of one command, as its output options require."""
+    """Writes and prints the results of one command, as the output options of the command require."""
 
     as_json: bool
     quiet: bool
@@ -225,8 +227,8 @@ class Output:
     def results(self, paths: Sequence[Path], page: Path | None) -> list[Summary]:
         """Write summary.json for each run and one `page` for all runs, print the figures, and return the summaries.
 
-        A path may be a folder of repeats, which are reported together. Raises OutputError for a file that cannot be
-        written, after the figures have been printed.
+        A path may be a folder of repeats, which are reported together. If a file cannot be written, OutputError is
+        raised after the figures have been printed.
         """
         problems: list[OutputError] = []
         groups = [self._group(path, problems, drawn=page is not None) for path in paths]
@@ -273,7 +275,7 @@ class Output:
     def _group(self, path: Path, problems: list[OutputError], *, drawn: bool) -> RunGroup:
         """Load the run or the repeats at `path`, and write their summary.json files.
 
-        A folder of repeats also gets a joint summary.json. Errors of files that cannot be written are appended to
+        A folder of repeats also gets a joint summary.json. If a file cannot be written, the error is appended to
         `problems`.
         """
         from loadgen.analysis.repeats import summarise_repeats
@@ -296,10 +298,10 @@ class Output:
         return RunGroup(path, parts, {"repeats": joint, "runs": summaries}, together)
 
     def _print_failures(self, summaries: list[Summary]) -> None:
-        """Print to stderr everything that affects the exit code.
+        """Print to stderr everything that affects the exit code. Used if --json or --quiet suppresses the text of the
+        results.
 
-        This replaces the text of the results with --json and --quiet. With --json an inconclusive objective is printed
-        even if it counts as a pass.
+        With --json, an inconclusive objective is printed even if it counts as a pass.
         """
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures
@@ -328,10 +330,10 @@ def _collect_errors(problems: list[OutputError]) -> Iterator[None]:
 
 
 def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> bool:
-    """Return True if this verdict must be printed to stderr because the results are not printed as text.
+    """Return True if the verdict on an objective must be printed to stderr when the results are not printed as text.
 
-    Every failure is printed. An inconclusive verdict is printed too, unless both --quiet and `--inconclusive pass` are
-    set.
+    Every failure is printed. An inconclusive verdict is also printed, except with both --quiet and `--inconclusive
+    pass`.
     """
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
@@ -373,7 +375,7 @@ def show_progress(requests: int | None, duration_s: float | None, stream: TextIO
 class _ProgressLine:
     """Formats the progress of a run: remaining work, TTFT, TPOT, tokens per second and incomplete requests.
 
-    Latencies are those of the run so far. The token rate is that of the last seconds, and at the end that of the run.
+    Latencies cover the whole run so far. The token rate covers the last seconds, and at the end the whole run.
     """
 
     def __init__(self, requests: int | None, duration_s: float | None) -> None:
@@ -388,7 +390,11 @@ class _ProgressLine:
         """Number of prompts that had been built at the update before the last one, and at the last one."""
 
     def update(self, phase: str, counts: LiveCounters) -> None:
-        """Store the current counters. Their figures are computed a few times per second, and at the end."""
+        """Store the phase and the current counters of the run.
+
+        The figures in the progress line are computed from the counters a few times per second, and at the end of the
+        run.
+        """
         self.now_s = time.monotonic()
         if phase not in PREPARING:
             self._running_s = self._running_s or self.now_s
@@ -412,8 +418,8 @@ class _ProgressLine:
     def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
         """Return a progress line for a terminal, shorter than `width` characters.
 
-        In a narrow terminal the line has no TPOT and no progress bar, and its end is cut off. `bar` holds the
-        characters for completed and remaining work.
+        In a narrow terminal the line has no TPOT and no progress bar, and is cut off at the end. `bar` holds two
+        characters: one for completed work and one for remaining work.
         """
         done, remaining = self._remaining(counts)
         incomplete = {state: getattr(counts, state) for state in ("failed", "truncated", "rejected", "dropped")}
@@ -435,7 +441,7 @@ class _ProgressLine:
         return f"{elapsed}{text}"[: width - 1]
 
     def _preparing(self, phase: str, counts: LiveCounters) -> str:
-        """Return the progress before the start: the number of prompts that have been built, or the phase."""
+        """Return the progress before the first request: the number of prompts that have been built, or the phase."""
         if self._prepared[0] == self._prepared[1] or counts.prepared < MANY_PROMPTS:
             return phase
         total = "" if self._requests is None else f" of {self._requests:,}"
@@ -457,7 +463,7 @@ class _ProgressLine:
 
 
 def _live_figures(phase: str, counts: LiveCounters) -> dict[str, str]:
-    """Return the text of each figure of a run so far, as defined in the report."""
+    """Return the current TTFT, TPOT and token rate of a run as text. The figures are defined as in the report."""
     from loadgen.analysis.format import duration
 
     figures = {}
@@ -479,9 +485,10 @@ def print_document(document: Document) -> None:
 
 
 def screen_size(stream: TextIO, *, most: int = 100, default: int = 80) -> tuple[int, bool]:
-    """Return the width of the screen in characters, at most `most`, and True if it shows colours.
+    """Return the width of the screen in characters (at most `most`), and True if the screen shows colours.
 
-    A stream that is not a terminal has no colours. Its width is that of the variable COLUMNS, or else `default`.
+    A stream that is not a terminal has no colours. Its width is that of the variable COLUMNS, or `default` if COLUMNS
+    is not set.
     """
     terminal = stream.isatty()
     if not terminal and not os.environ.get("COLUMNS", "").isdecimal():

@@ -114,7 +114,7 @@ def report(
 
 
 def _default_page(runs: Sequence[Path], *, are_sweeps: bool, is_index: bool) -> Path:
-    """Return the file for the page if --out is not given."""
+    """Return the file to which the page is written if --out is not given."""
     folder = folder_of(runs[0]) if len(runs) == 1 else Path()
     if are_sweeps:
         return folder / "frontier.html"
@@ -132,7 +132,7 @@ def _serve(page: Path) -> None:
 
 
 def _write_index(folder: Path, below: Sequence[Path], page: Path, output: Output) -> list[Summary]:
-    """Write the index page of a folder of runs, and print the list of runs. Return their summaries.
+    """Write the index page of a folder of runs, and print the list of runs. Return the summaries of the runs.
 
     `below` holds the paths of the runs.
     """

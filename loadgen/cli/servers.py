@@ -235,9 +235,9 @@ def _selected_servers(server: str | None) -> tuple[str, ...]:
 def _spec(
     server: str, host: str, hosts_file: Path | None, launch: str | None, model: str = "", **options: Any
 ) -> LaunchSpec:
-    """Return the launch specification for these options. Raises BadParameter.
+    """Return the launch specification for these options. The host `local` needs no hosts file.
 
-    The host `local` needs no hosts file.
+    Raises BadParameter for an unknown server, host or launch method.
     """
     _selected_servers(server)
     if launch is not None and launch not in LAUNCH_METHODS:
@@ -265,7 +265,7 @@ def _check_options(launch: str, options: Collection[str]) -> None:
 
 
 def _background_server(spec: LaunchSpec, launch: str | None) -> BackgroundServer | None:
-    """Return the process that `servers up` started on this machine for this server.
+    """Return the process on this machine that `servers up` started for this server.
 
     Return None if there is no such process, or if the options select containers.
     """
@@ -275,7 +275,7 @@ def _background_server(spec: LaunchSpec, launch: str | None) -> BackgroundServer
 def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
     """Return one line of text about a server, and True if the server is ready.
 
-    If the server's process has ended, its record is removed.
+    If the server's process has ended, the record that `servers up` kept of this process is removed.
     """
     background = _background_server(spec, launch)
     if background:
@@ -296,7 +296,7 @@ def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
 def _process_state(background: BackgroundServer) -> tuple[str, bool]:
     """Return one line of text about a server process, and True if the server is ready.
 
-    If the process has ended, its record is removed.
+    If the process has ended, the record that `servers up` kept of this process is removed.
     """
     if not background.alive:
         process.down(background)

@@ -54,7 +54,10 @@ class TolerantStream:
 
     @property
     def lost(self) -> bool:
-        """Return True if text was lost, for example on a full disk. Text without a reader does not count as lost."""
+        """Return True if text was lost, for example on a full disk.
+
+        Text is not counted as lost if the reader of a pipe or terminal has gone away.
+        """
         return self.error is not None and self.error.errno not in NO_READER_ERRORS
 
     def _attempt(self, call: Any, *arguments: str) -> None:
@@ -99,7 +102,7 @@ class SafeStream:
 
 
 def protect() -> tuple[SafeStream, SafeStream]:
-    """Replace standard output and standard error with streams that tolerate write errors. Raises no errors."""
+    """Replace sys.stdout and sys.stderr with streams that tolerate write errors, and return both streams."""
     out, err = (SafeStream(TolerantStream(stream or _null())) for stream in (sys.stdout, sys.stderr))
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", (out, err))
     return out, err
@@ -108,8 +111,8 @@ def protect() -> tuple[SafeStream, SafeStream]:
 def results_are_kept(folder: Path, *, text_only: bool) -> None:
     """Record that the results of a measurement are stored in `folder`.
 
-    Set `text_only` if standard output receives text for people and no JSON. A failed write to standard output then does
-    not change the exit code.
+    Set `text_only` if standard output receives text for people and no JSON. In this case, a failed write to standard
+    output does not change the exit code.
     """
     stream = getattr(sys.stdout, "unfiltered", None)
     if isinstance(stream, TolerantStream):

@@ -251,7 +251,7 @@ def _server_model(options: SweepCommandOptions, model: str | None) -> ServerMode
     """Return the server model that the options describe, or None without --virtual and --twin.
 
     With --virtual, the sweep runs on this model. With only --twin, the model predicts the sweep of the real server.
-    Raises PlanError.
+    Raises PlanError for `--virtual twin` without --twin.
     """
     from loadgen.studies.simulate import ServerModel
     from loadgen.studies.twin import read_twin
@@ -278,9 +278,9 @@ def _server_model(options: SweepCommandOptions, model: str | None) -> ServerMode
 def _clock_speed(plan: Plan, options: SweepCommandOptions) -> float:
     """Return the clock speed of the server, as a multiple of real time. It is 1 for a real server.
 
-    Prices and the predictions of a twin are in real time. All other figures of the sweep are in the time of the
-    server's clock, and a page must not mix the two. Raises PlanError if an option needs real time, but the clock of the
-    simulated server runs faster.
+    Prices and the predictions of a twin are in real time, but all other figures of a sweep are in the time of the
+    server's clock. Raises PlanError if an option needs real time and the clock of a simulated server runs at another
+    speed.
     """
     from loadgen.engine.resolve_server import clock_speed
 

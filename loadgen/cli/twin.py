@@ -205,7 +205,7 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
 
 
 def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
-    """Predict the figures for the requests of a recorded run on a twin, each with a 95 % interval."""
+    """Predict the latency figures of a recorded run's requests on a twin, each with a 95 % interval."""
     from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.studies.twin_fitting import simulate_run
@@ -219,15 +219,14 @@ REAL_TIME_HINT = "Repeat the run with --speed 1."
 
 
 def _read(path: Path, *, fallback: bool = False) -> Run:
-    """Read a run to which a twin can be fitted or compared.
+    """Read a run to which a twin can be fitted, or with which a twin can be compared.
 
     Raises PlanError if the run was simulated in virtual time, or if the clock of its simulated server did not run in
     real time. The constants of a twin are in real seconds. A simulated server at five times real time would seem to
     have five times the memory bandwidth.
 
-    Without `fallback`, raises UnreachableError if loadgen used the built-in simulated server only because it found no
-    real one. A twin would then describe none of the user's servers. A run is accepted if the user chose the simulated
-    server, with --simulated or by its URL.
+    Raises UnreachableError if loadgen used the built-in simulated server only because it found no real one. A twin of
+    such a run would describe none of the user's servers. `fallback` allows such runs.
     """
     from loadgen.analysis.run import runfile
 

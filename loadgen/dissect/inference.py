@@ -109,7 +109,7 @@ def _measure(spec: InferenceSpec) -> InferenceResult:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """The forward pass and the optional backward pass of a step.
+    """Runs the forward pass and the optional backward pass of a step.
 
     The backward pass takes the result of the forward pass.
     """
@@ -187,8 +187,8 @@ def _measure_batch(model: Llama, spec: InferenceSpec, batch: int, limits: Device
 def interleaved_step_times(model: Llama, spec: InferenceSpec, batch: int) -> dict[str, list[float]]:
     """Return step times in s by architecture: standard, the requested one, and one without communication.
 
-    The architectures share the weights, and their steps alternate. The differences show how much of the all-reduce time
-    the requested architecture hides. Return an empty dictionary if there are no all-reduces that could be hidden.
+    The three models share their weights, and their steps alternate. The differences show how much of the all-reduce
+    time the requested architecture hides. Return an empty dictionary if there are no all-reduces that could be hidden.
     """
     if spec.tensor_parallel == 1 or (spec.architecture == "standard" and not spec.link_delay_s):
         return {}
@@ -224,7 +224,7 @@ def _run_profiled(profiler: OpProfiler, passes: _Passes, device: str) -> None:
 
 
 def _part_times(profiler: OpProfiler) -> dict[str, float]:
-    """Return the seconds of each part of a step, by name."""
+    """Return the seconds of each part of a step by name, such as `layers` or `LM head`."""
     seconds: dict[str, float] = {}
     for name, begin, end in profiler.spans:
         seconds[name] = seconds.get(name, 0.0) + profiler.clock.seconds(begin, end)
@@ -232,7 +232,7 @@ def _part_times(profiler: OpProfiler) -> dict[str, float]:
 
 
 def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> list[Operator]:
-    """Group operator calls by module, operator, shape and direction. The group with the longest time is first."""
+    """Group operator calls by module, operator, shape and direction. The group with the longest time comes first."""
     groups: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
     for index, calls in enumerate(repeats):
         for call in calls:

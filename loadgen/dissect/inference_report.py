@@ -84,7 +84,7 @@ def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
 
 
 def total_seconds(operators: Iterable[Operator]) -> list[float]:
-    """Return the total seconds of all operators, one value per repeat."""
+    """Return the total seconds of these operators, one value per repeat."""
     by_repeat = zip(*(operator.seconds for operator in operators), strict=True)
     return [math.fsum(seconds) for seconds in by_repeat]
 
@@ -95,11 +95,12 @@ def layer_s(case: StepCase, result: InferenceResult) -> float:
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """Check the measured times against each other: return ratios (total time of the parts / time of the whole) by name.
+    """Return ratios that check the measured times against each other, by name.
 
-    For example, the times of all operators of a layer are added and divided by the time of the layer. A ratio of 1
-    means that both times agree. The ratios are those of the fastest repeat, which other programs disturbed least. The
-    ratio of the backward pass is the largest one of all repeats.
+    A ratio is the total time of all parts, divided by the time of the whole. For example, the times of all operators of
+    a layer are added and divided by the time of the layer. A ratio of 1 means that both times agree. The ratios are
+    those of the fastest repeat, which other programs disturbed least. The ratio of the backward pass is the largest one
+    over all repeats.
     """
     parts = case.parts_s
     fastest = min(range(len(parts["model"])), key=lambda repeat: parts["model"][repeat])
@@ -152,7 +153,7 @@ def sentences(case: StepCase, result: InferenceResult) -> list[str]:
 def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
     """Return sentences about the time of an all-reduce.
 
-    They also state which share of this time the architecture hides, and which share `loadgen limits` expects.
+    The sentences also state which share of this time the architecture hides, and which share `loadgen limits` expects.
     """
     fastest = {name: min(seconds) for name, seconds in case.beside_s.items()}
     attention, mlp = block_times_s(case, result, fastest["no-communication"])
@@ -176,8 +177,8 @@ def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
 def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tuple[float, float]:
     """Return the seconds of the attention block and of the MLP block of one layer, without communication.
 
-    `step_s` is the time of a step without communication. It is divided in proportion to the operator times. Each block
-    includes half of the time of the norms and residual sums of a layer.
+    `step_s` is the time of a step without communication. This time is divided between all operators in proportion to
+    their measured times. Each block includes half of the time of a layer's norms and residual sums.
     """
     computing = [
         operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"
@@ -337,7 +338,7 @@ def _operator_label(operator: Operator) -> str:
 
 
 def _roofline_groups(result: InferenceResult) -> list[tuple[str, list[Operator]]]:
-    """Return the operators with FLOPs, grouped by batch size and direction. Each group has a name."""
+    """Return the operators with FLOPs, grouped by batch size and direction. Each group has a title."""
     groups = []
     for case in result.cases:
         for direction in DIRECTIONS:

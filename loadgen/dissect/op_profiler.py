@@ -102,7 +102,7 @@ Owner = tuple[str, bool]
 
 
 class OpProfiler(TorchDispatchMode):
-    """Records all operators of one step, and the times of the step's parts."""
+    """Records all operators of one step, and the times of embedding, layers, last norm and LM head."""
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
         super().__init__()
@@ -314,7 +314,10 @@ def _owner(name: str, module: nn.Module) -> Owner | None:
 
 
 def _part(name: str, module: nn.Module) -> str:
-    """Return the name of the part of the step that a module forms, or "" if the module is smaller than a part."""
+    """Return the name under which the time of a module is reported, such as `layers`.
+
+    Return "" for modules whose time is not reported, such as the modules inside a layer.
+    """
     if isinstance(module, DecoderLayer):
         return "layers"
     return {"": "model", "model.embed_tokens": "Embedding", "model.norm": "RMSNorm", "lm_head": "LM head"}.get(name, "")

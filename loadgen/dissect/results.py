@@ -49,7 +49,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """All calls of one operator in one step that have the same module, shape and direction."""
+    """Totals over all calls in one step with the same operator, module, shape and direction."""
 
     module: str
     operator: str

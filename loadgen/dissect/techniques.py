@@ -26,7 +26,7 @@ class Technique:
 
     @property
     def adapters(self) -> bool:
-        """True if only adapters are trained."""
+        """True if only adapters (LoRA or QLoRA) are trained."""
         return self.lora or self.qlora
 
 

@@ -357,7 +357,7 @@ def _quantiser_bytes(model: nn.Module) -> float:
 
 
 def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
-    """Return two numbers of bytes at the peak of a step: those of gradients, and those of everything else.
+    """Return two sizes in bytes at the peak of a step: the memory of gradients, and all other memory.
 
     Memory that is still allocated at the end of the step counts as gradients.
     """
@@ -383,7 +383,7 @@ def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
 
 
 def _communication_s(profiler: Any) -> dict[str, float]:
-    """For each phase of a step, return the time in seconds during which a collective operation was in progress.
+    """Return, for each phase of a step, the time in s during which a collective operation was in progress.
 
     Return an empty dictionary for one process.
     """

@@ -86,7 +86,7 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
 class GuardedWorker(locust_runners.WorkerRunner):  # type: ignore[misc] # Locust is not typed throughout
     """Locust's worker runner, restricted to the accepted message types and robust against malformed bytes.
 
-    Its messages are checked, because the peer at the master's address may be any program.
+    Messages from the master are checked too, because the peer at the master's address may be any program.
     """
 
     def handle_message(self, msg: Message) -> None:
@@ -104,10 +104,10 @@ class GuardedWorker(locust_runners.WorkerRunner):  # type: ignore[misc] # Locust
 
 
 class Peer:
-    """Base class of both sides of a distributed run.
+    """Base class of the master's side and the worker machine's side of a distributed run.
 
-    A peer runs the handshake, opens sealed messages and passes them to the command, and carries out the command's
-    orders.
+    A peer runs in a Locust process, which a loadgen command has started. The peer runs the handshake, opens sealed
+    messages and passes them to the command, and carries out the command's orders.
     """
 
     role: str
@@ -116,7 +116,7 @@ class Peer:
         """Register for Locust's messages.
 
         `handshake` maps each handshake step to its handler. These handlers receive the messages of nodes that have not
-        yet proven that they hold the token.
+        proven yet that they hold the token.
         """
         self.runner = runner
         self.frames = frames
@@ -231,8 +231,8 @@ class MasterPeer(Peer):
     def series(self, node: str) -> None:
         """Run a series of clock exchanges with a node, one shortly after the other.
 
-        When the series has ended, the command is notified.
-        The exchange with the shortest round trip is the most exact one.
+        The exchange with the shortest round trip is the most exact one. When the series has ended, the command is
+        notified.
         """
         self._exchange(node, range(SERIES_LENGTH), SERIES_GAP_S)
         self.frames.post(protocol.ClockSeries(node))

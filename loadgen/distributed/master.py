@@ -90,7 +90,7 @@ class Machine:
 
     @property
     def workers(self) -> list[int]:
-        """Return the worker numbers that belong to this machine. Workers are numbered across all machines."""
+        """Return the numbers of this machine's worker processes. Worker processes are numbered across all machines."""
         return [task.worker for task in self.tasks]
 
     @property
@@ -203,7 +203,9 @@ class Master:
             self._until(lambda: None in self._places or self._all("ready"), deadline, message)
 
     def _all(self, state: Literal["drawn", "ready"]) -> bool:
-        """Return True if every share of the plan has a machine that has reached `state`, otherwise False."""
+        """Return True if every share of the plan has a machine in this state: `drawn` (prompts built) or `ready`
+        (connected).
+        """
         return all(machine is not None and getattr(machine, state) for machine in self._places)
 
     def _until(self, reached: Callable[[], bool], deadline: float, message: str) -> None:
@@ -224,7 +226,7 @@ class Master:
     def _check(self, machine: Machine) -> None:
         """Check that the machine reaches the same server as the master, and sends the bytes that the master would send.
 
-        Raises DistributedError otherwise.
+        Raises DistributedError if the server or the bytes differ.
         """
         assert machine.drawn is not None
         for fact in ("name", "version", "model", "simulated"):
@@ -243,8 +245,9 @@ class Master:
             )
 
     def _measure(self) -> None:
-        """Run a series of clock exchanges with every machine. If a machine does not answer, its earlier samples are
-        used."""
+        """Run a series of clock exchanges with every machine.
+
+        Machines that do not answer keep their earlier clock samples."""
         machines = [machine for machine in self.present if not machine.lost]
         for machine in machines:
             machine.measured = False
@@ -328,7 +331,7 @@ class Master:
             yield msgspec.json.encode(line) + b"\n"
 
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
-        """Yield one WorkerExit for each worker of a machine.
+        """Yield one WorkerExit for each worker process of a machine.
 
         If the machine is lost, every request of its share counts as due, because no other machine sends these requests.
         """
@@ -491,12 +494,13 @@ class ClockOffset:
         return self.after.offset_ns - self.before.offset_ns
 
     def correction(self, start_ns: int, instant_ns: int) -> int:
-        """Return the ns to add to a time of a worker machine, so that it counts from the master's `start_ns`.
+        """Return the clock correction in ns for a time that a worker machine recorded. The correction is added to the
+        time.
 
-        `instant_ns` is the worker machine's time in ns since its own start, which was set with the offset `before`. The
-        clock has drifted since then, so the correction is `-drift_ns * passed_ns / span_ns`. `span_ns` is the time
-        between the two exchanges. `passed_ns` is the time from the first exchange to the instant, limited to
-        `0..span_ns`.
+        `instant_ns` is the recorded time in ns since the worker machine's start. The start was scheduled with the
+        offset `before` and is `start_ns` on the master's clock. The clock has drifted since the first exchange, so the
+        correction is `-drift_ns * passed_ns / span_ns`. `span_ns` is the time between the two exchanges. `passed_ns` is
+        the time from the first exchange to the instant, limited to `0..span_ns`.
         """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)
@@ -504,11 +508,11 @@ class ClockOffset:
 
 
 def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
-    """Return the clock offset of a machine. It consists of the best exchange before the start and the best one after
-    it.
+    """Return the clock offset of a machine, from its best clock exchange before the start and its best one after the
+    start.
 
-    The best exchange has the shortest round trip. If there is none after the start, the one before it is used twice.
-    Raises ValueError if there is none before the start.
+    The best exchange has the shortest round trip. Without an exchange after the start, the best exchange before the
+    start takes its place. Raises ValueError without an exchange before the start.
     """
     best = partial(min, key=attrgetter("round_trip_ns"))
     before = best(sample for sample in samples if sample.at_ns <= start_ns)
@@ -519,9 +523,9 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
     """Return a line of a worker machine's part file, with its Record shifted to the master's clock.
 
-    All times of the Record are shifted by the clock correction at the time when the request was sent. Durations
-    therefore remain as the machine measured them. In an open loop (`closed` is False) the due time is not shifted,
-    because the plan determines the due time. A line that holds no Record is returned unchanged.
+    All times of the Record are shifted by the same amount, which is the clock correction at the time when the request
+    was sent. Durations stay as measured. In an open loop (`closed` is False) the due time is not shifted, because the
+    plan determines the due time. A line that holds no Record is returned unchanged.
     """
     try:
         record = msgspec.json.decode(line, type=Record)

@@ -247,13 +247,13 @@ class ClockSample(msgspec.Struct, frozen=True):
     - `t3`: the worker machine sends its reply.
     - `t4`: the reply arrives at the master.
 
-    They give the offset between the clocks and the round trip:
+    The timestamps give the offset between the clocks and the round trip:
 
         offset = ((t2 - t1) + (t3 - t4)) / 2        worker's clock minus master's
         round trip = (t4 - t1) - (t3 - t2).
 
-    The offset is exact if both directions take equally long. Timestamps from the two ends cannot show a difference
-    between the directions. But neither direction takes negative time, so the true offset is within half the round trip.
+    The offset is exact if both directions take equally long. The error of the offset is at most half the round trip,
+    because neither direction takes negative time.
     """
 
     at_ns: int
@@ -280,13 +280,19 @@ class Exchanged(Message, frozen=True):
 
 
 class ClockSeries(Message, frozen=True):
-    """Order on the master: run a series of clock exchanges with a machine. As an event: the series has ended."""
+    """Order from the master's command: run a series of clock exchanges with a machine.
+
+    The same message, sent back to the command as an event, means that the series has ended.
+    """
 
     node: str
 
 
 class Sealed(Message, frozen=True):
-    """Order: seal this message and send it. As an event: a sealed message has arrived and was opened."""
+    """Order from a command to its Locust process: seal this message and send it.
+
+    As an event from the Locust process, it means that a sealed message has arrived and was opened.
+    """
 
     node: str
     body: bytes
@@ -383,8 +389,9 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
 
 
 def append_piece(piece: Piece, path: Path) -> PieceAck:
-    """Append a piece to a worker's part file, and return the acknowledgement. Raises OutputError if it cannot be
-    written."""
+    """Append a piece to a worker's part file, and return the acknowledgement.
+
+    Raises OutputError if the file cannot be written."""
     try:
         with path.open("ab") as file:
             assert file.tell() == piece.offset, "pieces of one worker arrive in order"
@@ -434,8 +441,8 @@ class Address:
 def address_of(text: str, option: str, *, listening: bool = False) -> Address:
     """Parse HOST or HOST:PORT.
 
-    An address for `listening` may have the host `*` (every address of this machine) and port 0 (any free port). Raises
-    DistributedError, which names `option`, for any other text.
+    An address for `listening` may have the host `*` (every address of this machine) and port 0 (any free port). For
+    malformed text, a DistributedError is raised that names `option`.
     """
     match = _ADDRESS.fullmatch(text)
     if match and (listening or match["host"] != "*"):
@@ -450,8 +457,8 @@ def address_of(text: str, option: str, *, listening: bool = False) -> Address:
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
     """Return a digest of the first request bodies that a worker sends.
 
-    Two digests are equal if prompts, model and dialect are equal. The master can thus check a machine without sending
-    the prompts to it.
+    The digest depends on the prompts, the model and the dialect. The master compares it with its own digest, and can
+    thus check a machine without sending the prompts.
     """
     bodies = (dialect.encode(request, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()

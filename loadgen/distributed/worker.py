@@ -66,7 +66,7 @@ class MasterSession:
 
     @property
     def interrupted_here(self) -> bool:
-        """Return True if the command was interrupted on this machine. A stop by the master does not count."""
+        """Return True if the user interrupted the command on this machine. A stop by the master does not count."""
         return self.interrupts.count > self._stopped
 
     @property
@@ -92,8 +92,9 @@ class MasterSession:
             self._take(protocol.PeerLost("", "the Locust process on this machine ended unexpectedly"))
 
     def until(self, reached: Callable[[], object]) -> None:
-        """Handle events until `reached` returns a true value. Also return when the session ends or this machine is
-        interrupted."""
+        """Handle events until `reached` returns a true value.
+
+        The wait also ends when the session ends or this machine is interrupted."""
         while not reached() and not self.over and not self.interrupted_here:
             self.listen(LISTEN_S)
 
@@ -115,8 +116,9 @@ class MasterSession:
                 self._outgoing.acknowledge(message)
 
     def _stop(self) -> None:
-        """Stop the run by counting one interrupt. Do nothing after an earlier interrupt: a second one would kill the
-        workers."""
+        """Stop the run by counting one interrupt. After an earlier interrupt, do nothing.
+
+        A second interrupt would kill the worker processes."""
         if not self.interrupts.count:
             self._stopped = True
             self.interrupts.count += 1
@@ -282,8 +284,9 @@ def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
 
 
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
-    """Prepare and run this machine's share, and deliver its records. An error before the start cancels the run on all
-    machines."""
+    """Prepare and run this machine's share, and deliver its records.
+
+    If an error occurs before the start, the run is cancelled on all machines."""
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"])
         with prepare.prepare(plan, parts, say) as prepared:

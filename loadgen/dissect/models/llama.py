@@ -37,7 +37,7 @@ class TensorGroup(Protocol):
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
         """Return `hidden` as the input of a matrix that is split by columns.
 
-        In the backward pass, its gradient is summed over all devices.
+        In the backward pass, the gradient of `hidden` is summed over all devices.
         """
 
     def all_reduce(self, partial: Tensor) -> Tensor:
@@ -334,10 +334,11 @@ def build_model(
     device: str = "cpu",
     dtype: Any = torch.float32,
 ) -> Llama:
-    """Return a model with random weights, or this device's part of the model. Raises HardwareError.
+    """Return a model with random weights. In a group of devices, return this device's part of the model.
 
     `layers` is the number of layers. The default is the number of layers in `shape`. All devices of a group must use
-    the same torch seed, because each device has a copy of the whole embedding and all norms.
+    the same torch seed, because each device has a copy of the whole embedding and all norms. Raises HardwareError if
+    the model cannot be built.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

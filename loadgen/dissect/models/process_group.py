@@ -82,7 +82,7 @@ class ProcessGroup:
         return int(distributed.get_world_size())
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
-        """Return the input. In the backward pass, its gradient is summed over all processes."""
+        """Return the input. In the backward pass, the gradient of the input is summed over all processes."""
         return _CopyToRanks.apply(hidden)
 
     def all_reduce(self, partial: Tensor) -> Tensor:

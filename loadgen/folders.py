@@ -34,17 +34,17 @@ RUNS = Path("runs")
 
 
 class FolderClaim:
-    """An exclusive claim on a folder. No other loadgen command writes there while the claim is held.
+    """An exclusive claim on a folder. No other loadgen command writes to the folder while the claim is held.
 
     Creating the lock file (O_EXCL) and locking it (flock) are atomic, on NFS too. If the file system does not support
     locks, the process that created the file holds the claim.
     """
 
     def __init__(self, folder: Path, *, must_be_empty: bool = True, wait_s: float = 0.0) -> None:
-        """Claim a folder and create it if necessary. Wait up to `wait_s` seconds for another command to release it.
+        """Claim a folder and create it if necessary. If another command holds the folder, wait up to `wait_s` seconds.
 
-        Raises OutputError if the folder is still in use or cannot be written. With `must_be_empty`, also raises
-        OutputError if the folder contains files.
+        Raises OutputError if the folder is still in use after `wait_s`, or if it cannot be written. With
+        `must_be_empty`, also raises OutputError if the folder contains files.
         """
         self._folder = folder
         self._lock = folder / LOCK_NAME
@@ -84,15 +84,15 @@ class FolderClaim:
     def _acquire(self, until_s: float) -> int:
         """Lock the lock file and return its file descriptor. Retry until `until_s` (time.monotonic).
 
-        Raises OutputError if another command still holds the lock then.
+        Raises OutputError if another command still holds the lock at that time.
         """
         problem: OSError = BlockingIOError(errno.EBUSY, os.strerror(errno.EBUSY))
         for _ in range(ATTEMPTS_LIMIT):
             try:
                 file, created = self._open()
             except (FileNotFoundError, FileExistsError) as error:
-                # Another command has just removed the lock file or an empty folder, perhaps while `mkdir` was called:
-                # it then failed because the folder existed, and the folder is gone now.
+                # Another command has just removed the lock file or the empty folder. If it removed the folder during
+                # `mkdir`, `mkdir` failed because the folder existed, although the folder is gone now.
                 if isinstance(error, FileExistsError) and self._folder.exists() and not self._folder.is_dir():
                     raise
                 problem = error

@@ -21,9 +21,10 @@ ONE_AT_A_TIME = "closed:1"
 
 
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a plan with `rate` and `concurrency` replaced by `arrivals`, where they describe them.
+    """Return the settings of a plan with short forms of the load replaced by `arrivals`.
 
-    Raises PlanError for an invalid rate, and if `rate` and `arrivals` are both set.
+    The short forms are listed in the module's docstring, for example `rate=5` for `poisson:5`. Raises PlanError for an
+    invalid rate, and if `rate` and `arrivals` are both set.
     """
     result = dict(settings)
     rate = result.pop("rate", None)
@@ -44,10 +45,11 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the changes applied. A change of the load replaces the other forms of a load.
+    """Return the settings of a plan with the changes applied.
 
-    For example, the change `rate=5` removes `arrivals`. The change `concurrency=8` replaces `closed:4`, but limits
-    `poisson:20`.
+    A load can be written as `rate`, `concurrency` or `arrivals`. Settings that contradict a changed load are removed.
+    For example, the change `rate=5` removes `arrivals`, and the change `concurrency=8` removes `closed:4`. The arrivals
+    `poisson:20` remain, because `concurrency=8` limits them.
     """
     result = dict(settings)
     closed = str(result.get("arrivals", "")).startswith("closed:")

@@ -125,10 +125,10 @@ class Calibration(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def save_calibration(calibration: Calibration, machine: Mapping[str, object]) -> Path:
-    """Save the calibration of a machine, which its `facts` identify. Return the path of the calibration file.
+    """Save the calibration of a machine, and return the path of the calibration file.
 
-    The file holds the calibrations of all machines that share this home directory. Raises OSError if it cannot be
-    written.
+    `machine` holds the machine's facts, as `facts` returns them. The calibration file holds the calibrations of all
+    machines that share this home directory. Raises OSError if the file cannot be written.
     """
     file = _calibration_file()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -140,9 +140,10 @@ def save_calibration(calibration: Calibration, machine: Mapping[str, object]) ->
 
 
 def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) -> Calibration | None:
-    """Return the saved calibration of the machine with these `facts`.
+    """Return the saved calibration of a machine, or None if there is none.
 
-    Return None if there is no calibration or if it cannot be read. In the second case, `say` is called with a message.
+    `machine` holds the machine's facts, as `facts` returns them. If a saved calibration cannot be read, `say` is called
+    with a message, and the result is None.
     """
     raw = _load_all(say).get(_key(machine))
     if raw is None:
@@ -155,7 +156,7 @@ def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) 
 
 
 def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
-    """Return the saved calibrations of all machines, or an empty dict if there is no file.
+    """Return the saved calibrations of all machines by machine, or an empty dict if there is no calibration file.
 
     If the file is damaged, return an empty dict and call `say` with a message.
     """

@@ -106,7 +106,7 @@ def in_range(low: int, high: int) -> Check:
 
 
 def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return image sizes in their canonical form, such as 512x512. Raises ValueError for other text."""
+    """Return image sizes in their canonical form, such as 512x512. Raises ValueError for text that is not a size."""
     return tuple("x".join(map(str, images.parse_size(text))) for text in texts)
 
 
@@ -163,8 +163,10 @@ def _as_object(value: Any) -> Any:
 
 
 def _as_seconds(value: Any) -> Any:
-    """Return a duration such as `1m30s` in seconds, and an interval such as `10s..50s` as a tuple. Return other values
-    unchanged."""
+    """Convert a duration such as `1m30s` to seconds, and an interval such as `10s..50s` to a pair of seconds.
+
+    Values that are not text are returned unchanged.
+    """
     if not isinstance(value, str):
         return value
     begin, dots, end = value.partition("..")
@@ -269,8 +271,10 @@ def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, An
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
-    """Return the option of each Plan field that has one, by field name, with its help text and in the order of the
-    fields."""
+    """Return the RunOption of each Plan field that can be set by an option. Each RunOption has its help text.
+
+    The result maps field names to options, in the order of the fields.
+    """
     docstrings = _docstrings(plan)
     options = {name: field.option for name, field in fields_of(plan).items() if field.option}
     return {name: replace(option, help=option.help or docstrings[name]) for name, option in options.items()}
@@ -401,7 +405,8 @@ def describe_lengths(plan: Plan) -> tuple[str, str]:
 def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
     """Return a description of the plan in one line, such as `200 requests, poisson:20, 512 tokens in, 128 out`.
 
-    `exact`: False if the prompts will have only about the requested length."""
+    `exact` is False if the prompts will have only about the requested length.
+    """
     noun = "session" if plan.uses_sessions else "request"
     number = "" if plan.n is None else f"{plan.n} {noun}{'' if plan.n == 1 else 's'}, "
     duration = "" if plan.duration_s is None else f" for {plan.duration_s:g} s"

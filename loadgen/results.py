@@ -47,10 +47,10 @@ def parse_expressions(
     confidence: float | None = None,
     recorded: bool = False,
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
-    """Parse the objectives of a run (`assertions`) and those of its requests (`goodput`).
+    """Parse the objectives of a run (`assertions`) and the objectives of its requests (`goodput`).
 
-    `junit` and `confidence` need objectives. A run that is already `recorded` may contain them. Otherwise `assertions`
-    must not be empty. Raises PlanError, whose message lists every mistake.
+    Raises PlanError, whose message lists every mistake. It is a mistake to pass `junit` or `confidence` without
+    `assertions`. If `recorded` is True, this is allowed, because a recorded run may contain objectives.
     """
     if confidence is not None and not assertions and not recorded:
         raise PlanError(
@@ -79,7 +79,7 @@ def expressions_for(
 ) -> tuple[Sequence[Objective], Sequence[Objective], list[str]]:
     """Return the objectives of a run, the bounds of its requests, and a note for each expression that cannot be parsed.
 
-    Objectives and bounds come from the run's header. If `objectives` or `bounds` is not empty, it is used instead.
+    `objectives` and `bounds` are used if they are not empty. If one of them is empty, the run's header supplies it.
     """
     own_objectives = () if objectives else header.objectives
     own_bounds = () if bounds else header.goodput
@@ -191,7 +191,7 @@ def load_and_summarise(
     """Summarise a run and check its objectives. `objectives` and `bounds` replace those in the run's header.
 
     `confidence` is the confidence that the objectives require (--confidence). If it is None, objectives from the header
-    are judged with the confidence in the header. Objectives that replace them are judged by their measured figures.
+    are judged with the confidence in the header, and objectives passed as arguments by the measured figures alone.
 
     The result holds the summary but no Records. With `drawn`, it also holds the data of the charts. A caller that has
     already read the run file passes the content as `known`.
@@ -238,9 +238,9 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) ->
 def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
     """Write a file of results atomically. If several commands write the same file, the last command wins.
 
-    A link with a name that matches RESULT_FILE is replaced, because the run's folder may come from another person.
-    Links with other names were named by the user and are followed. Raises OutputError with `hint` if the file cannot be
-    written.
+    A symbolic link whose name matches RESULT_FILE is replaced by the file, because the run's folder may come from
+    another person. Other symbolic links are followed, because the user has chosen their names. Raises OutputError with
+    `hint` if the file cannot be written.
     """
     is_ours = RESULT_FILE.fullmatch(file.name) is not None
     target = file.parent.resolve() / file.name if is_ours else file.resolve()
@@ -268,8 +268,8 @@ def compare_paths(
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
     """Compare the runs `b` with the runs `a`. Return the comparison and the runs of both sides.
 
-    A path may be a folder of repeats. Raises RunFileError for a path without a run. Raises PlanError with
-    `unequal_hint` if the two sides did unequal work, unless the hint is None.
+    A path may be a folder of repeats. Raises RunFileError for a path without a run. If the two sides did unequal work,
+    raises PlanError with `unequal_hint`. If `unequal_hint` is None, unequal work is no error.
     """
     from loadgen.analysis.compare import compare, read_run
 

@@ -1,9 +1,9 @@
-"""The back-off of a closed loop, whose clients wait when their requests fail at once.
+"""The back-off of a closed loop: a client waits before its next request if its last request failed immediately.
 
-    a request fails at once   ──> its client waits
-    the pause is over         ──> the client that has waited longest sends its next request (a try)
-    the try fails at once     ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
-    the try does not fail     ──> the next pause is half as long, until every client is back.
+    a request fails immediately   ──> its client waits
+    the pause is over             ──> the client that has waited longest sends its next request (a try)
+    the try fails immediately     ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
+    the try does not fail         ──> the next pause is half as long, until no client waits.
 
 During an outage, only one request per client and a few tries fail, however many clients there are. The loop is back at
 full load within two seconds after the server is available again. Clients whose requests do not fail never wait.
@@ -14,26 +14,26 @@ from __future__ import annotations
 from collections import deque
 
 AT_ONCE_NS = 1_000_000_000
-"""A request has failed at once if it failed within this time in ns after it was due."""
+"""A request counts as failed immediately if it was refused within this time in ns after it was due."""
 FIRST_PAUSE_NS = 100_000_000
 """Length in ns of the pause before the first retry."""
 MIN_PAUSE_NS = 1_000_000
-"""When the pause is shorter than this, in ns, every waiting client continues."""
+"""When the pause is shorter than this time in ns, every waiting client continues."""
 MAX_PAUSE_NS = 1_000_000_000
 """Length in ns of the longest pause."""
 GIVE_UP_NS = 60_000_000_000
-"""If every request has failed at once for this many ns, the server counts as down.
+"""If every request has failed immediately for this time in ns, the server counts as down.
 
-A run with a fixed number of requests then does not send the rest.
+A run with a fixed number of requests then sends no more requests.
 """
 TOO_MANY_REQUESTS, FIRST_SERVER_ERROR = 429, 500
 
 
 def was_refused(error_kind: str, http_status: int | None) -> bool:
-    """Return True if the next request would probably fail for the same reason as this one.
+    """Return True if a request was refused, so that another request sent now would probably fail too.
 
-    That is the case if the connection failed, or was closed before the first byte of a response. It is also the case
-    for the statuses 429 and 5xx.
+    A request was refused if its connection could not be opened or was closed before the first byte of the response, or
+    if the HTTP status is 429 or 5xx.
     """
     if http_status is None:
         return error_kind in ("connect", "client_limit")
@@ -41,7 +41,7 @@ def was_refused(error_kind: str, http_status: int | None) -> bool:
 
 
 class BackOff:
-    """Decides when the waiting clients of one worker's closed loop may send again. All times are in ns on one clock."""
+    """Decides when the waiting clients of a closed loop may send again. All times are in ns from the run's start."""
 
     def __init__(self) -> None:
         self.next_try_ns = 0
@@ -57,9 +57,9 @@ class BackOff:
         return len(self._waiting_since)
 
     def failed(self, now_ns: int, *, was_retry: bool) -> None:
-        """Make a client wait because its request failed at once.
+        """Make a client wait, because its request was refused within AT_ONCE_NS (1 s) after it was due.
 
-        `was_retry` is True if this client had waited before the request.
+        `was_retry` is True if the client had also waited before this request.
         """
         if self._failing_since_ns is None:
             self._failing_since_ns = now_ns
@@ -73,9 +73,9 @@ class BackOff:
         self._waiting_since.append(now_ns)
 
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
-        """Record that a request did not fail at once: it succeeded, or it failed later than AT_ONCE_NS.
+        """Record that a client continues without a pause, because its request was not refused within AT_ONCE_NS (1 s).
 
-        `was_retry` is True if its client had waited before the request.
+        `was_retry` is True if the client had waited before this request.
         """
         self._failing_since_ns = None
         if was_retry:
@@ -84,7 +84,7 @@ class BackOff:
             self.next_try_ns = now_ns
 
     def take(self, now_ns: int) -> list[int]:
-        """Return the waiting time in ns of each client that may send again now. These clients no longer wait.
+        """Remove the clients that may send again now, and return how long each of them has waited, in ns.
 
         The list is empty if no client waits or the pause is not over.
         """
@@ -97,7 +97,10 @@ class BackOff:
         return [now_ns - self._waiting_since.popleft() for _ in range(count)]
 
     def gives_up(self, now_ns: int) -> bool:
-        """Return True if every request has failed at once for GIVE_UP_NS. The server then counts as down."""
+        """Return True if every request of the last GIVE_UP_NS (60 s) has failed immediately.
+
+        The server then counts as down.
+        """
         return self._failing_since_ns is not None and now_ns - self._failing_since_ns >= GIVE_UP_NS
 
     def clear(self) -> None:

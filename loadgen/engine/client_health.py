@@ -52,7 +52,7 @@ The first SEARCHED_FIRST_BYTES bytes are searched before the rest.
 
 
 class Health:
-    """Health counters of one worker since the last sample. `sample` returns and resets them."""
+    """Health counters of one worker process since the last call of `sample`, which returns and resets them."""
 
     def __init__(self) -> None:
         self._reset()
@@ -72,21 +72,21 @@ class Health:
         self._core_wait_ns = core_wait_ns()
 
     def add(self, late_ns: Sequence[int], *events: int) -> None:
-        """Add the counts of one request.
+        """Add the counters of one response.
 
-        `late_ns` holds the delay of each of its reads in ns. Their number is the first of the EVENT_COUNTERS, and
-        `events` holds the others in order.
+        `late_ns` holds, for each socket read, the time in ns between the arrival of the bytes and the read. `events`
+        holds the values of `coalesced_reads`, `full_reads`, `windows`, `retransmits` and `out_of_order`, in this order.
         """
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
         for name, count in zip(EVENT_COUNTERS, (len(late_ns), *events), strict=True):
             self._added[name] += count
 
     def stall(self, late_ns: int) -> None:
-        """Record that the event loop ran a timer late by this number of ns. The sample reports the maximum."""
+        """Record that the event loop ran a timer `late_ns` too late. The next sample reports the maximum."""
         self._stall_ns_max = max(self._stall_ns_max, late_ns)
 
     def pause(self, waited_ns: int) -> None:
-        """Count one pause of a closed-loop client. It lasted `waited_ns`.
+        """Count one pause of a closed-loop client, which lasted `waited_ns`.
 
         A client pauses before its next request if its last request failed immediately.
         """
@@ -96,8 +96,8 @@ class Health:
     def sample(self) -> dict[str, Any]:
         """Return the counters as telemetry values, and reset them.
 
-        Lateness bucket `b` counts the reads that were late by `2**(b/4)` to `2**((b+1)/4)` us. Bucket -1 counts those
-        that were late by less than 1 us.
+        `late_counts` is a histogram of the read delays. Bucket `b` counts the socket reads that were late by `2**(b/4)`
+        to `2**((b+1)/4)` us. Bucket -1 counts the reads that were late by less than 1 us.
         """
         values = {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
@@ -132,7 +132,7 @@ class LiveCounters(Structure):
     """Live counters of one worker, in shared memory. The worker writes them, and the coordinator reads them.
 
     - `due`: number of requests that have become due, whether they were sent or not. When a session starts, all of its
-      turns count. Requests become due in order, so they are always the first ones of the worker's share.
+      turns count. Requests become due in order, so these are always the first requests assigned to the worker.
     - `streaming`: number of requests in flight whose response has begun to arrive.
     - `tokens`: number of tokens that have arrived. In responses that are not recorded yet, they are estimated from the
       number of bytes that have arrived.
@@ -140,8 +140,8 @@ class LiveCounters(Structure):
     - `first_sent_ns`, `last_end_ns`: when the first request was sent and the last one ended, in ns from the run's
       start; 0 if there is none.
     - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
-    - `ttft`: TTFTs of complete requests, and of requests in flight whose first token was found.
-    - `tpot`: TPOTs of complete requests.
+    - `ttft`: histogram of the TTFTs of complete requests, and of requests in flight whose first token was found.
+    - `tpot`: histogram of the TPOTs of complete requests.
     """
 
     _fields_ = [
@@ -168,18 +168,25 @@ class LiveCounters(Structure):
     tpot: LatencyHistogram
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Extend the time from the first request sent to the last one ended. Both are in ns from the run's start."""
+        """Lower `first_sent_ns` to `sent_ns` and raise `last_end_ns` to `end_ns`, where the new value is more extreme.
+
+        Both arguments are in ns from the run's start.
+        """
         self.first_sent_ns = min(self.first_sent_ns or sent_ns, sent_ns)
         self.last_end_ns = max(self.last_end_ns, end_ns)
 
     @property
     def mean_tokens_per_s(self) -> float:
-        """Tokens per second over the whole run, from the first request sent to the last one ended, as in the report."""
+        """Mean number of tokens per second, from the sending of the first request to the end of the last one.
+
+        The report uses the same definition. The value is 0 until a request has ended.
+        """
         return self.tokens / (self.last_end_ns - self.first_sent_ns) * 1e9 if self.last_end_ns else 0.0
 
 
 def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
-    """Return the counters of several workers, added up."""
+    """Return the live counters of several workers as one object: sums, merged histograms, and the earliest
+    `first_sent_ns` and latest `last_end_ns`."""
     first, *others = [*counts] or [LiveCounters()]
     summed = LiveCounters.from_buffer_copy(first)
     for count in others:
@@ -195,8 +202,8 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
 class FirstTokens:
     """Counts the TTFTs of one worker's requests in its live counters.
 
-    A request counts as soon as its first token is seen, while its response is still arriving. If it does not complete,
-    it no longer counts, because the report's latencies are those of complete requests.
+    A TTFT is counted as soon as the first token is seen, while the response is still arriving. If the request then does
+    not complete, its TTFT is removed again, because the report's latencies are those of complete requests.
     """
 
     def __init__(
@@ -209,7 +216,7 @@ class FirstTokens:
         """Create the counter of one worker.
 
         `first_token` takes the beginning of a response. It returns the offset just past the first event with a token,
-        or None if there is no such event.
+        or None if no event contains a token.
         """
         self._ttft = counts.ttft
         self._stamps = stamps
@@ -222,10 +229,10 @@ class FirstTokens:
         """
 
     def look(self, arriving: Iterable[Exchange]) -> None:
-        """Search the oldest of these unfinished responses for their first token.
+        """Search these unfinished responses for their first token, oldest first, at most MAX_SEARCHED per call.
 
-        The first event of a response is often not its first token. Events without a token, such as the role in a chat,
-        may arrive much earlier.
+        Searching is necessary because the first event of a response often contains no token. Events without a token,
+        such as the role in a chat, may arrive much earlier.
         """
         seen, searched = self._seen, self._searched
         unseen = (
@@ -247,8 +254,10 @@ class FirstTokens:
                 seen[exchange] = self._ttft.add(arrived_ns - exchange.sent_ns)
 
     def _search(self, raw: bytes) -> int | None:
-        """Return the offset just past the first event with a token, or None if the searched bytes contain no such
-        event."""
+        """Return the offset just past the first event with a token.
+
+        Return None if the first SEARCHED_BYTES bytes of the response contain no token.
+        """
         if raw.find(b"data:", 0, SEARCHED_BYTES) < 0:
             return None
         end = self._first_token(raw[:SEARCHED_FIRST_BYTES])
@@ -257,9 +266,9 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the TTFT of an ended request according to its Record.
+        """Count the TTFT of a request that has ended, as its Record states it. Only complete requests count.
 
-        This replaces the TTFT that was counted while the response was arriving.
+        A TTFT that was counted while the response was arriving is removed first.
         """
         if exchange is not None:
             self._searched.pop(exchange, None)

@@ -1,8 +1,8 @@
 """Converts kernel receive timestamps to the monotonic clock, and runs callbacks at exact times.
 
-The kernel timestamps received bytes on CLOCK_REALTIME, which may be slewed or stepped during a run. Both clocks are
-therefore read together at the start, about once a second, and at the end. A timestamp is converted with the two pairs
-of readings around it.
+The kernel timestamps received bytes on CLOCK_REALTIME, which may be slewed or stepped during a run. For this reason
+CLOCK_REALTIME and CLOCK_MONOTONIC are read together at the start, about once a second, and at the end. A timestamp is
+converted with the last pair of readings before it and the first pair after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClockPairs:
         self.take()
 
     def take(self) -> None:
-        """Add a pair of readings. Both clocks are read five times, and the reading that took the least time is kept."""
+        """Add a pair of readings. Both clocks are read five times, and the pair that took the least time is kept."""
         readings = [(self._monotonic_ns(), self._realtime_ns(), self._monotonic_ns()) for _ in range(5)]
         before, realtime, after = min(readings, key=lambda reading: reading[2] - reading[0])
         self._realtime.append(realtime)
@@ -48,8 +48,8 @@ class ClockPairs:
     def to_monotonic(self, stamps: Sequence[int]) -> list[int]:
         """Convert CLOCK_REALTIME timestamps to CLOCK_MONOTONIC, both in ns.
 
-        The offset is interpolated between the two pairs around each timestamp. If the clocks have not drifted, the
-        newest offset is used.
+        The offset between the clocks is interpolated between the pair of readings before and the pair after each
+        timestamp. While the offset has not changed by more than SLEW_TOLERANCE_NS, the newest offset is used for all.
         """
         if self.disagreement_ns <= SLEW_TOLERANCE_NS:
             offset = self._offsets[-1]
@@ -72,7 +72,7 @@ class ClockPairs:
 
 
 class SystemClock:
-    """Runs callbacks of an asyncio event loop at exact times. It uses absolute deadlines on a single timer
+    """Runs callbacks of an asyncio event loop at exact times, with absolute deadlines on a single timer
     (loadgen.servers.wire.poller)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

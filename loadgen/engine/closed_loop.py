@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class ClosedLoop:
     """The request queue of a closed loop with `clients` clients.
 
-    When a request ends, the client's next request becomes due `think_ns` later. From the offset `until_ns` on, no
-    request becomes due.
+    The next request of a client becomes due `think_ns` after the end of its last request. At `until_ns` after the run's
+    start, the loop ends and no more requests become due.
 
-    The next request of each client is built and encoded (drawn) before it is due. Several requests may end together,
-    and building the next requests at that time would delay them.
+    The next request of each client is built and encoded in advance. If it were built when the last request ends, it
+    would be sent late, above all when several requests end at the same time.
     """
 
     closed = True
@@ -48,16 +48,20 @@ class ClosedLoop:
         return group
 
     def draw(self) -> bool:
-        """Build and encode one request before it is due, unless every client already has one.
+        """Build and encode one request before it is due.
 
-        Return True if a request was drawn, or False if enough are drawn or none is left.
+        Return True if a request was built. Return False if enough requests are ready for all clients, or if no request
+        is left.
         """
         drawn = [*islice(self._slots, len(self._ahead) < self._starting + self._clients)]
         self._ahead.extend(drawn)
         return bool(drawn)
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the request that becomes due because another request has ended, or None if the loop has ended."""
+        """Return the next request of a client whose request ended at `ended_ns`, or None if the loop has ended.
+
+        The next request is due `think_ns` after `ended_ns`, which is in ns from the run's start.
+        """
         due_ns = ended_ns + self._think_ns
         if not self._ahead or (self._until_ns is not None and due_ns >= self._until_ns):
             return None
@@ -79,9 +83,10 @@ class ClosedLoop:
 
 
 class Sessions:
-    """A queue of sessions. `starts` is the open or closed loop of their first turns.
+    """The request queue of a workload with sessions, which are chats with several turns.
 
-    The next turn of a session is due `think_ns` after the response to the previous turn was decoded.
+    `starts` is the open loop or closed loop of the first turns. Each later turn is due after a think time, which begins
+    when the response to the previous turn has been decoded. `slot_of` encodes a turn, given its due time.
     """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], ScheduledRequest]) -> None:
@@ -90,24 +95,31 @@ class Sessions:
         self._active = 0
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first turns of the next sessions that start at the same time."""
+        """Return the first turns of the sessions that start next. If several sessions start at the same time, the list
+        holds the first turn of each."""
         group = self._starts.group()
         self._active += len(group)
         return group
 
     def draw(self) -> bool:
-        """Build and encode the first turn of a session before it is due. Return as `ClosedLoop.draw` does."""
+        """Build and encode the first turn of a session before it is due. Return True if a turn was built."""
         return self._starts.draw()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the first turn of the session that becomes due because another session has ended, or None."""
+        """Return the first turn of the session that starts because another session has ended at `ended_ns`.
+
+        Return None in an open loop, and when no more sessions start.
+        """
         self._active -= 1
         slot = self._starts.next_after_completion(ended_ns)
         self._active += slot is not None
         return slot
 
     def next_turn(self, conversation: Conversation, answer: str, decoded_ns: int) -> ScheduledRequest | None:
-        """Return the turn of the session that follows `answer`, or None if the session is over."""
+        """Return the next turn of a session after the server's answer, or None if the session is over.
+
+        The think time before the turn begins at `decoded_ns`, in ns from the run's start.
+        """
         following = conversation.after(answer)
         return None if following is None else self._slot_of(following, decoded_ns + following.think_ns)
 

@@ -133,8 +133,8 @@ def run_workers(
     """Fork one worker per task, let the workers connect, start them together, and wait until they have ended.
 
     - `before_connect` is called while the workers encode their requests.
-    - `begin` is called once every connection is open, with the name of the least exact timestamp source and the
-      workers. It returns the start time on CLOCK_MONOTONIC, or None if the run must not start.
+    - `begin` is called once every connection is open. It takes the name of the least exact timestamp source of all
+      workers, and the workers. It returns the start time in ns (CLOCK_MONOTONIC), or None if the run must not start.
     - `on_progress` is called ten times a second with a phase and the workers.
     - `end` is called as soon as every worker is done.
     """
@@ -175,7 +175,8 @@ def run_workers(
 def _fork(task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int]) -> Worker:
     """Fork the worker process of a task.
 
-    `earlier` are the workers that were forked before. The new process inherits their pipes and closes them.
+    `earlier` are the workers that were forked before. The new process inherits their pipes and closes them. `share` is
+    the index of the new worker and the number of workers.
     """
     context = multiprocessing.get_context("fork")  # nothing is pickled, and the prompts are shared memory
     ours, theirs = context.Pipe()
@@ -221,7 +222,7 @@ def _wait_until(
 
 
 def _receive(worker: Worker) -> None:
-    """Receive one message from a worker and update the worker's state: ready or done. A worker with a closed pipe is
+    """Receive one message from a worker, and store in `worker` that it is ready or done. A worker with a closed pipe is
     done."""
     try:
         word, value = worker.pipe.recv()

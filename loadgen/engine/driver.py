@@ -9,9 +9,9 @@ prepares one group ahead, called the waiting group.
     ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
 
 The due times of an open loop never change. A request without a free connection is sent late, and its Record shows the
-delay. Beyond the limit on requests in flight, a request is dropped and recorded as dropped, or with `--concurrency` it
-waits until another request has ended. A closed loop never drops a request. Its clients pause when their requests fail
-at once (loadgen.engine.back_off).
+delay. When the maximum number of requests is in flight, a request that becomes due is recorded as dropped. With
+`--concurrency` it waits instead, until another request has ended. A closed loop never drops a request. Its clients
+pause when their requests fail immediately (loadgen.engine.back_off).
 
 A server may close an idle connection just as a request is sent on it. If no byte of a response arrives, the request is
 sent once more, on a new connection (`Driver._may_send_again`). Its TTFT is then measured from the second send.
@@ -103,9 +103,10 @@ class Driver:
     ) -> None:
         """Create the driver of a request queue.
 
-        `exchange` creates an Exchange from the function that is called at the end of the Exchange. While
-        `in_flight_max` requests are in flight, further requests are dropped, or wait if `queues` is True. None means no
-        limit, for a closed loop, which limits itself.
+        `exchange` creates an Exchange. Its argument is the function that is called at the end of the Exchange.
+
+        While `in_flight_max` requests are in flight, further requests are dropped, or wait if `queues` is True. For a
+        closed loop, `in_flight_max` is None: the number of clients already limits the requests in flight.
         """
         self._queue = queue
         self._pool = pool
@@ -131,8 +132,8 @@ class Driver:
         self._looks_inside = False
         """True while clients of the closed loop wait for the Record of each response with status 200."""
         self._gave_up: tuple[ErrorKind, str] | None = None
-        """Error kind and detail of the requests that are not sent after a closed loop has given up. None before that.
-        """
+        """Error kind and detail of the requests that are not sent because the server counts as down. None while the
+        closed loop still sends requests."""
         self._last_failure: ErrorKind = "connect"
         """Error kind of the last connection that could not be opened: `connect` (caused by the server) or
         `client_limit` (caused by this machine)."""
@@ -199,7 +200,10 @@ class Driver:
         self._prepare(self._group)
 
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
-        """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS."""
+        """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS.
+
+        When the pool has no free connection left, the remaining requests get none.
+        """
         for slot in group:
             if slot.not_encoded:
                 continue
@@ -222,7 +226,10 @@ class Driver:
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Close the connections of the waiting group that the server has closed, and return their requests."""
+        """Close those connections of the waiting group that the server has closed.
+
+        Return the requests that have lost their connection.
+        """
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -232,8 +239,8 @@ class Driver:
     def _refresh_group(self, now_ns: int) -> None:
         """Replace connections that the server has closed while a group waits until it is due.
 
-        Servers close idle connections after a few seconds. The connections of a large group are not checked again
-        later.
+        Servers close idle connections after a few seconds. A group of more than CHECKED_GROUP requests is not checked
+        again when it is sent.
         """
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
@@ -280,11 +287,14 @@ class Driver:
         self._counts.sent += len(ready)
 
     def _room(self) -> int:
-        """Return how many more requests may be in flight. Only an open loop has a limit."""
+        """Return how many more requests of an open loop may be in flight. A closed loop has no limit to check."""
         return max(0, (self._in_flight_max or 0) - len(self._in_flight) - len(self._opening))
 
     def _queue_up(self, group: Sequence[ScheduledRequest], room: int) -> Sequence[ScheduledRequest]:
-        """Return the requests of a group that can be sent now. The others wait until another request has ended."""
+        """Return the requests of a group that can be sent now, at most `room`. The other requests of the group wait.
+
+        If earlier requests already wait, no request of this group can be sent now.
+        """
         if self._waiting:
             room = 0  # earlier requests are sent first
         self._waiting.extend(group[room:])
@@ -294,13 +304,16 @@ class Driver:
         return group[:room]
 
     def _release_soon(self) -> None:
-        """Schedule `_release`, because a request has ended while others wait."""
+        """Schedule `_release`, because a request has ended while other requests wait until they may be sent."""
         if not self._releasing:
             self._releasing = True
             self._clock.at(self._clock.now_ns(), self._release)
 
     def _release(self) -> None:
-        """Send waiting requests, as many as may be in flight. If none is left, continue with the request queue."""
+        """Send waiting requests until the maximum number is in flight.
+
+        If no request waits any longer, take the next group from the request queue.
+        """
         self._releasing = False
         group = [self._waiting.popleft() for _ in range(min(self._room(), len(self._waiting)))]
         if group:
@@ -325,7 +338,7 @@ class Driver:
         exchange.listen()
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
-        """Start a task that opens a connection for this request."""
+        """Start `opening` as a task. It opens a connection for this request and sends the request."""
         task = asyncio.get_running_loop().create_task(opening)
         self._opening[task] = slot
         task.add_done_callback(self._on_opened)
@@ -417,7 +430,7 @@ class Driver:
             self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
     def _give_up(self, slot: ScheduledRequest, kind: ErrorKind, detail: str) -> None:
-        """Record a request that was not sent."""
+        """Record a request that was not sent. `kind` and `detail` state the reason."""
         slot.close()
         if kind in ("connect", "client_limit"):
             self._last_failure = kind
@@ -463,8 +476,11 @@ class Driver:
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
-        """Make the next request of a closed loop due: now, or after a pause if the request that ended has failed at
-        once."""
+        """After a request has ended, let its closed-loop client continue with the next request.
+
+        `refused` is True if the next request would probably fail as well. If the request was refused within AT_ONCE_NS
+        after it was due, the client pauses first.
+        """
         if self._interrupted:
             return
         now_ns = self._clock.now_ns() - self._recorder.start_ns
@@ -482,7 +498,7 @@ class Driver:
         self._arm_try()
 
     def _next(self, now_ns: int, *, is_retry: bool = False) -> bool:
-        """Make the next request of a closed loop due. Return True, or False if no request is left."""
+        """Schedule the next request of a closed loop. Return False if no request is left, otherwise True."""
         slot = self._queue.next_after_completion(now_ns)
         if slot is None:
             return False
@@ -521,9 +537,10 @@ class Driver:
         self._check_done()
 
     def _give_up_next(self) -> None:
-        """Record the next request of a client as not sent, because the closed loop has given up on the server.
+        """Record the next request of the closed loop as not sent, because the server counts as down.
 
-        This method schedules itself again until no request is left. A session continues in `_on_turn` instead.
+        The method schedules itself for the request after that, until no request is left. If the workload has sessions,
+        `_on_turn` causes the next call instead.
         """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
@@ -590,9 +607,9 @@ def _kind_of(error: OSError) -> Literal["connect", "client_limit"]:
 
 
 class Recorder:
-    """Turns the ended Exchanges of one worker into Records and updates the live counters.
+    """Turns the requests of one worker process that have ended into Records, and updates the live counters.
 
-    The recorder normally decodes one Exchange per turn of the event loop.
+    The recorder normally decodes one response per turn of the event loop.
     """
 
     on_idle: Callable[[], None]
@@ -615,8 +632,8 @@ class Recorder:
     ) -> None:
         """Create the recorder of one worker.
 
-        `max_read_delay_ns` returns the longest delay between two reads since the previous call of this function.
-        `disk_spill` stores long unfinished responses.
+        `max_read_delay_ns` is a function that returns the longest delay between two socket reads since it was last
+        called. `disk_spill` moves long unfinished responses from memory to disk.
         """
         self.start_ns = 0
         """Start time of the run (CLOCK_MONOTONIC)."""
@@ -642,7 +659,10 @@ class Recorder:
         self._first = FirstTokens(counts, stamps, self._clocks.to_monotonic, partial(first_token_end, dialect=dialect))
 
     def begin(self, start_ns: int) -> None:
-        """Read both clocks and reset the client's health counters. Called right before the run starts."""
+        """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and reset the client's health counters.
+
+        Called right before the run starts.
+        """
         self.start_ns = start_ns
         self._clocks.take()
         self.health.sample()
@@ -658,7 +678,7 @@ class Recorder:
             self._record_after(0)
 
     def sample(self, now_ns: int) -> None:
-        """Read both clocks, write a health sample as telemetry, and flush the sink."""
+        """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and write a sample of the client's health to the part file."""
         self._clocks.take()
         values = self.health.sample() | self._stamps.counts() | {"sweep_ns_max": self._max_read_delay_ns()}
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
@@ -666,7 +686,7 @@ class Recorder:
         self._sink.flush()
 
     def watch(self, in_flight: Set[Exchange], *, counts: bool = True) -> None:
-        """Collect the timestamps that have arrived, and let `disk_spill` store long unfinished responses.
+        """Collect new timestamps from the timestamp source, and spill long unfinished responses to disk.
 
         With `counts`, also update the live counters from the requests in flight.
         """
@@ -697,7 +717,7 @@ class Recorder:
             self._rate.sample(*tokens_so_far(longest.raw[:SAMPLED_BYTES], self._dialect))
 
     def _record_first(self, count: int) -> None:
-        """Record the first `count` requests of the queue. Their responses are decoded together."""
+        """Record the first `count` requests in `ended`. Their responses are decoded together."""
         ended = [*islice(self.ended, count)]
         received = [(exchange, slot.request) for slot, exchange, *_ in ended if exchange is not None]
         decoded = iter(build_records(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
@@ -721,7 +741,7 @@ class Recorder:
             self.on_record(slot, record)
 
     def _count(self, exchange: Exchange | None, record: Record) -> None:
-        """Update the live figures with a Record."""
+        """Update the live figures with a Record. `exchange` is None if the request was not sent."""
         self._rate.record(generated_tokens(record), 0 if exchange is None else received_bytes(exchange))
         self._first.take(exchange, record)
         if record.sent_ns is not None and record.end_ns is not None:
@@ -768,7 +788,11 @@ class Recorder:
             self.on_idle()
 
     def _ready_count(self, maximum: int) -> int:
-        """Return how many of the first `maximum` queued requests can be decoded together now."""
+        """Return how many of the first `maximum` requests in `ended` can be decoded together now.
+
+        The timestamps of every response must be known. More than one response may be decoded only if they hold at most
+        TOGETHER_BYTES together.
+        """
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):
             size += exchange.size if exchange is not None else 0

@@ -1,7 +1,7 @@
 """Live figures of a run: latency percentiles from histograms in shared memory, and the rate at which tokens arrive.
 
-The definitions are those of the report (loadgen.analysis.metrics). The last live figures therefore equal those of the
-report, up to the width of a histogram bucket.
+The definitions are those of the report (loadgen.analysis.metrics). The live figures at the end of a run equal those of
+the report, except that a percentile may differ by the width of a histogram bucket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ BUCKETS_PER_OCTAVE = 64
 BUCKETS = 32 * BUCKETS_PER_OCTAVE
 """A bucket is 1.1 % wide, so a percentile is exact to 0.55 %. The buckets range from 1 us to more than an hour."""
 RATE_WINDOW_NS = 3_000_000_000
-"""Time over which a rate is the mean. Engines compute prompts and tokens in turns, so a shorter mean would jump."""
+"""Time in ns over which a rate is averaged. Engines alternate between prefill and decode, so the average over a shorter
+time would fluctuate."""
 
 
 SAMPLED_BYTES = 16_384
@@ -32,12 +33,12 @@ SAMPLED_BYTES = 16_384
 
 
 class LatencyHistogram(Structure):
-    """Counts of latencies by logarithmic buckets. It can be part of shared memory."""
+    """A histogram of latencies with logarithmic buckets. It can be part of shared memory."""
 
     _fields_ = [("counts", c_int32 * BUCKETS)]
 
     def add(self, latency_ns: float) -> int:
-        """Count a latency. Return its bucket, for `remove`."""
+        """Count a latency. Return the index of its bucket, which `remove` takes."""
         bucket = int(log2(latency_ns / LOWEST_NS) * BUCKETS_PER_OCTAVE) if latency_ns > LOWEST_NS else 0
         if bucket >= BUCKETS:
             bucket = BUCKETS - 1
@@ -45,23 +46,23 @@ class LatencyHistogram(Structure):
         return bucket
 
     def remove(self, bucket: int) -> None:
-        """Take back a latency that `add` has counted in this bucket."""
+        """Remove one latency from the histogram. `bucket` is the index that `add` returned for it."""
         self.counts[bucket] -= 1
 
     def merge(self, counts: dict[int, int]) -> None:
-        """Add counts by bucket, as `by_bucket` returns them. Unknown buckets are ignored."""
+        """Add the counts of another histogram, as its `by_bucket` returned them. Unknown bucket indexes are ignored."""
         for bucket, count in counts.items():
             if 0 <= bucket < BUCKETS:
                 self.counts[bucket] += count
 
     def by_bucket(self) -> dict[int, int]:
-        """Return the counts of the buckets that are not empty."""
+        """Return the count of each bucket that is not empty, by bucket index."""
         return {bucket: count for bucket, count in enumerate(self.counts) if count}
 
     def percentiles_s(self, *shares: float) -> list[float]:
-        """Return the quantiles at these shares in seconds, by linear interpolation as in the report.
+        """Return one quantile in seconds for each share between 0 and 1. For example, the share 0.5 gives the median.
 
-        Return an empty list if the histogram is empty.
+        Quantiles are interpolated linearly, as in the report. Return an empty list if the histogram is empty.
         """
         totals = [*accumulate(self.counts)]
         if totals[-1] <= 0:
@@ -81,7 +82,7 @@ def _quantile_ns(totals: list[int], share: float) -> float:
 
 
 def tpot_ns(record: Record) -> float | None:
-    """Return the time per output token of a record in ns, or None if it has no token after its first chunk."""
+    """Return the time per output token of a request in ns, or None if no token came after the first chunk."""
     if len(record.chunk_ns) < 2:
         return None
     streamed = streamed_tokens(record)
@@ -90,9 +91,9 @@ def tpot_ns(record: Record) -> float | None:
 
 
 def received_bytes(exchange: Exchange) -> int:
-    """Return the number of bytes of a response that have been read, as the timestamp source counts arrived bytes.
+    """Return the number of bytes of a response that have been read.
 
-    With TLS and a packet ring, these are encrypted bytes.
+    With TLS and packet timestamps, this is the number of encrypted bytes, because the packet ring counts these.
     """
     if exchange.read_ends and exchange.tcp_stream is not None:
         return exchange.read_ends[-1] - exchange.stream_start
@@ -100,11 +101,12 @@ def received_bytes(exchange: Exchange) -> int:
 
 
 class TokenRate:
-    """Estimates how many tokens have arrived, from bytes that have arrived and may not be read yet.
+    """Estimates how many tokens have arrived from the number of bytes that have arrived.
 
-    Reads are deferred on purpose, and a response is decoded after its end. The number of bytes that have arrived is
-    known at any time. The tokens per byte are those of the recorded responses. Before a response is recorded, they
-    are those of a sample, a response that is still arriving.
+    The tokens themselves cannot be counted during the run, because reads are deferred on purpose and a response is
+    decoded after its end. The number of bytes that have arrived is known at any time. It is multiplied by the tokens
+    per byte of the recorded responses. Until a response has been recorded, the tokens per byte of one unfinished
+    response (the sample) are used.
     """
 
     def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:
@@ -114,7 +116,8 @@ class TokenRate:
         self._sample_tokens = 0
         self._sample_bytes = 0
         self._observed: deque[tuple[int, int]] = deque()
-        """Instants (CLOCK_MONOTONIC ns) and the bytes that had arrived, during the last `window_ns`."""
+        """Pairs of a time in ns (CLOCK_MONOTONIC) and the number of bytes that had arrived until this time. The pairs
+        cover the last `window_ns`."""
 
     @property
     def needs_sample(self) -> bool:
@@ -122,12 +125,12 @@ class TokenRate:
         return not self.recorded_tokens
 
     def record(self, tokens: int, byte_count: int) -> None:
-        """Count a recorded response."""
+        """Add the tokens and the bytes of a recorded response."""
         self.recorded_tokens += tokens
         self._recorded_bytes += byte_count
 
     def sample(self, tokens: int, byte_count: int) -> None:
-        """Set the tokens and bytes of a response that is still arriving."""
+        """Set the tokens and bytes of the sample, which is a response that is still arriving."""
         self._sample_tokens, self._sample_bytes = tokens, byte_count
 
     @property
@@ -137,16 +140,17 @@ class TokenRate:
         return self._sample_tokens / self._sample_bytes if self._sample_bytes else 0.0
 
     def tokens(self, unrecorded_bytes: int) -> int:
-        """Return the number of tokens that have arrived.
+        """Return an estimate of the number of tokens that have arrived.
 
-        `unrecorded_bytes` have arrived in responses that are not recorded yet.
+        `unrecorded_bytes` is the number of bytes that have arrived in responses that are not recorded yet.
         """
         return self.recorded_tokens + round(self._tokens_per_byte * unrecorded_bytes)
 
     def per_second(self, now_ns: int, unrecorded_bytes: int) -> float:
-        """Return the number of tokens that arrived per second, over the last `window_ns`.
+        """Return the mean number of tokens that arrived per second, over the last `window_ns`.
 
-        `now_ns` is the instant (CLOCK_MONOTONIC) up to which `unrecorded_bytes` are known.
+        `unrecorded_bytes` is the number of bytes that have arrived, until `now_ns` (CLOCK_MONOTONIC), in responses that
+        are not recorded yet.
         """
         self._observed.append((now_ns, self._recorded_bytes + unrecorded_bytes))
         while len(self._observed) > 2 and self._observed[1][0] <= now_ns - self._window_ns:

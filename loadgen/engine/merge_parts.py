@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
-    """How one worker process ended, and what it contributes to the run."""
+    """The end of one worker process: its exit code or signal, its number of due requests, and its files."""
 
     task: WorkerTask
     due: int
@@ -57,10 +57,12 @@ def merge_parts(
     telemetry_parts: Sequence[Path] = (),
     notes: Sequence[str] = (),
 ) -> Footer:
-    """Append every part file to `main`, add the missing Records and the footer, and delete the part files.
+    """Append every part file to the run file `main`, add the footer, and delete the part files.
 
-    `ended_ns` is the time when the last request ended, on CLOCK_MONOTONIC (default: now). `notes` are stored in the
-    footer. Raises OutputError if `main` cannot be written. The part files are then kept, and `loadgen report` can read
+    A request that was due but has no Record gets one with the state `failed`. `ended_ns` is the time when the last
+    request ended (CLOCK_MONOTONIC, default: now). `notes` are stored in the footer.
+
+    Raises OutputError if `main` cannot be written. In this case the part files are kept, and `loadgen report` can read
     them.
     """
     counts = Counter[str]()
@@ -98,7 +100,11 @@ def merge_parts(
 def _all_records(
     worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, then a new Record for each due request that has none."""
+    """Yield the complete lines of a worker's part file, and then a failed Record for each due request that is not in
+    the file.
+
+    The number of measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
+    """
     seen: set[int] = set()
     task = worker_exit.task
     lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.worker}")
@@ -128,9 +134,10 @@ def _all_records(
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
-    """Yield the complete lines of several files, which are read as one. A line may continue in the next file.
+    """Yield the complete lines of several files as if they were one file. A line may continue in the next file.
 
-    Missing files are skipped. If the last line is cut off, it is left out, and a message is added to `notes`.
+    Missing files are skipped. If the last line is cut off, it is left out, and a message is added to `notes`. The
+    message begins with `whose`, for example `worker 3`.
     """
     rest = b""
     for path in paths:

@@ -98,8 +98,8 @@ def run(
 ) -> Footer:
     """Run the plan and write `folder/run.jsonl`.
 
-    The folder must be new or empty, and is claimed until the run has ended. The first message to `say` names the
-    server. `launch` describes how the server was started.
+    The folder must be new or empty, and no other command can use it until the run has ended. The first message to
+    `say` names the server. `launch` describes how the server was started, and is stored in the run file.
 
     Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before any request is sent.
     """
@@ -204,8 +204,8 @@ def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: s
 def check_inputs(plan: Plan) -> None:
     """Check that every file with requests can be opened, before the server is contacted.
 
-    Pipes and lists of lengths are read here, because the workers inherit their contents through the fork. Raises
-    loadgen.workloads.spec_syntax.WorkloadError.
+    Pipes and lists of lengths are read here, so that the workers, which are forked later, have their contents. Raises
+    loadgen.workloads.spec_syntax.WorkloadError for a file that cannot be read.
     """
     inputs = plan.input_lengths
     outputs = plan.output_lengths.lengths
@@ -224,8 +224,8 @@ def check_inputs(plan: Plan) -> None:
 def build_schedule(plan: Plan) -> Schedule:
     """Return the schedule of a plan: the due times of an open loop, or the clients of a closed loop.
 
-    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if there are more
-    workers than requests in flight.
+    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if the plan has
+    more workers than `--concurrency` allows requests in flight.
     """
     from loadgen.engine.request_queue import Schedule
 
@@ -277,7 +277,7 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 
 
 def with_chat_endpoint(plan: Plan) -> Plan:
-    """Return the plan with the chat endpoint if its file has lists of chat messages and no endpoint is requested."""
+    """Return the plan, with the chat endpoint if its file holds lists of chat messages and it names no endpoint."""
     source = plan.prompt_source
     if plan.endpoint is None and isinstance(source, Dataset) and source.has_messages:
         return plan.replaced(endpoint="chat")
@@ -285,9 +285,10 @@ def with_chat_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """Return the plan with `n` set to the number of prompts or sessions in its file, if nothing else ends its load.
+    """If only the end of the prompt file ends the load, return the plan with `n` set to the number of file entries.
 
-    Raises WorkloadError for a malformed file, and PlanError for a file with fewer prompts than workers.
+    Entries are prompts or sessions. If the plan limits the load in another way, it is returned unchanged. Raises
+    WorkloadError for a malformed file, and PlanError for a file with fewer entries than workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan
@@ -305,9 +306,9 @@ def check_prompt_file(
 ) -> tuple[str, str]:
     """Read the prompts of a plan's file once, before the server is contacted.
 
-    Return a line about the file, and a note if its prompts are repeated. Both are empty if they do not apply. Raises
-    WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file has fewer prompts
-    than the plan needs.
+    Return a line about the file, and a note that its prompts are repeated. The line is empty if the plan uses no file.
+    The note is empty if no prompt is repeated. Raises WorkloadError for a malformed file and for text that cannot be
+    sent. Raises PlanError if the file has fewer prompts than the plan needs.
     """
     source = plan.prompt_source
     if not plan.uses_file:
@@ -345,7 +346,7 @@ def _unit(plan: Plan) -> str:
 class PromptProgress:
     """Shows the number of prompts that have been counted or built, at most ten times a second.
 
-    Nothing is shown in the first QUIET_S seconds, so that short work shows no progress.
+    Nothing is shown in the first QUIET_S (0.4) seconds, because no progress display is needed for short work.
     """
 
     def __init__(self, on_progress: OnProgress) -> None:
@@ -353,7 +354,7 @@ class PromptProgress:
         self._shown_s = time.monotonic() + QUIET_S
 
     def __call__(self, done: int) -> None:
-        """Report that `done` prompts are ready."""
+        """Report that `done` prompts have been counted or built so far."""
         from loadgen.engine.client_health import LiveCounters
 
         now_s = time.monotonic()

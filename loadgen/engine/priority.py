@@ -91,8 +91,11 @@ def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[Sc
 
 
 def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> SchedulingFacts:
-    """Raise the priority and return the resulting scheduling facts. `later` registers the functions that restore the
-    old state."""
+    """Raise the priority and return the resulting scheduling facts.
+
+    `later` registers functions that restore the previous priority. They are called when the context of
+    `raised_priority` ends.
+    """
     refused = ""
     autogroup_nice = None
     if not has_realtime():  # otherwise the user has chosen a real-time policy, for example with chrt
@@ -113,7 +116,8 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
 def _raise_nice(later: Callable[..., Any]) -> str:
     """Lower the nice value as far as it is permitted. Return the reason if that failed, otherwise an empty string.
 
-    On Linux the nice value belongs to the calling thread. Processes and threads that it starts begin at 0 again.
+    On Linux the nice value belongs to the calling thread. The flag SCHED_RESET_ON_FORK is set, so that processes and
+    threads started by this thread begin with the nice value 0.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     reason = ""
@@ -159,9 +163,9 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
 def _raise_policy(later: Callable[..., Any]) -> str:
     """Switch to the real-time policy SCHED_RR. Return the reason if that is not permitted, otherwise an empty string.
 
-    A client that never paused would block its core forever. The kernel therefore sends a signal (RLIMIT_RTTIME), and
-    `fall_back` switches back to the ordinary policy. The hard limit, beyond which the kernel would kill the process, is
-    not changed.
+    A client that never paused would block its core forever. The kernel therefore sends a signal (RLIMIT_RTTIME) to such
+    a client, and the signal handler switches back to the ordinary policy. The hard limit, beyond which the kernel would
+    kill the process, is not changed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     handler = signal.getsignal(signal.SIGXCPU)
@@ -195,8 +199,8 @@ def _policy() -> int:
 def _set_policy(policy: int, priority: int = 0) -> None:
     """Set the scheduling policy of this thread. Raises OSError if that is not permitted.
 
-    A thread without CAP_SYS_NICE cannot clear the flag SCHED_RESET_ON_FORK once it is set. The policy is then set
-    together with the flag.
+    A thread without CAP_SYS_NICE cannot clear the flag SCHED_RESET_ON_FORK once it is set. In this case the policy is
+    set together with the flag.
     """
     try:
         os.sched_setscheduler(0, policy, os.sched_param(priority))

@@ -13,9 +13,9 @@ class RecordBuffer:
         self.records: list[Record] = []
 
     def add(self, item: Record | Telemetry) -> None:
-        """Keep a Record. Telemetry is dropped, because no figure uses the client's health during warm-up."""
+        """Store a Record. Telemetry is not stored, because no figure uses the client's health during warm-up."""
         if isinstance(item, Record):
             self.records.append(item)
 
     def flush(self) -> None:
-        """Do nothing. The Records remain in memory, while the writer of a run file would write them to disk."""
+        """Do nothing. The method exists because the writer of a run file has it. The Records remain in memory."""

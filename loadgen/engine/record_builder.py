@@ -60,10 +60,11 @@ def build_records(
 ) -> list[Record]:
     """Decode the responses of these exchanges, and return a Record for each.
 
-    Timestamps come from `stamps`. If its timestamps of a response cannot be right, those of its fallback source are
-    used. A malformed response does not raise an error.
+    Timestamps come from the source `stamps`. If they are impossible for a response, the timestamps of the fallback
+    source are used for this response. A malformed response does not raise an error.
 
-    Each step runs over all exchanges before the next step, which keeps its code in the CPU cache.
+    Each decoding step runs over all responses before the next step begins, which keeps the code of the step in the CPU
+    cache.
     """
     responses = [_read_response(exchange, request, dialect, start_ns) for exchange, request in exchanges]
     received = [response for response in responses if response.exchange.sizes]
@@ -89,12 +90,12 @@ def build_records(
 
 
 def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
-    """Return the offset just past the first event with a token, or None if there is no such event.
+    """Return the offset just past the first event with a token, or None if no event contains a token.
 
     `raw` is the beginning of a response. A malformed response does not raise an error.
 
-    The token is nearly always in one of the first events, and these events are complete. Decoding only these events
-    takes 10 us. Any other response takes 100 us.
+    For speed, only the first FEW_EVENTS events are decoded at first, which takes 10 us. If they contain no token, all
+    of `raw` is decoded, which takes 100 us.
     """
     first = [*islice(_USUAL_EVENT.finditer(raw), FEW_EVENTS)]
     answer = dialect.decode([event[1] for event in first])
@@ -107,7 +108,7 @@ def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
 
 
 def _first_token_anywhere(raw: bytes, dialect: Dialect) -> int | None:
-    """Return the offset just past the first event with a token, or None if there is no such event.
+    """Return the offset just past the first event with a token, or None if no event contains a token.
 
     Unlike `first_token_end`, this function decodes all of `raw`.
     """
@@ -125,9 +126,9 @@ def tokens_so_far(raw: bytes, dialect: Dialect) -> tuple[int, int]:
 
 
 def _events_so_far(raw: bytes, dialect: Dialect) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the tokens of each complete event in `raw`, and the offset just past each event.
+    """Return two lists: the number of tokens in each complete event of `raw`, and the offset just past each event.
 
-    Both are empty for a response that is malformed, failed or not streamed.
+    Both lists are empty for a response that is malformed, failed or not streamed.
     """
     framing = ResponseFraming()
     try:
@@ -183,8 +184,9 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
 def _complete(response: _Response, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
     """Complete the Record of a response.
 
-    `stamped` holds the time of the first byte, the time of each event, and their source. Return the index of the read
-    that contained the first token, or the number of reads if there was no token.
+    `answer` is the decoded response, or None if the response cannot hold an answer, for example because of its HTTP
+    status. `stamped` holds the times of the first byte and of each event, and the source of these times. Return the
+    index of the socket read that contained the first token, or the number of reads if there was no token.
     """
     exchange = response.exchange
     record = response.record
@@ -250,8 +252,9 @@ def _since(start_ns: int, instant: int | None) -> int | None:
 def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
     """Return the number of reads that found a full or nearly full receive window.
 
-    Reads before the first token do not count, because a full window there delays no token. It occurs when a server
-    sends one long event first, such as an echo of the prompt.
+    `sizes` holds the number of bytes received up to each read. Reads before the one with the first token do not count,
+    because a full window before the first token delays no token. Such a full window occurs when a server begins with a
+    long event, such as an echo of the prompt.
     """
     if sizes[-1] < FULL_WINDOW_BYTES:
         return 0
@@ -290,13 +293,16 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
 
 
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
-    """Store in the Record which chunks share a read. `reads` holds, for each chunk, the index of its read."""
+    """Store in the Record how many socket reads returned several chunks, and whether the first of them did.
+
+    `reads` holds, for each chunk, the index of the read that returned it.
+    """
     record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
     record.first_token_merged = len(reads) > 1 and reads[0] == reads[1]
 
 
 def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int) -> None:
-    """Copy the answer into the Record. `instants` holds one time per event."""
+    """Copy the decoded response into the Record. `instants` holds the time of each event in ns (CLOCK_MONOTONIC)."""
     record.chunk_ns = [instant - start_ns for instant in compress(instants, answer.tokens)]
     record.chunk_tokens = [*filter(None, answer.tokens)]
     record.finish_reason = answer.finish_reason

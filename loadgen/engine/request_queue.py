@@ -44,7 +44,8 @@ class Schedule(msgspec.Struct, frozen=True):
     def at_once(self) -> int:
         """Return the number of requests that are certainly in flight together.
 
-        This is the number of clients in a closed loop, the number of requests in a burst, and 1 otherwise.
+        For a closed loop, this is the number of clients. For a burst, it is the number of requests, limited by
+        `in_flight` if `queues` is True. In all other cases it is 1.
         """
         if self.due_ns is None:
             return self.clients
@@ -84,10 +85,10 @@ class ScheduledRequest:
     first_sent_ns: int | None = None
     """Time of the first send (CLOCK_MONOTONIC), if the request had to be sent again."""
     released_ns: int | None = None
-    """Time in ns from the start of the run at which a request that had waited for others to end could be sent. None if
-    it did not wait."""
+    """Time in ns from the start of the run at which the end of another request allowed this request to be sent. None if
+    the request did not have to wait."""
     is_retry: bool = False
-    """True if the closed-loop client had waited because its previous request had failed at once."""
+    """True if the closed-loop client had waited because its previous request had failed immediately."""
     awaited: bool = False
     """True if the closed-loop client continues only after this request has been recorded."""
     conversation: Conversation | None = None

@@ -59,11 +59,11 @@ Say = Callable[[str], None]
 
 
 def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] = bearer_header) -> Access:
-    """Return the HTTP headers, the API key and the TLS settings of a plan. Environment variables in headers are filled
-    in.
+    """Return the HTTP headers and the TLS settings of a plan. The headers contain the API key.
 
-    `key_headers` returns the headers that carry the API key, as `Dialect.headers` does. A header of the plan replaces
-    one with the same name. Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
+    `key_headers` returns the headers that carry the API key, as `Dialect.headers` does. If the plan has a header with
+    the same name, the plan's header is used instead. Environment variables in the plan's headers are filled in. Raises
+    PlanError if a variable is not set, and SecretError for a secret that cannot be used.
     """
     headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
@@ -136,8 +136,9 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str, str | None]:
     """Parse a URL as the user wrote it, and return the plan fields `url` and `endpoint` that result.
 
-    If the URL had to be corrected, `say` is called with a line about the correction. `option` is the source of the
-    URL."""
+    If the URL had to be corrected, `say` is called with a line about the correction. `option` is the name of the option
+    or environment variable that holds the URL.
+    """
     address = parse_server_url(url)
     repair = describe_repair(url, address)
     if repair and say:
@@ -148,10 +149,10 @@ def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str
 def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
     """Return the API dialect of the server for an endpoint, by default for the endpoint that the plan names.
 
-    If the plan names no endpoint either, the native endpoint of the backend is tried first, and then the chat endpoint.
-    The first one on which the server accepts requests is used. The dialect matches the server's version, and leaves out
-    the request fields that the server refuses. Raises EndpointError, NoEndpointError, RefusedModelError, VersionError
-    or UnauthorizedError.
+    If neither `endpoint` nor the plan names an endpoint, the native endpoint of the backend is tried first, and then
+    the chat endpoint. The first endpoint on which the server accepts requests is used. The dialect matches the server's
+    version, and leaves out the request fields that the server refuses. Raises EndpointError, NoEndpointError,
+    RefusedModelError, VersionError or UnauthorizedError.
     """
     from loadgen.servers.discovery import check_version, dialect_for_version
     from loadgen.servers.endpoint_probe import choose_endpoint
@@ -226,7 +227,8 @@ def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
 def max_length(tokens: int | str) -> int:
     """Return the largest length that a length setting of a plan allows, in tokens.
 
-    Return 1 if it is not known before the run. A length of 1 passes every check against the server's limits.
+    Return 1 if the largest length is not known before the run. A length of 1 passes every check against the server's
+    limits.
     """
     named = lengths.parse_outputs(str(tokens)).lengths
     if isinstance(named, lengths.Fixed):
@@ -237,7 +239,7 @@ def max_length(tokens: int | str) -> int:
 def max_prompt_length(plan: Plan) -> int:
     """Return the length of the longest prompt in tokens, or 1 if it is not known before the run.
 
-    In a session, the last turn has the longest prompt, because that prompt includes every earlier turn and answer.
+    In a session, the last turn has the longest prompt, because its prompt includes every earlier turn and answer.
     """
     requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = plan.prompt_source
@@ -269,10 +271,10 @@ def clock_speed(plan: Plan) -> float:
 
 
 def require_server(plan: Plan, purpose: str) -> None:
-    """Raise UnreachableError if the run would use the built-in simulated server although the plan does not name it.
+    """Raise UnreachableError if the run would use the built-in simulated server although the plan does not request it.
 
-    `purpose` is the option or command that judges the server, and therefore must not judge a substitute. Raises the
-    errors that `server_for` raises.
+    `purpose` is the option or command that needs a real server, such as `--assert`. The error message names it. Raises
+    the errors that `server_for` raises.
     """
     if not plan.simulated and _find_server(plan, access_for(plan)) is None:
         raise _no_server_for(plan, purpose)
@@ -374,8 +376,8 @@ def server_for(
 ) -> Iterator[ServerFacts]:
     """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
-    `at_once` requests will be in flight together. `say` is called with a line that names the server and ends with
-    the result of `about`, which takes the facts, or None for the built-in simulated server.
+    `at_once` requests will be in flight together. `say` is called with a line that names the server and ends with the
+    result of `about`. The argument of `about` is the server's facts, or None for the built-in simulated server.
 
     If no server answers, a built-in simulated server is started. It stops when the context ends. It serves up to
     `streams` requests at a time, with a context of `tokens` tokens.

@@ -11,10 +11,10 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def handle_signals(numbers: Iterable[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
-    """Call `handler` for these signals until the `with` block ends. SIGHUP remains ignored if it is ignored already
-    (nohup).
+    """Call `handler` for these signals until the `with` block ends. Then restore the previous handlers.
 
-    Afterwards the old handlers are restored. Signals that `handler` has set to be ignored remain ignored.
+    There are two exceptions. If SIGHUP was ignored before (nohup), it remains ignored. A signal that `handler` itself
+    has set to be ignored is not restored.
     """
     handled = [
         number for number in numbers if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN

@@ -80,9 +80,9 @@ class Bursts(msgspec.Struct, frozen=True):
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
         """Return how long to wait before a reading, and the time limit of the reading, both in seconds.
 
-        A time limit of 0 means that no reading may begin yet. `now_ns` is the current offset from the start of the run.
-        A burst has ended when each of its requests was sent, dropped or failed. Failed requests are included because
-        a request that gets no connection fails without being sent.
+        A time limit of 0 means that no reading may begin yet. `now_ns` is the current time in ns from the start of the
+        run. Readings wait until each request of a burst has been sent, was dropped or has failed. Failed requests are
+        included because a request that gets no connection fails without being sent.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
@@ -146,9 +146,10 @@ class Sampler:
         return {"every_s": self._every_ns / NS_PER_S, **measured, "not_measured": self._not_measured}
 
     def idle(self) -> None:
-        """Read every source for the first time, and drop the sources that cannot be read.
+        """Read every source for the first time, and remove the sources that cannot be read.
 
-        The connections are closed again. Otherwise the workers, which are forked next, would inherit them.
+        The connections to the sources are closed again, because the worker processes, which are forked next, would
+        inherit open connections.
         """
         self._look("idle")
         for name, source in list(self._sources.items()):
@@ -200,7 +201,7 @@ class Sampler:
             thread.join()
 
     def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read every source once more, then the server again until it is at rest.
+        """Read every source once more. Then read the server again, after each of `pauses` (in s), until it is at rest.
 
         The server is at rest when its counters no longer change and it has no requests.
         """
@@ -212,7 +213,7 @@ class Sampler:
             last = now
 
     def _watch(self, name: str, counts: Callable[[], LiveCounters]) -> None:
-        """Read one source at regular times during the run. Times that pass during a slow reading are skipped."""
+        """Read one source at regular times until the run ends. A time that passes during a slow reading is skipped."""
         number = 0
         while True:
             number = max(number + 1, (time.monotonic_ns() - self._start_ns) // self._every_ns + 1)
@@ -226,7 +227,10 @@ class Sampler:
             self._take(name, "run", limit_s)
 
     def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-        """Read these sources (default: all) at the same time, and return the values of each source."""
+        """Read these sources (default: all) at the same time, and return the values of each source by name.
+
+        `moment` is the phase of the run, such as `idle` or `end`.
+        """
         chosen = [name for name in self._sources if not names or name in names]
         if not chosen:
             return {}
@@ -236,7 +240,8 @@ class Sampler:
     def _take(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
         """Read one source, store the reading, and return its values.
 
-        If the reading fails, return an empty dict. The stored line then contains the reason as `gap`.
+        `moment` is the phase of the run, such as `idle` or `end`. If the reading fails, the result is empty, and the
+        stored reading contains the reason as `gap`.
         """
         began_ns = time.monotonic_ns()
         gap = {}
@@ -265,8 +270,8 @@ class Sampler:
 def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
     """Open the sampler for a server, its GPUs and the host. `server` holds the ServerFacts from the header.
 
-    The facts of the sampler state why a source is missing. Raises PlanError if an option of the plan requests a missing
-    source.
+    The facts of the sampler state why a source is missing. Raises PlanError if an option of the plan requests a source
+    that is missing.
     """
     if not plan.metrics_every_s:
         return Sampler(
@@ -296,7 +301,7 @@ def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | 
 
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
-    """Return, for each source by name, the function that opens it, or the reason why it is not measured."""
+    """Return, for each telemetry source by name, the function that opens it or the reason why it is not measured."""
     from loadgen.engine.resolve_server import access_for
 
     access = access_for(plan)
@@ -321,11 +326,11 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
 class SamplerProcess:
     """A Sampler in a separate process, for a run in Locust's process.
 
-    gevent has replaced the threads of Locust's process with greenlets, so a reading there would delay the reads of
-    streams. Create this object early, because the process takes a while to start.
+    gevent has replaced the threads of Locust's process with greenlets. A telemetry reading in that process would delay
+    the reads of responses. Create this object early, because the sampler process takes a while to start.
 
-    The process reads one JSON object per line and answers each with one JSON object. It ends when its standard input
-    ends.
+    The sampler process reads one JSON object per line and answers each with one JSON object. It ends when its standard
+    input ends.
 
                                     the process has started                  -> {}
             {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}
@@ -354,7 +359,7 @@ class SamplerProcess:
     def facts(self, plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
         """Read every source for the first time, and return the facts for the header (as `Sampler.facts`).
 
-        Raises PlanError if the plan requests a missing source by an option.
+        Raises PlanError if an option of the plan requests a source that is missing.
         """
         self.ready()
         result = self._request({"plan": plan.to_dict() | {"header": plan.header}, "server": server})

@@ -1,8 +1,8 @@
 """Stores in the user's cache folder what a run learned about a server's vocabulary, so that later runs start sooner.
 
-A file holds the words and their costs in tokens, for one server, version, model, address and counting route. The next
-run counts a few of its own texts before it uses them. Files contain no secrets. A missing or damaged file costs only
-time.
+A file holds words and the number of tokens of each word, for one server, version, model, address and counting route.
+A later run checks the stored numbers with a few of its own texts before it uses them. Files contain no secrets. Without
+a usable file, a run only takes longer to start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class VocabularyCache(msgspec.Struct, frozen=True):
     """File of the vocabulary. None if the user has no cache folder."""
 
     def load(self) -> WordCosts | None:
-        """Return the stored vocabulary, or None if there is none or if its file is damaged."""
+        """Return the stored vocabulary, or None if no usable file exists."""
         if self.file is None:
             return None
         try:
@@ -45,7 +45,7 @@ class VocabularyCache(msgspec.Struct, frozen=True):
         return vocabulary if _is_usable(vocabulary) else None
 
     def save(self, vocabulary: WordCosts) -> None:
-        """Store the vocabulary. If that is impossible, later runs learn it again."""
+        """Store the vocabulary. If it cannot be written, no error is raised, and later runs learn it again."""
         if self.file is None:
             return
         with suppress(OSError):
@@ -59,9 +59,10 @@ class VocabularyCache(msgspec.Struct, frozen=True):
 
 
 def vocabulary_cache(facts: ServerFacts, counting_path: str, candidates: Sequence[str]) -> VocabularyCache:
-    """Return the storage for the vocabulary of this server.
+    """Return the cache for the vocabulary of this server.
 
-    `counting_path` is the route that counts a prompt, and `candidates` are the words that were counted there."""
+    `counting_path` is the server's route that counts tokens, and `candidates` are the words that are counted with it.
+    """
     identity = [facts.name, facts.version, facts.model, facts.url, counting_path, *candidates]
     name = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:32]
     try:
@@ -71,7 +72,7 @@ def vocabulary_cache(facts: ServerFacts, counting_path: str, candidates: Sequenc
 
 
 def _is_usable(vocabulary: WordCosts) -> bool:
-    """Return True if texts can be built with a vocabulary from a file."""
+    """Return True if texts can be built with a vocabulary that was read from a file."""
     costs = vocabulary.costs
     return (
         0 < len(costs) <= WORDS_LIMIT

@@ -60,7 +60,7 @@ CONNECT_LIMIT_S = 30.0
 
 
 class WorkerTask(msgspec.Struct, frozen=True):
-    """The task of one worker process: its share of the schedule and the prompts, and its part file."""
+    """The task of one worker process: the requests that it sends, their schedule, and the part file it writes."""
 
     worker: int
     workers: int
@@ -102,7 +102,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return len(self.schedule.due_ns)
 
     def conversations(self) -> Iterator[Conversation]:
-        """Yield this worker's sessions. Only a workload with sessions has any."""
+        """Yield this worker's sessions. Called only for a workload with sessions."""
         turns = getattr(self.prompts.spec.workload, "turns", None) or 1
         own = own_prompts(self.prompts, self.worker, self.workers, turns)
         return islice(own.conversations(), self.worker, None, self.workers)
@@ -136,9 +136,9 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return self.schedule_request(conversation.request(), due_ns, conversation)
 
     def request_queue(self, counts: LiveCounters) -> RequestQueue:
-        """Return the queue of this worker's requests. Each request is encoded when it is drawn from the queue.
+        """Return the queue of this worker's requests. The queue encodes each request shortly before it is due.
 
-        `counts.prepared` is the number of requests drawn so far.
+        `counts.prepared` is increased for each encoded request.
         """
 
         def counted(slots: Iterator[ScheduledRequest]) -> Iterator[ScheduledRequest]:
@@ -166,11 +166,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
 
 def own_prompts(prompts: Prompts, worker: int, workers: int, turns: int = 1) -> Prompts:
-    """Return the prompts of a run, but with empty text for the prompts of other workers.
+    """Return the prompts of a run, with empty texts in place of the prompts that other workers send.
 
-    Building prompts is slow, so each worker builds only its own.
-
-    `turns` is the number of turns per session, because all turns of a session belong to the same worker.
+    Building prompts is slow, so each worker builds only the prompts that it sends. `turns` is the number of turns per
+    session, because all turns of a session belong to the same worker.
     """
 
     def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
@@ -196,8 +195,8 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
 def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
     """Run the worker process.
 
-    `inherited` are the coordinator's pipe ends. The fork copied them into this process, which closes them. `share` is
-    the index of this worker and the number of workers on this machine.
+    `inherited` are the coordinator's ends of the pipes. The fork has copied them into this process, where they are
+    closed. `share` is the index of this worker and the number of workers on this machine.
     """
     for other in inherited:
         other.close()  # otherwise no worker would notice that the coordinator has ended
@@ -228,7 +227,7 @@ def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
     """Open the timestamp source.
 
     Opening packet sockets requires a Linux capability, which belongs to a thread. This function runs in a separate
-    thread, so the capability is gone when the thread ends.
+    thread, so that no other code has the capability.
     """
     set_packet_capability(effective=True)
     return open_source(task.stamps, task.target.addresses, share)
@@ -320,7 +319,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
     """Return the settings of a ReadPacer for this task.
 
-    The settings are the maximum delay of a read in seconds, and the share of a CPU core above which reads are delayed.
+    The settings are the maximum delay of a read in seconds, and the share of a CPU core between 0 and 1. If the worker
+    needs more than this share, reads are delayed.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 
@@ -354,9 +354,9 @@ def _on_order(
 
 
 def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process after an exception in a callback.
+    """End the worker process after an exception in a callback of the event loop.
 
-    Otherwise the run could wait forever. The Records written so far are kept.
+    If the process went on, the run could wait forever. The Records written so far are kept.
     """
     error = context.get("exception")
     if error is not None:

@@ -2,8 +2,9 @@
 
 A run lasts from the Start button to the Stop button.
 
-Records are written when requests end, and flushed once a second. A killed process loses at most one second. The run
-file begins with its header and needs no merging. `loadgen report` and `loadgen compare` can read it during the run.
+Records are written when requests end, and flushed once a second. A killed process loses at most the Records of the last
+second. The run file begins with its header, and no part files have to be merged. `loadgen report` and `loadgen compare`
+can read the run file during the run.
 
 Figures are computed from individual samples, not from histogram buckets, as defined in loadgen.analysis.metrics. For
 each metric the newest samples are kept, up to a limit. The page states the limit once it is reached. The run file
@@ -66,7 +67,8 @@ from loadgen.workloads.workload import Prompts
 SIMULATED_STREAMS = 4_000
 SIMULATED_TOKENS = 32_768
 SOCKET_CHECK_S = 1e-6
-"""Duration of a sleep that lets the hub read the sockets. The hub runs timers after sockets; 0 s sets no timer."""
+"""Duration in seconds of a sleep that lets gevent's hub read the sockets. The hub handles sockets before timers. A
+sleep of 0 s would set no timer."""
 REQUEST_SAMPLES = 1_000_000
 TOKEN_SAMPLES = 4_000_000
 """Maximum number of samples kept of a metric per request, and of a metric per token. A sample takes 8 bytes."""
@@ -94,7 +96,7 @@ T = TypeVar("T")
 
 
 class LiveTarget(msgspec.Struct):
-    """The server under test, with an endless supply of prompts per endpoint. All users share it."""
+    """The server under test, with an endless supply of prompts for each endpoint. All users share one LiveTarget."""
 
     plan: Plan
     facts: ServerFacts
@@ -108,10 +110,10 @@ class LiveTarget(msgspec.Struct):
     _ids: Iterator[int] = msgspec.field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
-        """Return the dialect of the server for an endpoint. Results are cached.
+        """Return the API dialect of the server for an endpoint. Results are cached.
 
-        If `endpoint` is None, the endpoint of the plan is used, or the first that the server accepts. Raises the errors
-        of `dialect_for`.
+        If `endpoint` is None, the endpoint of the plan is used. If the plan names none either, the first endpoint that
+        the server accepts is used. Raises the errors of `dialect_for`.
         """
         name = endpoint or self.plan.endpoint or ""
         if name not in self._dialects:
@@ -128,7 +130,7 @@ class LiveTarget(msgspec.Struct):
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """Return the next Request of the plan for this endpoint, or a Request with the given prompt.
 
-        The Request does not have its final id. Pass it to `numbered` when it is sent.
+        The id of the Request is not final. The caller must get the final Request from `numbered` when it sends it.
         """
         if prompt is not None:
             return Request(
@@ -175,7 +177,7 @@ class LiveTarget(msgspec.Struct):
         return replace(self, plan=plan, _dialects={}, _headers={}, _prompts={}, _draws={}, _ids=count())
 
     def restarted(self) -> LiveTarget:
-        """Return a copy that starts again with the first prompt and id 0."""
+        """Return a copy of this target that starts again with the first prompt and the request id 0."""
         return replace(self, _draws={}, _ids=count())
 
 
@@ -214,9 +216,9 @@ class NewestSamples:
         self.seen += len(values)
 
     def copy(self, since: int = 0) -> Floats:
-        """Return a copy of the stored samples, in any order, without the first `since` samples of the run.
+        """Return a copy of the stored samples, in any order. The first `since` samples of the run are left out.
 
-        Another thread may use the copy.
+        The caller may pass the copy to another thread.
         """
         retained = min(self.seen - since, len(self._values))
         return self._values[np.arange(self.seen - retained, self.seen) % len(self._values)]
@@ -241,7 +243,7 @@ def detail_of(record: Record) -> str:
 
 
 class LiveFigures:
-    """The figures of one run that the page shows."""
+    """The figures of one interactive run, as the web page of `loadgen ui` shows them."""
 
     def __init__(self) -> None:
         self.states = Counter[str]()
@@ -309,7 +311,8 @@ class LiveFigures:
     def add_point(self, users: int, **values_now: Any) -> None:
         """Add one second to the charts.
 
-        The charts get the percentiles of the requests that ended in this second, the number of users, and `values_now`.
+        The new point contains the latency percentiles of the requests that ended in this second, the number of users,
+        and the further values in `values_now`.
         """
         self.digest()
         second = self.points[-1]["at"] + 1 if self.points else 0
@@ -444,7 +447,7 @@ class LiveRun:
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
         """End the run and write its footer. Further calls do nothing.
 
-        Return None, or, if the disk was full, the file that contains the end of the run file.
+        Return None in the normal case. If the disk was full, return the file that contains the end of the run file.
         """
         if self.ended:
             return None
@@ -467,16 +470,17 @@ class LiveRun:
         return rescued
 
     def latency(self, span: str = "run") -> list[dict[str, Any]]:
-        """Return one row per metric: name, title and exact figures of the requests that ended in `span`.
+        """Return one row per metric: its name, its title, and its exact figures over a time span of the run.
 
-        Samples are sorted in another thread, so that this thread continues to read sockets.
+        `span` is one of SPANS. It selects the requests that ended in this time. Samples are sorted in another thread,
+        so that this thread continues to read sockets.
         """
         return self._cached(f"latency {span}", lambda: self._latency_rows(span))
 
     def client(self) -> dict[str, Any]:
-        """Return the client's health so far, with the names, formulas and limits of `client` in summary.json.
+        """Return the client's health so far. Names, formulas and limits are those of `client` in summary.json.
 
-        `cpu_share` leaves out the first, partial second.
+        `cpu_share` does not include the first second, which is not a whole one.
         """
         latency = {row["name"]: row for row in self.latency()}
         return self._cached("client", lambda: self._judge(latency))

@@ -11,8 +11,8 @@ Locust's page is served unchanged except for two lines before `</body>`. They lo
 Locust's tables. Nothing is loaded from the network.
 
 Locust accepts requests from any origin (CORS *). This is unsafe for a page that can start load and read files.
-Therefore loadgen refuses requests from other origins and, on loopback, requests for other host names (DNS rebinding).
-No page can show it in a frame (clickjacking).
+Therefore loadgen refuses requests from other origins. If the page is served on loopback, it also refuses requests whose
+Host is not a loopback name (DNS rebinding). Other pages cannot show this page in a frame (clickjacking).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ INSERTED = (
 BYTES, TOKENS = b"Average size (bytes)", b"Average size (tokens)"
 """Locust's title for the column of response lengths, and the replacement, because LoadgenUser reports tokens."""
 NO_FRAME = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
-"""Headers that forbid other pages to show this page in a frame, where they could have its buttons clicked."""
+"""Headers that forbid other pages to show this page in a frame, in which a user could be tricked into clicking its
+buttons."""
 REPORT_LIMIT_S = 300
 LOCUST_FIELDS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
 """Fields that Locust itself has in the form on its start page."""
@@ -150,17 +151,19 @@ class LocustSession:
     def turn(self) -> Iterator[None]:
         """Serialise the longer work of users, such as decoding a response or building the next request.
 
-        Only one user at a time is inside this context, and before a user enters it, gevent reads the sockets. Otherwise
-        gevent would run up to fifty greenlets before it reads the sockets again. Streams that start together also end
-        together, so many tokens would be read late and share one timestamp.
+        Only one user at a time is inside this context. Before a user enters the context, gevent reads the sockets.
+        Without this rule, gevent would run up to fifty greenlets before it reads the sockets again. Streams that start
+        together also end together, so many tokens would be read late and share one timestamp.
         """
         with self._turns:
             gevent.sleep(SOCKET_CHECK_S)
             yield
 
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
-        """Return the Plan for the command-line options. Fields of the form on Locust's start page override them.
-        Raises PlanError."""
+        """Return the Plan for the command-line options and the form on Locust's start page. Raises PlanError.
+
+        A field of the form overrides the option with the same name.
+        """
         options = vars(self._environment.parsed_options)
         settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
@@ -357,10 +360,10 @@ def _extend_page(web_ui: Any, session: LocustSession) -> None:
 
 
 def _refuse_foreign(bound_host: str) -> Response | None:
-    """Return a response with status 403 if a request must be refused, or None.
+    """Return a response with status 403 if the current request must be refused, or None if it is allowed.
 
-    Requests from other origins are refused. On loopback, requests for host names other than loopback names are refused
-    too.
+    Requests from other origins are refused. If the server is bound to a loopback address, requests whose Host is not a
+    loopback name are refused too.
     """
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != request.host:
@@ -418,7 +421,7 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, session: LocustSession, base: str) -> Response:
-    """Add loadgen's section and figures to a response of Locust's web server."""
+    """Add loadgen's headers, section of the page and figures to a response of Locust's web server."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:

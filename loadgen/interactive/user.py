@@ -84,7 +84,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         self._connection = UserConnection(target, SESSION.stamps)
 
     def on_start(self) -> None:
-        """Connect before the first request, as a burst does."""
+        """Open the user's connection before its first request, so that no TTFT includes the connecting."""
         self._connection.open()
 
     def on_stop(self) -> None:
@@ -99,10 +99,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def ask(
         self, prompt: str | None = None, *, output_tokens: int | None = None, endpoint: str | None = None
     ) -> Record:
-        """Send one request and wait for its end. Report it to Locust and the run file, and return its Record.
+        """Send one request, wait for the end of its response, and return its Record.
 
-        Without `prompt`, the next prompt of the form on Locust's start page is sent. The length of your own prompt is
-        not checked. `endpoint` is completions, chat or generate. The default is the server's native endpoint.
+        The request is also reported to Locust and to the run file. Without `prompt`, the next prompt of the workload on
+        Locust's start page is sent. The length of your own prompt is not checked. `endpoint` is completions, chat or
+        generate. The default is the server's native endpoint.
         """
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
@@ -176,8 +177,8 @@ class PromptUser(LoadgenUser):
 class UserConnection:
     """The connection of one user.
 
-    An Exchange expects a Poller and an asyncio event loop. This class takes the place of both, and uses gevent's hub to
-    wait for sockets.
+    An Exchange (one request with its response) expects a Poller and an asyncio event loop. This class replaces both of
+    them, and waits for sockets with gevent's hub.
     """
 
     late = False
@@ -222,8 +223,8 @@ class UserConnection:
     def wait(self, exchange: Exchange) -> None:
         """Wait until the response has ended, the timeout has passed, or this greenlet is killed.
 
-        The Exchange records which of these happened. If the greenlet is killed, the Exchange is cancelled and
-        GreenletExit is raised again.
+        A timeout is stored in the Exchange as the error `timeout`. If the greenlet is killed, the error is `cancelled`,
+        and GreenletExit is raised again.
         """
         try:
             if not self._ended.wait(self._timeout_s):
@@ -263,8 +264,8 @@ class UserConnection:
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
     """Open one connection, including the TLS handshake. Other greenlets run in the meantime.
 
-    The addresses of the target are tried in the order of `rotation`. Raises OSError, which is a LocalLimitError if this
-    machine is the reason.
+    The addresses of the target are tried in the order of `rotation`. Raises OSError if no address accepts a connection.
+    The error is a LocalLimitError if the reason is a limit of this machine.
     """
     errors = list[OSError]()
     addresses = rotation.order()

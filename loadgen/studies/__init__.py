@@ -1,4 +1,4 @@
-"""Studies plan, execute and evaluate several runs: capacity searches, sweeps, matrices and fits of twins.
+"""Studies of several runs: capacity searches, sweeps, matrices and fits of twins.
 
-A twin is a simulated server that is fitted to a measured one.
+A twin is a simulated server that is fitted to a measured server.
 """

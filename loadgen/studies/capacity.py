@@ -2,8 +2,9 @@
 
 For each candidate, a search in virtual time finds the highest request rate at which one replica meets the objectives.
 
-The interval of the result needs no further simulations. A server that is `f` times slower than its model behaves like
-the model with a slower clock: `latency_server(r) = f * latency_model(f * r)`, where `r` is the request rate.
+The result has an interval, because the real server may be slower or faster than the performance model. A server that is
+`f` times slower behaves like the model with a slower clock: `latency_server(r) = f * latency_model(f * r)`, where `r`
+is the request rate. The searches for the ends of the interval can therefore reuse simulations of the model.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     """The number of GPUs of one type that the load needs, with intervals and costs.
 
     Fields that end in `_low` or `_high` are the ends of intervals. They are the results for a server that is slower or
-    faster than its model by the factor `1 + step_error`. The model predicts nine of ten measured step times within this
-    factor.
+    faster than the performance model by the factor `1 + step_error`. The model predicts nine of ten measured step times
+    within this factor.
     """
 
     gpu: str
@@ -112,10 +113,11 @@ class Replica:
         return self._results[per_s]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest `power` for which a server meets the objectives at the rate `RATE_STEP**power`.
+        """Return the largest integer `power` for which a server meets the objectives at the rate `RATE_STEP**power`.
 
-        The server is `slowdown` times slower than its model, and the rate is in requests per second of the model's
-        clock. The search begins at the power `start`. Return None if the server meets the objectives at no rate.
+        The server is `slowdown` times slower than the performance model, and the rate is in requests per second of the
+        model's clock. The search begins at the power `start`. Return None if the server meets the objectives at no
+        rate.
         """
 
         def meets(power: int) -> bool:
@@ -151,9 +153,9 @@ def capacity_option(
     compute_figures: ComputeFigures,
     met: ObjectivesMet,
 ) -> CapacityOption:
-    """Return the GPUs and the costs that a candidate needs to serve `per_s` requests of `plan` per second.
+    """Return the number of GPUs that a candidate needs to serve `per_s` requests per second, and their costs.
 
-    The candidate replaces the hardware of the server model `base`. Raises LoadgenError.
+    `plan` describes the requests. The candidate replaces the hardware of the server model `base`. Raises LoadgenError.
     """
     result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
     server_model = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
@@ -199,9 +201,10 @@ def _add_interval(result: CapacityOption, replica: Replica, met: ObjectivesMet, 
 def candidates(
     gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], server_model: ServerModel
 ) -> list[Candidate]:
-    """Return all combinations of GPU types, numbers of GPUs and weight formats. Raises PlanError.
+    """Return all combinations of GPU types, numbers of GPUs and weight formats.
 
-    `gpus` are names with an optional price per hour, such as `H100=2.50`.
+    `gpus` are names with an optional price per hour, such as `H100=2.50`. Raises PlanError for an unknown GPU or an
+    invalid price.
     """
     result = []
     for text in gpus:

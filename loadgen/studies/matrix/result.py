@@ -97,7 +97,7 @@ def write_matrix(folder: Path) -> tuple[MatrixReport, str]:
 
 
 def summarise_repeat(folder: Path) -> str:
-    """Return one line with the result of a finished run or sweep. Also write the summary and report of a run."""
+    """Return one line with the result of a finished run or sweep. For a run, also write its summary and report."""
     from loadgen.analysis.matrix.document import one_line_summary  # imports numpy, so not before the first run
     from loadgen.analysis.sweep.document import capacity_sentence
 
@@ -122,7 +122,8 @@ def _summarise_run(folder: Path, *, rewrite: bool) -> ComparedRun:
 def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
     """Write one frontier page for the sweeps of each workload.
 
-    All sweeps on a page have the simulated speed of the first one. Sweeps at other speeds are omitted.
+    If the servers were simulated, all sweeps on a page must have the same clock speed. Sweeps whose speed differs from
+    the first sweep's are omitted.
     """
     for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
         sweeps = {
@@ -137,7 +138,8 @@ def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
 
 
 def _sweep_name(summary: MatrixSummary, cell: CellSweep) -> str:
-    """Return the name of a sweep: its server, and its host and model if the matrix has several of them."""
+    """Return the name of a sweep: the server, the host if the matrix has several hosts, and the model if it has several
+    models."""
     counts = {"server": 2, "host": len(summary.hosts), "model": len(summary.models)}
     return ", ".join(getattr(cell, name) for name, count in counts.items() if count > 1)
 

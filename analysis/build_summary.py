@@ -1,9 +1,10 @@
 """Builds the summary of a run: workload, server, request outcomes, metrics and delivered load.
 
-`loadgen.analysis.summary` documents each field. The field `delivery` answers two questions:
+`loadgen.analysis.summary` documents each field. The field `delivery` of the summary answers two questions:
 
-- Does the plan match the arrival process? The due times are tested for the rate and the variation of the process.
-- Did the client follow the plan? The send times are compared with the due times.
+- Do the planned due times match the requested arrival process? Their rate and their variation are compared with those
+  of the process.
+- Did the client send the requests on time? The send times are compared with the due times.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ INTERVALS = (
 def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """Return the summary of a run.
 
-    `frame` contains the data of all requests as arrays. It is computed from the Records of the run by default. It is
-    required for a Run without Records, as loadgen.analysis.steady_window.load_run returns it. Latencies cover complete
-    requests only. `latency_adjusted` also includes every incomplete request, which counts as infinitely slow.
+    `frame` contains the data of the run's requests as arrays. By default, it is computed from `run.records`. The caller
+    must pass it if `run` has no Records, as a Run from `loadgen.analysis.steady_window.load_run`. Latencies cover
+    complete requests only. The field `latency_adjusted` also covers the incomplete requests and counts each as
+    infinitely slow.
     """
     if frame is None:
         frame = frame_of_run(run)
@@ -145,7 +147,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
 
 
 def server_info(run: Run) -> summary.ServerInfo:
-    """Return the `server` part of the summary. Values that the probe did not detect come from the plan."""
+    """Return the `server` part of the summary. Facts that the probe did not detect come from the plan."""
     server, plan = run.header.server, run.header.plan
     return summary.ServerInfo(
         name=server.get("name") or plan.get("server"),
@@ -165,17 +167,21 @@ def server_info(run: Run) -> summary.ServerInfo:
 
 
 def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
-    """Return the GPUs that a simulated server models, such as `4 x H100 SXM`, or an empty string if it names none."""
+    """Return the GPUs that a simulated server models, such as `4 x H100 SXM`.
+
+    `hardware` is the server's description of the modelled hardware. Return an empty string if it names no GPU.
+    """
     gpu, gpus = hardware.get("gpu", ""), hardware.get("tensor_parallel", 1)
     return gpu if gpus == 1 or not gpu else f"{gpus} x {gpu}"
 
 
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
-    """Return the numbers of tokens that the client requested and the server reported, over all requests sent.
+    """Return how many tokens the client requested and how many the server reported, over all requests sent.
 
-    Output lengths are compared only for complete requests whose requested and reported lengths are known. A response of
-    the wrong length is complete only on servers that cannot fix the output length. On all other servers such a response
-    is recorded as truncated. If responses may end early (`may_end`), a response that is too short is not a mismatch.
+    Output lengths are compared only for complete requests whose requested and reported lengths are known. A complete
+    response has the wrong length only if the server cannot fix the output length. On all other servers, a response that
+    is too short is recorded as truncated, and one that is too long as failed. If `may_end` is true, responses may end
+    early, and a response that is too short is not a mismatch.
     """
     difference = frame.output_reported - frame.output_asked  # NaN (an unknown length) is neither longer nor shorter.
     tried = frame.measured & ~frame.dropped
@@ -212,7 +218,10 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
 
 
 def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
-    """Return the number and the mean lengths of the responses in these rows, or None if there are no such responses."""
+    """Return the number and the mean lengths of the responses in `rows`, or None if `rows` selects no response.
+
+    `why` is the reason why these responses differ from the requested length.
+    """
     if not rows.any():
         return None
     return summary.LengthDifference(
@@ -224,7 +233,7 @@ def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.Length
 
 
 def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
-    """Return why these responses are shorter than requested, or an empty string if the reason is unknown."""
+    """Return why the responses in `early` are shorter than requested, or an empty string if the reason is unknown."""
     piece = run.header.server_notes.get("prompt_piece_tokens")
     if piece and early.any() and bool((frame.output_reported[early] % piece == 0).all()):
         return f"{run.header.server_title} generates in pieces of {piece:,} tokens, and the next did not fit"
@@ -234,7 +243,7 @@ def _why_early(run: Run, frame: Frame, early: Booleans) -> str:
 
 
 def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
-    """Return why these responses are longer than requested, or an empty string if the reason is unknown."""
+    """Return why the responses in `longer` are longer than requested, or an empty string if the reason is unknown."""
     piece = run.header.server_notes.get("prompt_piece_tokens")
     if piece and longer.any() and bool((frame.output_asked[longer] > piece).all()):
         return f"{run.header.server_title} generates in pieces of {piece:,} tokens"
@@ -245,7 +254,8 @@ def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughpu
     """Return the rates of the measurement window with their confidence intervals and their relative error.
 
     The timestamps at both ends of the window are uncertain, so the relative error is 2 * error bar / length of the
-    window. A whole run uses the error bar of E2E. Any other window uses the error bar of the timestamps.
+    window. For a whole run, the error bar is that of the E2E latency. For any other window, the error bar is that of a
+    single timestamp.
     """
     span = frame.span_ns
     ci95, ci95_none = stats.rate_intervals(frame)

@@ -1,14 +1,14 @@
 """Compares a run's receive timestamps with the log of the simulated server (`loadgen calibrate`).
 
-The log contains the times at which the server began each `send` call: sent_1 to sent_k. The receive timestamps of the
-same chunks are t_1 to t_k. The errors of one request are:
+For each request, the log contains the times at which the server began its `send` calls: sent_1 to sent_k, one for each
+chunk. The receive timestamps of these chunks are t_1 to t_k. The errors of one request are:
 
 - TTFT: `t_1 - sent_1`. The measured and the true TTFT start at the same send time, which therefore cancels out.
-- TPOT: `((t_k - t_1) - (sent_k - sent_1)) / (k - 1)`, with one token per event.
+- TPOT: `((t_k - t_1) - (sent_k - sent_1)) / (k - 1)`, with one token per chunk.
 - Gap between chunks: `(t_{j+1} - t_j) - (sent_{j+1} - sent_j)`.
 
-If the server sends an event late, both its sent_j and its t_j are late, so the delay is not part of any error. All
-times are on CLOCK_REALTIME. The timestamps of the run are converted with the pair of clock readings in its header.
+If the server sends chunk j late, both sent_j and t_j are late, so the delay is not part of any error. All times are on
+CLOCK_REALTIME. The timestamps of the run are converted with the pair of clock readings in its header.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ COALESCED_SHARE = 0.01
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
-    """One line of the simulated server's log, reduced to the fields used here. Times are in ns (CLOCK_REALTIME)."""
+    """One line of the simulated server's log, with only the fields that are compared. Times are in ns
+    (CLOCK_REALTIME)."""
 
     request_id: str = ""
     due_ns: list[int] = []
@@ -52,7 +53,7 @@ class ErrorSizes(msgspec.Struct, frozen=True):
 
 
 class StampComparison(msgspec.Struct, frozen=True):
-    """The comparison of a run's timestamps with the simulated server's log."""
+    """The result of comparing a run's receive timestamps with the simulated server's log."""
 
     stamps: str
     requests: int
@@ -90,7 +91,7 @@ class StampComparison(msgspec.Struct, frozen=True):
 
     @property
     def server_kept_up(self) -> bool:
-        """True if the server sent events at 90 % or more of the requested rate.
+        """True if the simulated server sent events at 90 % or more of the requested rate.
 
         If False, the server was the bottleneck.
         """
@@ -98,15 +99,16 @@ class StampComparison(msgspec.Struct, frozen=True):
 
 
 def read_log(path: Path) -> dict[int, ServerLogLine]:
-    """Return the lines of the server's log by request id. Raises OSError and msgspec.DecodeError."""
+    """Return the lines of the simulated server's log by request id. Raises OSError and msgspec.DecodeError."""
     decoder = msgspec.json.Decoder(ServerLogLine)
     lines = map(decoder.decode, path.read_bytes().splitlines())
     return {int(line.request_id): line for line in lines if line.request_id}
 
 
 def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampComparison:
-    """Compare the receive timestamps of all complete requests with the server's log.
+    """Compare the receive timestamps of the complete requests with the simulated server's log.
 
+    A request is compared if it has at least two chunks and the log contains the same number of `send` calls for it.
     Raises ValueError if no request can be compared.
     """
     pairs = [(record, log[record.id]) for record in run.records if record.id in log and record.state == "complete"]
@@ -143,7 +145,7 @@ def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampCompari
 
 
 def stamps_heading() -> str:
-    """Return the two heading lines of the table whose rows come from `stamps_row`."""
+    """Return the heading, two lines of text, of the table whose rows come from `stamps_row`."""
     parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
     return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
 
@@ -156,7 +158,7 @@ def stamps_row(comparison: StampComparison) -> str:
 
 
 def stamps_notes(comparison: StampComparison) -> list[str]:
-    """Return the notes that are printed below the table row of a comparison."""
+    """Return the notes to print below the table row of a comparison."""
     notes = []
     if comparison.merged:
         beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none of them"
@@ -183,10 +185,10 @@ def stamps_notes(comparison: StampComparison) -> list[str]:
 
 
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
-    """Return a sentence with the highest event rate at which TTFT is exact.
+    """Return a sentence with the highest event rate at which TTFT is exact, which means a p99 error below 1 ms.
 
     `fastest` is the comparison at that rate, or None if TTFT was exact at no rate. `limited_by` is the reason why the
-    search ended: `client`, `server` or `time`.
+    search for the highest rate ended: `client`, `server` or `time`.
     """
     error = duration(EXACT_TTFT_ERROR_S)
     if fastest is None:
@@ -200,7 +202,10 @@ def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
 
 
 def _tpot_ns(instants: Sequence[int]) -> float:
-    """Return the time per token of one request in ns, (t_k - t_1) / (k - 1). Each event holds one token."""
+    """Return the time per token of one request in ns: (t_k - t_1) / (k - 1) for the event times t_1 to t_k.
+
+    Each event holds one token.
+    """
     return float(instants[-1] - instants[0]) / (len(instants) - 1)
 
 
@@ -209,7 +214,11 @@ def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
 
 
 def _rate(instants: Iterable[Sequence[int]]) -> float:
-    """Return the events per second while streams were running: number of gaps / (last event - first event)."""
+    """Return the mean rate of events over all streams, in events per second.
+
+    `instants` contains the event times of each stream in ns. The rate is the total number of gaps between events of a
+    stream, divided by the time from the first to the last event of all streams.
+    """
     streams = list(instants)
     gaps = sum(len(stream) - 1 for stream in streams)
     span_ns = max(stream[-1] for stream in streams) - min(stream[0] for stream in streams)

@@ -11,9 +11,9 @@ from loadgen.analysis.steady_window import frame_of_run
 
 
 def unplannable(objectives: Sequence[Objective]) -> list[str]:
-    """Return the text of each objective that is not an upper bound on a latency.
+    """Return the text of each objective that capacity planning does not support.
 
-    Capacity planning does not support these.
+    Capacity planning supports only upper bounds on latencies.
     """
     return [
         objective.text
@@ -23,7 +23,7 @@ def unplannable(objectives: Sequence[Objective]) -> list[str]:
 
 
 def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float | None]]:
-    """Return a function that computes the figure of each objective from a run, in seconds.
+    """Return a function that computes the figure of each objective from a run, such as the TTFT p99, in seconds.
 
     The figure of an objective is None if no request has the latency that the objective limits. If any request did not
     complete, all figures are None.
@@ -50,8 +50,8 @@ def figure_reader(objectives: Sequence[Objective]) -> Callable[[Run], list[float
 def objectives_check(objectives: Sequence[Objective]) -> Callable[[Sequence[float | None], float], bool]:
     """Return a function that checks whether figures meet all objectives.
 
-    The function takes the figures and a factor. It returns True if every figure, multiplied by the factor, meets its
-    objective.
+    The returned function takes one figure per objective and a factor. It returns True if every figure, multiplied by
+    the factor, meets its objective. A figure of None meets no objective.
     """
 
     def check(figures: Sequence[float | None], factor: float) -> bool:

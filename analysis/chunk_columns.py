@@ -1,4 +1,4 @@
-"""Stores exact values per chunk in compact arrays, for runs with a hundred million chunks.
+"""Compact arrays of exact arrival times and token counts per chunk, for runs with a hundred million chunks.
 
 The arrival time of a chunk is stored as the time since the previous chunk of its request. If there are too many samples
 to sort, percentiles are computed by counting values instead.
@@ -23,9 +23,9 @@ MAX_COUNTERS = 1 << 23
 
 
 class GrowingArray:
-    """An array that grows in place.
+    """A one-dimensional array to which values can be appended.
 
-    Collecting separate pieces and joining them at the end would need twice the memory.
+    The array grows in place, because joining separate arrays at the end would need twice the memory.
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -35,7 +35,7 @@ class GrowingArray:
     def extend(self, values: NDArray[Any]) -> None:
         """Append values.
 
-        If their type is wider than the array's type, the whole array is converted to the wider type.
+        If the data type of the values is wider than that of the array, the whole array is converted to the wider type.
         """
         wider = np.promote_types(self._dtype, values.dtype)
         if wider != self._dtype:
@@ -49,7 +49,10 @@ class GrowingArray:
 
 
 class GrowingTokens:
-    """The number of tokens in each chunk. While every chunk holds one token, only the number of chunks is stored."""
+    """A growing array with the number of tokens in each chunk.
+
+    While every chunk holds one token, only the number of chunks is stored.
+    """
 
     def __init__(self) -> None:
         self._ones = 0
@@ -74,7 +77,7 @@ class GrowingTokens:
 class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
     """Arrival times of all chunks, in ns from the run's start.
 
-    A slice `[first:last]` returns the times of these chunks.
+    `instants[first:last]` returns the arrival times of chunk `first` to chunk `last - 1` as an array.
     """
 
     steps: NDArray[np.integer]
@@ -103,9 +106,10 @@ class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
 
 
 def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
-    """Return the time of each chunk since the previous chunk of its row, in ns; 0 for the first chunk of a row.
+    """Return the time from the previous chunk of a request to each chunk, in ns; 0 for the first chunk of a request.
 
-    Each time takes four bytes if all times fit, otherwise eight.
+    `instants` contains the arrival times of all chunks in ns, and `offsets` delimits the chunks of each request. The
+    result has four bytes per chunk if all values fit, otherwise eight.
     """
     steps = np.empty_like(instants)
     np.subtract(instants[1:], instants[:-1], out=steps[1:])
@@ -115,10 +119,12 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 
 
 class OrderStatistics:
-    """Order statistics of integers from 0 to `largest` that are supplied in blocks. Results are divided by `scale`.
+    """The sorted samples of a data set that is too large to sort. Single samples can be looked up by rank.
 
-    `count` is the total number of samples. It includes `zeros` samples with the value 0 that are not in the blocks. An
-    index is a rank, counted from 0 in ascending order: `statistics[rank]` equals `sorted_samples[rank]`.
+    `statistics[rank]` equals `sorted_samples[rank]`. Ranks count from 0 in ascending order. The samples are integers
+    from 0 to `largest`, and the results are divided by `scale`. The function `blocks` iterates over the samples in
+    blocks. `zeros` additional samples have the value 0 and are not in the blocks. `count` is the total number of
+    samples, including these zeros.
     """
 
     def __init__(
@@ -132,7 +138,7 @@ class OrderStatistics:
         self._known = dict[int, float]()
 
     def __len__(self) -> int:
-        """Return the number of samples, including the zeros that are not in the blocks."""
+        """Return the total number of samples."""
         return self._count
 
     def __getitem__(self, rank: int) -> float:
@@ -141,7 +147,7 @@ class OrderStatistics:
     def values_at(self, ranks: Sequence[int] | Integers) -> list[float]:
         """Return the sample at each rank.
 
-        One call for several ranks needs fewer passes over the blocks than one call per rank.
+        One call for several ranks needs fewer passes over the data than one call per rank.
         """
         requested = [int(rank) + self._count * (rank < 0) for rank in ranks]
         self._known |= dict.fromkeys((rank for rank in requested if rank < self._zeros), 0.0)
@@ -152,10 +158,10 @@ class OrderStatistics:
         return [self._known[rank] for rank in requested]
 
     def _search(self, ranks: Integers) -> Integers:
-        """Return the numbers at these ranks, which are determined digit by digit.
+        """Return the sample at each rank, by a radix search that starts with the most significant digit.
 
-        Each pass over the blocks selects the numbers that start with the digits known so far, and counts their next
-        digits. The cumulative counts show which next digit belongs to each rank.
+        Each pass over the blocks selects the samples that start with the digits known so far, and counts the values of
+        their next digit. The cumulative counts show the next digit of the sample at each rank.
         """
         prefixes = np.zeros(len(ranks), np.int64)
         remaining = ranks.copy()
@@ -176,10 +182,11 @@ class OrderStatistics:
 
 
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
-    """Count how often each value of the next digit occurs among the numbers whose leading bits are in `groups`.
+    """Count the values of the next digit in one step of a radix search.
 
-    A digit has `digit` bits. The last `bits` bits of the `total_bits` bits of a number are still unknown. The result is
-    flat, with one counter per group and digit value.
+    Each number in `block` has `total_bits` bits. Only numbers whose leading bits are in `groups` are counted. The other
+    `bits` bits of a number are still unknown, and the first `digit` bits of them are the next digit. The result is a
+    flat array with one counter per group and digit value.
     """
     length = len(groups) << digit
     if bits == total_bits:

@@ -1,7 +1,7 @@
 """Judges whether the load generator was a bottleneck, from a run's Records and the client's own telemetry.
 
-Each figure of the client has a limit (LIMITS). A run that exceeds a limit is invalid, because the client may have
-influenced its results. The report gives the reason and the remedy.
+Each health figure of the client, such as its CPU use, has a limit (LIMITS). A run that exceeds a limit is invalid,
+because the client may have influenced its results. The report gives the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COALESCING_LATE_S = 0.001
 
 
 class HealthLimit(msgspec.Struct, frozen=True):
-    """The maximum of one figure of the client, and the consequence of a larger value."""
+    """The maximum of one health figure of the client, such as its CPU use, and the meaning of a larger value."""
 
     figure: str
     title: str
@@ -148,10 +148,11 @@ def reasons(
     waited_for: bool = True,
     causes: Sequence[str] = (),
 ) -> list[str]:
-    """Return one sentence for each known figure that exceeds its limit.
+    """Return one sentence for each health figure that exceeds its limit. Unknown figures are skipped.
 
-    `waited_for` is True if requests become due when earlier requests end, as in a closed loop. `causes` explain why
-    this machine could not send requests, and include the remedies.
+    `dropped` is the number of dropped requests. `waited_for` is True if requests become due when earlier requests end,
+    as in a closed loop. `causes` are texts that explain why this machine could not send some requests, with the
+    remedies.
     """
     # Tokens that are read together may have waited for a client that was late or stalled. If the client was prompt, the
     # server or the network put them into one packet, and the client is not the cause.
@@ -178,9 +179,10 @@ def reasons(
 
 
 def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Sequence[str]) -> dict[str, str]:
-    """Return a text for each exceeded limit, by the name of its figure. The text says what the large value means.
+    """Return the meaning of each exceeded limit as text, by the name of the health figure.
 
-    If other figures of the client reveal the cause of the large value, the text includes this cause.
+    The text includes the cause of the large value if other health figures reveal the cause. `causes` are texts that
+    explain why this machine could not send some requests.
     """
     meanings = {limit.figure: limit.meaning for limit in exceeded}
     if "retransmit_share" in meanings and not health.out_of_order_share:
@@ -200,10 +202,10 @@ def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Seq
 
 
 def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:
-    """Return the names of the figures whose limits do not apply to this run.
+    """Return the names of the health figures whose limits do not apply to this run.
 
-    For example, stalls do not matter if the timestamps do not depend on the time of a read. `waited_for` has the
-    meaning that it has in `reasons`.
+    For example, the limit on stalls does not apply if the kernel timestamps every packet, because a late read then
+    changes no timestamp. `waited_for` is True if requests become due when earlier requests end, as in a closed loop.
     """
     irrelevant = set[str]()
     if not health.source.by_read:
@@ -220,7 +222,11 @@ def _irrelevant_figures(health: ClientHealth, *, waited_for: bool) -> set[str]:
 
 
 def figure_text(figure: str, value: float | None) -> str:
-    """Format a figure of the client as text. The end of its name (`_s` or `_share`) determines the unit."""
+    """Format a health figure of the client as text.
+
+    The end of the figure's name determines the format: a duration for `_s`, a percentage for `_share`, otherwise a
+    count.
+    """
     if value is None:
         return UNKNOWN
     if figure.endswith("_s"):
@@ -229,7 +235,7 @@ def figure_text(figure: str, value: float | None) -> str:
 
 
 def ring_difference_counts(samples: Sequence[Telemetry]) -> Counter[int]:
-    """Return a histogram of the differences between ring and socket timestamps over all reads.
+    """Return a histogram of the differences between packet ring timestamps and socket timestamps, over all reads.
 
     The key is the bit length of the difference in ns, and the value is the number of reads.
     """
@@ -244,8 +250,9 @@ def health_from_samples(
 ) -> ClientHealth:
     """Return the health figures that are computed from the client's telemetry. The run may still be in progress.
 
-    `sends_late_s` contains the sorted send delays in seconds. `reads` is the number of all reads, and `coalesced` is
-    the number of reads that held several events. `last_s` is the time of the last sample in seconds.
+    `stamps` describes the timestamp source. `sends_late_s` contains the sorted send delays in seconds. `reads` is the
+    number of all reads, and `coalesced` is the number of reads that held several events. `last_s` is the time of the
+    last sample in seconds from the run's start.
     """
     late = Counter[int]()
     if stamps.exact:
@@ -296,13 +303,14 @@ def _clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     """Return by how much the wall clock was set during the run, in seconds, or None if this is unknown.
 
     `disagreement_s` is the drift between the wall clock and the monotonic clock. Slewing, the gradual correction of a
-    clock, explains up to `MAX_SLEW * last_s` of it. The result is the rest of the drift, or 0 if slewing explains all.
+    clock, explains a drift of up to `MAX_SLEW * last_s`. The result is the drift beyond that, or 0 if slewing explains
+    the whole drift.
     """
     return None if disagreement_s is None else round_to_ns(max(0.0, disagreement_s - MAX_SLEW * max(1.0, last_s)))
 
 
 def _ended(frame: Frame, kind: str) -> int:
-    """Return the number of measured requests that ended with this error kind."""
+    """Return the number of measured requests whose error kind is `kind`."""
     outcomes = frame.outcomes.items()
     return sum(counted.requests for outcome, counted in outcomes if outcome.measured and outcome.kind == kind)
 
@@ -319,7 +327,7 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 def _stamps(run: Run, frame: Frame) -> StampFacts:
     """Return the timestamp source of the run's complete responses, or of all responses if none is complete.
 
-    If responses used several sources, the least exact one is returned.
+    If the responses have several sources, return the least exact source.
     """
     sources = [source for source in frame.sources if source.measured and source.stamps]
     complete = [source for source in sources if source.state == "complete"]
@@ -330,7 +338,7 @@ def _stamps(run: Run, frame: Frame) -> StampFacts:
 
 
 def _ring_given_up(samples: Sequence[Telemetry]) -> int | None:
-    """Return the number of workers that stopped using packet timestamps, or None if no sample reports it."""
+    """Return the number of workers that stopped using packet timestamps, or None if no sample contains this fact."""
     known = [sample for sample in samples if "ring_given_up" in sample.values]
     return len({sample.worker for sample in known if sample.values["ring_given_up"]}) if known else None
 
@@ -381,13 +389,16 @@ def core_wait_advice(health: ClientHealth) -> str:
 
 
 def _known(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]], int]) -> int | None:
-    """Return the sum or the maximum (`combine`) of a figure over the samples, or None if no sample has the figure."""
+    """Return the sum or the maximum (`combine`) of the figure `name` over the samples, or None if no sample has it."""
     values = [sample.values[name] for sample in samples if name in sample.values]
     return combine(values) if values else None
 
 
 def quoted_calibration(calibration: Any, stamps: str) -> QuotedCalibration | None:
-    """Return the calibration result of a timestamp source from a run's header, or None if there is no valid one."""
+    """Return the calibration result for the timestamp source `stamps`, or None if there is no valid result.
+
+    `calibration` is the calibration in the run's header.
+    """
     try:
         p99_s = calibration["errors"][stamps]["ttft_s"]["p99"]
         return msgspec.convert({**calibration, "ttft_p99_s": p99_s}, QuotedCalibration)

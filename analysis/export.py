@@ -1,7 +1,7 @@
 """Exports a run as tables for pandas, polars, DuckDB or a spreadsheet: Parquet or CSV, one file per table.
 
-Rows are written while the run file is read. Only about 0.3 kB per Record stays in memory, from which the measurement
-window is chosen. A file gets its final name only when all tables are complete, so an interrupted export leaves no
+Rows are written while the run file is read. Only about 0.3 kB per Record stays in memory. The measurement window is
+chosen from this data. A file gets its final name only when all tables are complete, so an interrupted export leaves no
 incomplete table.
 """
 
@@ -188,7 +188,7 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
 
 @contextmanager
 def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
-    """Open a `.part` file for each table, and yield a writer for each table.
+    """Open a `.part` file for each table, and yield a dict that maps each table to a function that writes its rows.
 
     The files get their final names when all tables are complete. If an error occurs, the files are deleted.
     """
@@ -206,7 +206,8 @@ def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
 
 @contextmanager
 def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Yield a writer for a CSV file as in RFC 4180: UTF-8, with a header line. Null is an empty field."""
+    """Yield a function that writes rows to a CSV file (RFC 4180) in UTF-8 with a header line. Null is an empty
+    field."""
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow([column.name for column in columns])
@@ -215,7 +216,7 @@ def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
 
 @contextmanager
 def _parquet(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Yield a writer for a Parquet file with zstd compression. Each write adds one row group."""
+    """Yield a function that writes rows to a Parquet file with zstd compression. Each call adds one row group."""
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
@@ -234,9 +235,9 @@ FORMS = {"csv": _csv, "parquet": _parquet}
 
 
 def _csv_value(value: Any) -> Any:
-    """Return the value for a CSV file.
+    """Return a value in the form in which CSV files contain it.
 
-    Text that a spreadsheet would execute as a formula gets an apostrophe in front.
+    Booleans become `true` and `false`. Text that a spreadsheet would execute as a formula gets an apostrophe in front.
     """
     if isinstance(value, bool):
         return str(value).lower()
@@ -322,7 +323,10 @@ def run_row(run: Run, window: Window | None) -> Row:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each leaf of a nested value. The keys of a path are joined by dots."""
+    """Yield the path and the value of each leaf of a nested value, without leaves that are None.
+
+    `name` is the path of the nested value. The keys of a path are joined by dots.
+    """
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in parts:

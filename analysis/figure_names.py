@@ -1,6 +1,6 @@
-"""Suggests the figure that a user meant by an unknown name: `ttft.p99` for `p99(ttft)`, `ttft_p99` or `P99 TTFT`.
+"""Suggests the figure that a user meant by an unknown name, such as `ttft.p99` for `p99(ttft)` or `P99 TTFT`.
 
-Names of other load testers are known too, such as `request_throughput` (vLLM) and `http_req_failed` (k6).
+Names in other load testers are known too, such as `request_throughput` (vLLM) and `http_req_failed` (k6).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UNITS = re.compile(r"(?<![a-z])(?:ms|us|sec|seconds|milliseconds|percentile|sec
 
 
 def _spelling(text: str) -> str:
-    """Return the letters and digits of a name in lower case, without units."""
+    """Return the letters and digits of a name in lower case, without words that are units."""
     return re.sub(r"[^a-z\d]", "", _UNITS.sub(" ", text.lower().replace("_", " ")))
 
 
@@ -57,7 +57,7 @@ _LATENCIES = {metric.key for metric in METRICS.values() if metric.per != "run"}
 
 
 def suggest_figure(text: str, *, statistic: bool = True) -> str | None:
-    """Return the name of the figure that the text probably means, or None if it resembles no figure.
+    """Return the name of the figure that the text probably means, or None if the text resembles no figure.
 
     The name of a latency includes a statistic, as in `ttft.p50`. If the text contains no statistic, `p99` is used. With
     `statistic=False`, the name includes no statistic.
@@ -82,5 +82,5 @@ def suggest_figure(text: str, *, statistic: bool = True) -> str | None:
 
 
 def did_you_mean(suggestion: str | None) -> str:
-    """Return a suggestion as the end of an error message, or an empty string if there is none."""
+    """Return the end of an error message, such as `; did you mean ttft.p99?`. It is empty without a suggestion."""
     return f"; did you mean {suggestion}?" if suggestion else ""

@@ -53,7 +53,7 @@ def percent(value: float | None) -> str:
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:
-    """Format a number of bytes in GiB or MiB, the units of the GPU drivers' own tools."""
+    """Format a number of bytes in GiB or MiB, the units that the tools of GPU drivers use."""
     if number is None:
         return UNKNOWN
     factor, unit = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
@@ -68,7 +68,7 @@ def pluralise(number: int, noun: str) -> str:
 def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     """Return the factor and the unit in which to show a figure.
 
-    `figure` is a name that --assert uses, such as `ttft.p99`.
+    `figure` is a name that --assert uses, such as `ttft.p99`. For a duration, `value` in seconds determines the unit.
     """
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
@@ -100,7 +100,7 @@ def printable(text: str, allowed: str = "") -> str:
 def simulated(summary: Summary) -> str:
     """Return the label of a simulated run, such as `SIMULATED (virtual)` or `SIMULATED at 5 times speed`.
 
-    At real speed the label is `SIMULATED`. For a real server it is empty.
+    At real speed the label is `SIMULATED`. For a real server the label is empty.
     """
     server = summary.server
     if not server.simulated:
@@ -113,9 +113,10 @@ def simulated(summary: Summary) -> str:
 
 
 def page_mark(summaries: Iterable[Summary]) -> str:
-    """Return the label of a page about these runs, such as `SIMULATED at 1 and 5 times speed`.
+    """Return the label of a page that shows these runs, such as `SIMULATED at 1 and 5 times speed`.
 
-    The label lists the speeds of all simulated runs if their labels differ. It is empty if no run is simulated.
+    If the simulated runs have different labels, the label of the page lists all their speeds. It is empty if no run is
+    simulated.
     """
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))
@@ -129,12 +130,15 @@ def knows_speed(summary: Summary) -> bool:
 
 
 def speed_of(summary: Summary) -> float:
-    """Return the speed of the server's clock relative to real time. It is 1 for real servers and in virtual time."""
+    """Return the speed of the server's clock relative to real time.
+
+    The speed is 1 for real servers, in virtual time, and if it is unknown.
+    """
     return summary.server.speed or 1.0
 
 
 def times_speed(*speeds: float) -> str:
-    """Return text to put after a noun, such as ` at 5 times speed` or ` at 1 and 5 times speed`.
+    """Return text such as ` at 5 times speed` or ` at 1 and 5 times speed`, which can follow a noun.
 
     The text is empty if all speeds are 1.
     """
@@ -143,7 +147,7 @@ def times_speed(*speeds: float) -> str:
 
 
 def server_label(summary: Summary) -> str:
-    """Return the server's name and version, followed by its hardware if the plan states it."""
+    """Return the server's name and version, followed by its hardware if that is known."""
     server = summary.server
     name = " ".join(str(part) for part in (server.name, server.version) if part)
     return f"{name} on {server.platform}" if server.platform else name
@@ -152,7 +156,7 @@ def server_label(summary: Summary) -> str:
 def workload_sentence(summary: Summary) -> str:
     """Describe the workload: the number of requests, their prompts, arrivals and output lengths.
 
-    The sentence has no full stop at its end.
+    The text does not end in a full stop.
     """
     run = summary.run
     noun = "session" if run.load.sessions else "request"
@@ -173,7 +177,10 @@ def workload_sentence(summary: Summary) -> str:
 
 
 def _prompts(run: RunInfo) -> str:
-    """Return a description of the prompts, such as ` of 512 tokens`. It is appended to text such as `200 requests`."""
+    """Return a description of the prompts, such as ` of 512 tokens`.
+
+    The caller appends the description to text such as `200 requests`.
+    """
     facts = workload_facts(run.workload or "synthetic")
     exact = run.prompts_exact
     if facts.turns is not None:
@@ -203,7 +210,10 @@ def token_length(value: int | str | None) -> str:
 
 
 def start_time(summary: Summary) -> str:
-    """Return the start time of the run in UTC. If the run file has no valid time, its text is returned unchanged."""
+    """Return the start time of the run in UTC.
+
+    If the run file has no valid start time, return the text that it has instead.
+    """
     try:
         return datetime.fromisoformat(summary.run.started_at).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except ValueError:

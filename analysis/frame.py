@@ -6,7 +6,7 @@ entries `offsets[i]:offsets[i + 1]` belong to request i.
 
 Times are float64 nanoseconds from the run's start, which are exact up to 2**53 ns (104 days). NaN means that the event
 never happened. The arrival time of a chunk is stored as the time since the previous chunk, usually in four bytes
-(loadgen.analysis.chunk_columns). Code that needs all chunks processes them in `blocks`.
+(loadgen.analysis.chunk_columns). Code that needs all chunks processes them block by block (`Frame.blocks`).
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ class Frame(msgspec.Struct, frozen=True):
         return len(self.complete)
 
     def ended_as(self, state: str) -> Booleans:
-        """Return a mask of the rows whose requests ended in this state."""
+        """Return a mask of the rows whose requests ended in the state `state`, such as `failed`."""
         return np.array([outcome.state == state for outcome in self.outcomes], np.bool_)[self.outcome_index]
 
     def mark(self, name: str) -> Floats:
         """Return the entry `name` of `Record.marks` for each row, or NaN for a row without this entry.
 
-        Depending on the name, the values are instants in ns or counts.
+        An entry is a time in ns if its name ends in `_ns`, otherwise a count.
         """
         return self.marks.get(name, np.full(len(self), np.nan))
 
@@ -174,16 +174,17 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def output_tokens(self) -> Floats:
-        """The reported output length of each row, or the sum over its chunks if no length was reported.
+        """The output length of each row in tokens.
 
-        The sum over chunks is also used for an incomplete response whose reported length exceeds the requested length.
+        This is the reported length, or the sum over the row's chunks if no length was reported. The sum is also used
+        for an incomplete response whose reported length exceeds the requested length.
         """
         excess = ~self.complete & (self.output_reported > self.output_asked)
         return np.where(np.isnan(self.output_reported) | excess, self.arrived_tokens, self.output_reported)
 
     @property
     def prompt_tokens(self) -> Floats:
-        """The reported prompt length of each row, or the requested length if the server reported none."""
+        """The prompt length of each row in tokens: the reported length, or else the requested length."""
         return np.where(np.isnan(self.prompt_reported), self.prompt_asked, self.prompt_reported)
 
     @property
@@ -193,12 +194,12 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(later > 0, later, np.nan)
 
     def has_basis(self, basis: Basis) -> Booleans:
-        """Return a mask of the rows whose streamed tokens were counted in this way, such as `chunks` (see `Basis`)."""
+        """Return a mask of the rows whose streamed tokens were counted by the method `basis`, such as `chunks`."""
         return np.equal(self.basis, BASES.index(basis))
 
     @property
     def generated_tokens(self) -> Floats:
-        """The `output_tokens` of each row, with NaN in place of 0."""
+        """The output length of each row in tokens (`output_tokens`), with NaN in place of 0."""
         return np.where(self.output_tokens > 0, self.output_tokens, np.nan)
 
     @property
@@ -218,25 +219,31 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def inside(self) -> Booleans:
-        """A mask of the measured requests that were due inside the window. Latencies cover the complete ones."""
+        """A mask of the measured requests that were due inside the window, complete or not."""
         return self.measured & self.within(self.due_ns)
 
     @property
     def send_delay_ns(self) -> Floats:
-        """Delay of each request's first send, caused by the client. Waiting because of `--concurrency` is not part of
-        it. NaN for a request that was not sent."""
+        """Delay in ns between the due time and the first send of each request, caused by the client.
+
+        Time in which a request waited because of `--concurrency` is not part of the delay. The delay is NaN for a
+        request that was not sent."""
         return self.first_sent_ns - np.fmax(self.due_ns, self.released_ns)
 
     @property
     def sampled(self) -> Booleans:
-        """A mask of the rows that latencies cover: complete, measured requests that were due inside the window."""
+        """A mask of the rows from which latencies are computed.
+
+        These are the complete, measured requests that were due inside the window.
+        """
         return self.complete & self.inside
 
     @property
     def span_ns(self) -> tuple[float, float] | None:
         """The start and the end of the window, or None if the window is empty or no request was sent.
 
-        A whole run spans from the first t_sent to the last t_end of all sent requests, complete or not.
+        If the whole run is measured, the window spans from the first t_sent to the last t_end of all requests sent,
+        complete or not.
         """
         if self.window is not None and not self.whole:
             ends = (self.window.from_ns, self.window.to_ns)
@@ -248,7 +255,7 @@ class Frame(msgspec.Struct, frozen=True):
     def within(self, instants_ns: Floats) -> Booleans:
         """Return a mask of the times that lie in the window.
 
-        A whole run contains all times, including unknown ones (NaN).
+        If the whole run is measured, all times lie in the window, including unknown times (NaN).
         """
         if self.window is None or self.whole:
             return np.ones(len(instants_ns), np.bool_)
@@ -292,18 +299,19 @@ class Frame(msgspec.Struct, frozen=True):
     def later_counts(self) -> Integers:
         """The number of tokens after the first token of each row, as counted in the chunks.
 
-        It is 0 for rows that are not in `sampled`.
+        The number is 0 for rows that are not in `sampled`.
         """
         return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
 
     def gaps_s(self) -> Floats:
-        """Return every gap between consecutive chunks, t_{j+1} - t_j in seconds, of the rows in `sampled`."""
+        """Return the gaps between consecutive chunks, t_{j+1} - t_j, of all rows in `sampled`, in seconds."""
         return np.concatenate([gaps_ns / NS_PER_S for _, gaps_ns in self.gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
-        """Return the inter-token latencies in seconds: every gap, and a zero for each additional token of a chunk.
+        """Return the inter-token latencies of all rows in `sampled`, in seconds.
 
-        A row with n tokens has n - 1 samples: first its gaps, then its zeros.
+        These are every gap between chunks, and a zero for each additional token of a chunk. A row with n tokens has n -
+        1 samples: first its gaps, then its zeros.
         """
         starts, gap_counts = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])
@@ -314,7 +322,7 @@ class Frame(msgspec.Struct, frozen=True):
         return samples
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Yield a slice of rows and the slice of their chunks for each block (see the function `blocks`)."""
+        """Yield pairs of a slice of rows and the slice of their chunks, for one block of rows after another."""
         return blocks(self.offsets)
 
     def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:
@@ -331,14 +339,18 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def offsets_of(counts: Integers) -> Integers:
-    """Return the index of each row's first entry in a flat array, followed by the total number of entries."""
+    """Return the index of each row's first entry in a flat array, followed by the total number of entries.
+
+    `counts` is the number of entries of each row.
+    """
     return np.concatenate(([0], np.cumsum(counts)))
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of rows and of their entries in a flat array, in blocks of about ENTRIES_PER_BLOCK entries.
+    """Yield pairs of a slice of rows and the slice of their entries in a flat array.
 
-    With blocks, the temporary arrays of a computation are much smaller than the flat array.
+    Each block has about ENTRIES_PER_BLOCK entries, so the temporary arrays of a computation are much smaller than the
+    flat array.
     """
     starts = np.searchsorted(offsets, np.arange(0, max(1, int(offsets[-1])), ENTRIES_PER_BLOCK))
     starts = starts[np.diff(starts, prepend=-1) > 0]  # np.unique would import masked arrays, which takes 20 ms
@@ -358,12 +370,12 @@ def sum_by_row(values: NDArray[np.number] | Booleans, offsets: Integers) -> Floa
 
 
 def sum_known(values: Floats, rows: Booleans) -> int:
-    """Return the sum of the values in these rows, without NaN values."""
+    """Return the sum of `values` over the rows of the mask `rows`, ignoring NaN."""
     return int(np.nansum(values[rows]))
 
 
 def build_frame(records: Iterable[Record]) -> Frame:
-    """Return the Frame of these Records. Its window is the whole run."""
+    """Return the Frame of these Records. Its measurement window is the whole run."""
     builder = FrameBuilder()
     for record in records:
         builder.add(record)
@@ -421,7 +433,7 @@ class FrameBuilder:
             self._sources[CountSource(phase == "measured", state, counted_by, stamps)] += count
 
     def _count_outcomes(self, records: Sequence[Record]) -> NDArray[np.uint16]:
-        """Count the outcomes of these Records, and return the index of each Record's outcome."""
+        """Add the outcomes of these Records to `_outcomes`, and return the index of each Record's outcome."""
         fields_of_records = [OUTCOME_FIELDS(record) for record in records]
         first_ids = {fields: record.id for fields, record in zip(fields_of_records[::-1], records[::-1], strict=True)}
         indices = {}
@@ -438,7 +450,7 @@ class FrameBuilder:
 
 
 def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
-    """Return the columns of these Records. Building a column takes one pass over the Records."""
+    """Return the Frame columns of these Records, by column name."""
 
     def column(name: str, kind: type = np.float64) -> NDArray[Any]:
         values = [*map(attrgetter(name), records)]
@@ -483,10 +495,10 @@ def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
 
 
 def _tokens_of(records: Sequence[Record], counts: Integers, offsets: Integers) -> dict[str, NDArray[Any]]:
-    """Return the columns with token counts for these Records.
+    """Return the Frame columns with token counts for these Records, by column name.
 
-    In nearly all Records, the token counts of the chunks add up to the output length that the server reported. These
-    rows use the counts of the chunks. Only the other rows are examined one by one.
+    In nearly all Records, the token counts of the chunks add up to the output length that the server reported. Such
+    rows get the counts unchanged. Only the other rows are examined one by one.
     """
     chunk_tokens = [record.chunk_tokens for record in records]
     try:  # Bytes take a third of the time of a list of integers, and a tenth if every chunk holds one token.
@@ -528,7 +540,7 @@ def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Boolean
 
     - The first column is True if the token counts of the chunks are unknown.
     - The second is True if the server reported the output length.
-    - The third is True if the row must be examined although the counts agree, for example because of hidden tokens.
+    - The third is True if the Record must be examined even if its counts agree, for example because of hidden tokens.
     """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:

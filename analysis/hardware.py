@@ -88,7 +88,7 @@ def sentences(result: Limits) -> list[str]:
 
 
 def format_limits(result: Limits) -> str:
-    """Format the report for a terminal.
+    """Format the result of `loadgen limits` as text for a terminal.
 
     Plain string formatting is used because importing a terminal library takes time.
     """
@@ -110,7 +110,7 @@ def format_limits(result: Limits) -> str:
 
 
 def format_training(result: Mapping[str, Any]) -> str:
-    """Format the prediction of a training iteration for a terminal."""
+    """Format the predicted time and memory of a training iteration as text for a terminal."""
     memory = result["memory_bytes"]
     times = [
         (name.removesuffix("_s").replace("_", " "), f"{seconds:.3f} s") for name, seconds in result["seconds"].items()
@@ -142,7 +142,7 @@ def align_columns(table: Sequence[Sequence[str]]) -> str:
 
 
 def build_document(result: Limits, deployment: Deployment) -> Document:
-    """Return the page with the figures, the GEMMs, the roofline and the latency-throughput curve."""
+    """Return the report page with the figures, the GEMMs, the roofline and the latency-throughput curve."""
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
@@ -219,8 +219,8 @@ def roofline_points(
 ) -> dict[str, list[float]]:
     """Return three points of a roofline: FLOP per byte (`x`), and FLOP/s in multiples of `unit` (`y`).
 
-    The line rises up to its edge, where memory is the limit. Beyond the edge, compute is the limit and the line is
-    flat.
+    Left of the second point, memory is the limit and the line rises. Right of the second point, compute is the limit
+    and the line is flat. `left_end` is the first point's FLOP per byte.
     """
     edge = flops_per_s / bytes_per_s
     intensities = [left_end, edge, max(4096.0, 4 * edge)]

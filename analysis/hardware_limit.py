@@ -32,10 +32,11 @@ ALL_MEMORY = 1.0
 
 
 class HardwareLimit(msgspec.Struct, kw_only=True):
-    """The hardware limit for the measured load. Compute, memory and network run at the rates of the data sheet.
+    """The hardware limit for the measured load.
 
-    Rates and times are those on the clock of the run's server, like the measured figures. The clock of a simulated
-    server may run faster than real time.
+    The limit assumes that compute, memory and network run at the rates of the data sheet. Its rates and times use the
+    clock of the run's server, as the measured figures do. The clock of a simulated server may run faster than real
+    time.
     """
 
     gpu: str
@@ -91,7 +92,7 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
 
 
 class _Hardware(NamedTuple):
-    """The GPUs and the model of a run, and the source of this information."""
+    """The GPUs and the model of a run, with the source of the GPU's name."""
 
     gpu: str
     gpus: int
@@ -112,7 +113,8 @@ class _Measured(NamedTuple):
 def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate: float | None) -> HardwareLimit | None:
     """Return the hardware limit of a run, or None if the GPU, the model or the load is unknown.
 
-    `rate` is the measured output throughput in tokens/s.
+    `latencies` contains the measured latency distributions by metric name. `rate` is the measured output throughput in
+    tokens/s.
     """
     from loadgen.servers.hardware import HardwareError
 
@@ -140,9 +142,9 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
 
 
 def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> HardwareLimit:
-    """Compute the hardware limit.
+    """Return the hardware limit of a run.
 
-    Raises HardwareError if the GPU or model is not listed, or if the model does not fit.
+    Raises HardwareError if the GPU or model is not listed, or if the model does not fit into GPU memory.
     """
     from loadgen.servers.hardware.inference import lower_bounds_s
     from loadgen.servers.hardware.throughput_model import Load, bottleneck, decode_step_parts, limit_times
@@ -192,7 +194,10 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 
 
 def _hardware(run: Run) -> _Hardware | None:
-    """Return the GPUs and the model of a run, or None if they are unknown or the GPUs in use differ."""
+    """Return the GPUs and the model of a run.
+
+    Return None if they are unknown, or if the GPUs in use are of different models.
+    """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")
     if server.get("simulated"):
@@ -231,9 +236,9 @@ def _gpus_in_use(run: Run, gpus: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def _deployment(hardware: _Hardware, server: str) -> Deployment:
-    """Return the deployment of the model on the run's GPUs.
+    """Return the deployment of the model on the run's GPUs, with the engine `server` as the framework.
 
-    The ending of the model's name determines the number format.
+    The ending of the model's name, such as `-FP8`, determines the number format of the weights.
     """
     from loadgen.servers.hardware import HardwareError, framework, listed_model
     from loadgen.servers.hardware.roofline import DEFAULT_FRAMEWORK, make_deployment
@@ -249,7 +254,10 @@ def _deployment(hardware: _Hardware, server: str) -> Deployment:
 
 
 def _mean_in_flight(frame: Frame, begin_ns: Floats) -> float:
-    """Return the mean number of requests in flight over the window. A request counts from its `begin_ns` to its end."""
+    """Return the mean number of requests in flight over the window.
+
+    A request counts as in flight from its `begin_ns` to its end.
+    """
     import numpy as np
 
     low, high = frame.span_ns or (0.0, 1.0)

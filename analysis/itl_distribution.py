@@ -1,4 +1,4 @@
-"""Latency distributions of a run.
+"""Computes the latency distributions of a run.
 
 If there are too many gaps between chunks to sort, they are processed block by block, with the same exact result.
 """
@@ -55,7 +55,7 @@ def metric_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
 def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
     """Return the distribution of the gaps between chunks, computed block by block.
 
-    In addition to its gaps, row i has `zeros[i]` samples with the value 0.
+    In addition to its gaps, row i contributes `zeros[i]` samples with the value 0.
     """
     gaps, ordered = frame.gap_counts, ranked_gaps(frame, int(zeros.sum()))
     counts, count = gaps + zeros, len(ordered)
@@ -81,7 +81,7 @@ def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
 
 
 def _largest_ns_within(bound_s: float) -> int:
-    """Return the largest integer number of ns that is at most `bound_s` after its conversion to float64 seconds."""
+    """Return the largest integer number of ns that is at most `bound_s` when converted to seconds as a float64."""
     nanoseconds = math.ceil(bound_s * NS_PER_S) + 1
     while nanoseconds / NS_PER_S > bound_s:
         nanoseconds -= 1
@@ -89,7 +89,7 @@ def _largest_ns_within(bound_s: float) -> int:
 
 
 def ranked_gaps(frame: Frame, zeros: int) -> OrderStatistics:
-    """Return the order statistics of all gaps in seconds, together with `zeros` samples with the value 0."""
+    """Return the order statistics of all gaps between chunks in seconds, and of `zeros` samples with the value 0."""
     largest = max((int(block.max()) for _, block in frame.gap_blocks() if len(block)), default=0)
     count = int(frame.gap_counts.sum()) + zeros
     return OrderStatistics(lambda: (block for _, block in frame.gap_blocks()), count, zeros, largest, NS_PER_S)

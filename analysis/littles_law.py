@@ -61,15 +61,15 @@ def check(frame: Frame) -> LittlesLaw | None:
 
 
 def _time_inside(begins: Floats, ends: Floats, rows: Booleans, span: tuple[float, float]) -> float:
-    """Return the total time in ns that these rows spent in the window.
+    """Return the total time in ns that the requests of the mask `rows` spent in the window `span`.
 
-    Each row lasts from its `begins` to its `ends` time.
+    Request i lasts from `begins[i]` to `ends[i]`.
     """
     return float(np.nansum(np.clip(ends[rows], *span) - np.clip(begins[rows], *span)))
 
 
 def _stopped(frame: Frame) -> Booleans:
-    """Return a mask of the requests that ended because the run was stopped. The server did not cause their end."""
+    """Return a mask of the requests that ended because the run was stopped, and not because of the server."""
     stopped = np.array([outcome.kind == STOPPED for outcome in frame.outcomes] or [False], np.bool_)
     return stopped[frame.outcome_index]
 

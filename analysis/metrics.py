@@ -1,7 +1,7 @@
-"""Every metric, with its name, unit, direction, definition and formula.
+"""Defines every metric, with its name, unit, direction, definition and formula.
 
-The summary, objectives, goodput, export, comparison, live page and documentation all derive from this table. To add a
-metric, add one entry to the table. This module does not import numpy, so that objectives can be parsed without it.
+The summary, objectives, goodput, export, comparison, live page and documentation all use the table METRICS. To add a
+metric, add one entry to it. This module does not import numpy, so that objectives can be parsed without numpy.
 
 The definitions use this notation:
 
@@ -62,7 +62,7 @@ class Metric(msgspec.Struct, frozen=True):
     def rows(self, frame: Frame) -> Floats:
         """Return the metric's value for each row of the frame, or NaN for a row without a value.
 
-        Only metrics per request have values by row.
+        Call this method only for a metric that is computed per request.
         """
         return cast("Floats", self.formula(frame))
 
@@ -72,11 +72,12 @@ class Metric(msgspec.Struct, frozen=True):
         return result[frame.sampled & ~_undefined(result)] if self.per == "request" else result
 
     def zero_counts(self, frame: Frame) -> Integers | None:
-        """Return the number of tokens in each row that arrived in one chunk with the previous token.
+        """Return, for each row, how many samples are known to be 0, or None if the caller must sort all samples.
 
-        Each of these tokens is a sample with the value 0. A metric per chunk has no such samples. If there are many
-        samples, these zeros are only counted, because sorting them together with the gaps between chunks would take
-        long. Return None if there are few samples or if a gap is negative. The caller then sorts all samples.
+        An inter-token latency is 0 for each token that arrived in the same chunk as the previous token. A metric per
+        chunk has no such samples, so all its numbers are 0. If there are many samples, counting the zeros is much
+        faster than sorting them together with the gaps between chunks. The result is None if there are few samples, or
+        if a gap is negative.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:
@@ -100,10 +101,10 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 
 def _before_tail(frame: Frame) -> Window | None:
-    """Return the window from the run's start to its drain.
+    """Return the window from the first send of a run to its drain.
 
-    Return None if the measurement window is only a part of the run, or if no request has ended.
-    The drain begins when fewer than a tenth of the sent requests are still in flight.
+    The drain begins when fewer than a tenth of the sent requests are still in flight. Return None if the measurement
+    window is only a part of the run, or if no request has ended.
     """
     from loadgen.analysis.frame import Window
 
@@ -134,7 +135,7 @@ def _skew_s(frame: Frame) -> float | None:
 
 
 def _undefined(values: Floats) -> Booleans:
-    """Return a mask of the NaN values. NaN differs from itself, so this works without importing numpy."""
+    """Return a mask of the NaN values. Only NaN differs from itself, so no import of numpy is needed."""
     return cast("Booleans", values != values)  # noqa: PLR0124
 
 
@@ -310,6 +311,6 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 def metric_by_key(key: str) -> Metric:
     """Return the metric with this key, such as `ttft`. Raises KeyError if there is no such metric.
 
-    METRICS is read on every call, so metrics that are added later are included.
+    The function reads METRICS on every call, so it also finds metrics that are added later.
     """
     return {metric.key: metric for metric in METRICS.values()}[key]

@@ -90,7 +90,7 @@ class Objective(msgspec.Struct, frozen=True):
 
     @property
     def percentile(self) -> float | None:
-        """The percentile as a share, such as 0.99 for `p99`. None for other statistics."""
+        """The percentile as a share, such as 0.99 for `p99`. None if the statistic is not a percentile."""
         match = _PERCENTILE.fullmatch(self.statistic)
         return None if match is None else float(Decimal(match[1]).scaleb(-2))
 
@@ -100,9 +100,9 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """The bounds that a given share of the requests, such as 90 %, would have met.
+    """The bounds of --goodput, multiplied by the smallest factor at which enough requests would have met them.
 
-    They are the bounds of --goodput, all multiplied by the same factor.
+    Enough means a given share of the requests, such as 90 %. All bounds have the same factor.
     """
 
     scale: float
@@ -199,7 +199,10 @@ class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AdjustedDistribution(msgspec.Struct, kw_only=True):
-    """The distribution of a latency in which each incomplete request counts as infinitely slow. None means infinite."""
+    """The distribution of a latency in which each incomplete request counts as infinitely slow.
+
+    A percentile of None is infinite.
+    """
 
     n: int
     failures: int
@@ -211,7 +214,7 @@ class AdjustedDistribution(msgspec.Struct, kw_only=True):
 
 
 class ByLatency(dict[str, Description]):
-    """A dict of latencies that also supports attributes: `latency.ttft` is `latency["ttft_s"]`.
+    """A dict of latencies that also has attributes: `latency.ttft` is the same as `latency["ttft_s"]`.
 
     Keys are names in METRICS.
     """
@@ -237,9 +240,10 @@ def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
 
 
 def parse_each(expressions: Iterable[str], read: Callable[[str], Parsed], option: str, hint: str) -> list[Parsed]:
-    """Parse each expression with `read`.
+    """Parse each expression with `read`, and return the results.
 
-    Raises ObjectiveError with one line for each expression for which `read` raises ValueError.
+    If `read` raises ValueError, the expression is a mistake. If there are mistakes, raise an ObjectiveError with one
+    line for each.
     """
     result, mistakes = [], []
     for expression in expressions:
@@ -268,7 +272,7 @@ def _request_bound(text: str) -> Objective:
 def _similar_bound(text: str) -> str:
     """Return a suggestion for a mistaken bound of --goodput, or an empty string if no latency has a similar name.
 
-    `text` is the name that the user gave, which is not a latency of single requests.
+    `text` is the name in the user's bound, which is not a latency of single requests.
     """
     from_vllm = re.fullmatch(r"(\w+):(\d+(?:\.\d+)?)", text)  # `--goodput ttft:500` of vLLM, in ms
     name = suggest_figure(from_vllm[1] if from_vllm else text, statistic=False)

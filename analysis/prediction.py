@@ -2,8 +2,9 @@
 
 The interval combines three sources of error:
 
-- the uncertainty of the twin's constants. The same load is simulated with several random draws of the constants.
-- the residual of the fit.
+- the uncertainty of the twin's constants. For this, the same load is simulated with several random draws of the
+  constants.
+- the error of the twin's fit.
 - the variation between runs of the real server.
 """
 
@@ -43,9 +44,9 @@ def predict(
     """Return the predicted figures with their 95 % intervals. A figure that is missing in any simulation is left out.
 
     `central` contains the figures of a simulation with the fitted constants. Each item of `draws` contains the figures
-    of a simulation with randomly drawn constants. `residual` maps a figure to the residual of the fit. `run_variation`
-    is the largest relative difference between runs of one server. A figure with the value v in `central` has the
-    interval from v / f to v * f:
+    of a simulation with randomly drawn constants. `residual` contains the relative errors of the fit, by figure
+    (`ttft.p99`), latency (`ttft`) or `rate`; the most specific one is used. `run_variation` is the largest relative
+    difference between runs of one server. A figure with the value v in `central` has the interval from v / f to v * f:
 
         f = exp(1.96 * sqrt(mean(log(draw / v)**2) + residual**2 + (run_variation / 1.96)**2))
     """
@@ -65,7 +66,7 @@ def predict(
 
 
 def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
-    """Return the prediction that a twin's simulation stored in the server part of the run header.
+    """Return the predicted figures that the simulation of a twin stored in `server`, a part of the run header.
 
     The list is empty if there is no prediction, or if it is malformed or from another version.
     """

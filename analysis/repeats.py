@@ -84,7 +84,7 @@ COMPARE_HINT = "Select runs in the table. For intervals and a verdict, use `load
 
 
 class IndexedRun(NamedTuple):
-    """A run in a folder.
+    """A run on the index page of a folder.
 
     `path` is the run's path for command lines. `link` is the link from the index page to the run's report.
     """
@@ -193,11 +193,12 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 
 
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """Return a figure with `thin` set for percentiles from too few samples, and with a corrected interval for shares.
+    """Return the figure with two corrections for special cases.
 
-    The interval of a share is limited to 0 to 1. For a share of requests, it is widened to at least the exact binomial
-    interval over the requests of all runs (Clopper and Pearson). This matters if all runs happen to have similar
-    results.
+    - Percentile: if at least one run has too few samples, `thin` is set.
+    - Share: the interval is limited to 0 to 1. The interval of a share of requests is also widened to at least the
+      exact binomial interval over the requests of all runs (Clopper and Pearson), because the runs may have similar
+      results by chance.
     """
     if any(_thin(summary, name) for summary in summaries):
         return msgspec.structs.replace(figure, thin=True)
@@ -291,7 +292,7 @@ def document(repeats: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
 def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
     """Return the index page of a folder: all runs, a comparison of selected runs, and one figure over time.
 
-    The newest run is the first one.
+    Runs are listed newest first. `unread` contains warnings about runs that could not be read.
     """
     shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:MAX_INDEXED]
     heads: dict[str, ColumnKind] = {
@@ -342,7 +343,7 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
 
 
 def _server(summary: Summary) -> str:
-    """Return the server's label, which includes the speed of a simulated server.
+    """Return the server's label, followed by the clock speed of a simulated server.
 
     Only runs at equal speeds are comparable.
     """
@@ -350,7 +351,7 @@ def _server(summary: Summary) -> str:
 
 
 def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
-    """Return the data that the script of the index page draws."""
+    """Return the input of the index page's script: the runs, and the figures and latencies that it can draw."""
     figures_of_runs = [figures_of(run.summary, thin=True) for run in runs]
     figures, latencies = [], []
     for name in INDEX_FIGURES:
@@ -366,7 +367,7 @@ def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
 
 
 def _index_entry(run: IndexedRun, values: dict[str, float | None]) -> dict[str, Any]:
-    """Return the data of one run for the index page."""
+    """Return the data of one run for the script of the index page."""
     summary = run.summary
     percentiles = {}
     for latency in INDEX_LATENCIES:
@@ -387,7 +388,7 @@ def _index_entry(run: IndexedRun, values: dict[str, float | None]) -> dict[str, 
 
 
 def list_document(runs: Sequence[IndexedRun], title: str) -> Document:
-    """Return the list of runs for the terminal, newest first."""
+    """Return the list of runs as a document for the terminal, newest first."""
     rows = []
     for run in sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True):
         summary = run.summary

@@ -23,7 +23,7 @@ VARIABLE_PARTS = re.compile(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*")
 def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     """Return the number of measured requests by state and by error kind.
 
-    `unrecorded` is the number of planned requests without a Record, in a run that was killed.
+    In the result, `unrecorded` is the number of planned requests without a Record, in a run that was killed.
     """
     outcomes = {outcome: counted for outcome, counted in frame.outcomes.items() if outcome.measured}
     states, errors = Counter[str](), Counter[str]()

@@ -1,9 +1,9 @@
 """Judges a run by its objectives (--assert), computes its goodput (--goodput), and writes JUnit XML (--junit).
 
-The measured figure decides: an objective passes if the figure meets the bound and fails if it does not. An objective
-on a percentile, a mean or a share is a statement about the server, and the run is a sample, so the figure has a
-confidence interval. If the bound lies inside this interval, the verdict is *marginal*: a repetition of the run might be
-judged differently.
+The measured figure decides: an objective passes if the figure meets the bound and fails if it does not. An objective on
+a percentile, a mean or a share is a statement about the server, and the run is a sample, so the figure has a confidence
+interval. If the bound lies inside this interval, the verdict is *marginal*: a repetition of the run might be judged
+differently.
 
 With a required confidence (--confidence), the whole interval decides:
 
@@ -11,9 +11,9 @@ With a required confidence (--confidence), the whole interval decides:
 - fail: the whole interval violates the bound.
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
-Counts, extremes, rates and the burst skew describe only this run and have no interval. A share with a bound of 0 % or
-100 % has none either, because no sample could prove such a bound. A figure without any sample fails. Latencies and
-rates cover the measurement window. Counts and shares of request states cover the whole run.
+Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
+bound is 0 % or 100 %, because no sample could prove such a bound. An objective fails if the run has no sample of its
+figure. Latencies and rates cover the measurement window. Counts and shares of request states cover the whole run.
 
 A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
 ignored, such as the TPOT of a single token. The *bound scale* of a request is max(latency / bound) over all bounds, or
@@ -85,8 +85,8 @@ def judge(
 ) -> list[ObjectiveVerdict]:
     """Return the verdict on each objective. `frame` contains the run's Records and its measurement window.
 
-    `confidence` is the value of --confidence: the whole interval with this confidence must meet the bound. If it is
-    None, the measured figure decides.
+    `confidence` is the value of --confidence. If it is given, the whole interval with this confidence must meet the
+    bound. If it is None, the measured figure decides.
     """
     incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
     verdicts = []
@@ -154,13 +154,13 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return a statistic of a latency with its interval and, if the bound lies inside, the number of requests needed.
+    """Return the measured figure of an objective on a latency, with its interval and the number of requests needed.
 
-    This is the number of requests with which the bound would lie outside the interval.
+    With the needed number of requests, the bound would lie outside the interval.
 
     - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
-      bound if at least the share p of the samples is. The needed number is thus the number of samples that shows
-      whether this share is above or below p.
+      bound if at least the share p of the samples is below the bound. The needed number is the one that shows whether
+      this share is above or below p.
     - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
       4.6).
     """
@@ -195,7 +195,10 @@ def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence
 
 
 def _share(count: int, total: int, bound: float, confidence: float) -> _Evidence | None:
-    """Return a share with its exact interval (Clopper and Pearson), or None if `total` is 0."""
+    """Return a share with its exact interval (Clopper and Pearson), or None if `total` is 0.
+
+    There is no interval if the bound is 0 or 1, because no sample could prove such a bound.
+    """
     if total == 0:
         return None
     share = count / total
@@ -210,7 +213,7 @@ def _finite(value: float) -> float | None:
 
 
 def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str, confidence: float) -> str:
-    """Return the measured figure as text. For a marginal figure, add the number of requests that would decide it."""
+    """Return the measured figure as text. For a marginal figure, add the number of requests that would decide."""
     latency = objective.figure in LATENCIES
     if evidence is None:
         return "no complete request has this latency" if latency else "the run does not have this figure"
@@ -254,7 +257,7 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
     """Return the `goodput` part of the summary.
 
-    `unrecorded` is the number of requests that a killed run did not record. They count as not good.
+    `unrecorded` is the number of requests that a killed run did not record. These requests count as not good.
     """
     scales = bound_scale(frame, bounds)
     ordered = np.sort(np.concatenate((scales[frame.inside], np.full(unrecorded, math.inf))))
@@ -276,9 +279,10 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
 
 
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
-    """Return the bound scale of each request: max(latency / bound) over all bounds, or infinity if it is not complete.
+    """Return the bound scale of each request: max(latency / bound) over all bounds.
 
-    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them.
+    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. It is
+    infinite for a request that is not complete.
     """
     result = np.zeros(len(frame))
     for bound in bounds:
@@ -288,7 +292,7 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
 
 
 def attainment_curve(ordered: Floats) -> AttainmentCurve:
-    """Return the share of requests that are good if all bounds are multiplied by x, as a curve over x.
+    """Return a curve over x: the share of requests that are good if all bounds are multiplied by x.
 
     `ordered` contains the sorted bound scales of all requests (see `bound_scale`). The curve has at most MAX_POINTS
     points, evenly spaced by rank. It ends below 1 if some requests are not complete.
@@ -300,9 +304,10 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return the bounds at the smallest scale at which at least this share of the requests is good.
+    """Return the bounds, scaled by the smallest factor at which at least the share `share` of the requests is good.
 
-    The scale is an order statistic and therefore exact. Return None if too few requests are complete.
+    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). Return None if too few requests are
+    complete.
     """
     index = math.ceil(share * len(ordered)) - 1
     if index < 0 or not math.isfinite(ordered[index]):
@@ -315,12 +320,13 @@ def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> Bound
 def junit(summaries: Sequence[Summary]) -> str:
     """Return the objectives of these runs as JUnit XML, which CI systems display.
 
-    Each run is a test suite and each objective is a test case. An inconclusive objective counts as skipped. Test cases
-    have no place for details, so the output of the suite lists every objective with its verdict, its interval and the
-    word "marginal" where it applies.
+    Each run is a test suite and each objective is a test case. An inconclusive objective counts as skipped. The output
+    of the test suite lists every objective with its verdict and its interval, because a passed test case has no place
+    for such details.
 
     JUnit XML has no standard. This output follows the strictest schema in use, that of Ant's reports
-    (windyroad/JUnit-Schema, JUnit.xsd). The schema requires all attributes below and this order of elements.
+    (windyroad/JUnit-Schema, JUnit.xsd). This schema requires the attributes and the order of elements that the function
+    writes.
     """
     root = Xml.Element("testsuites")
     for index, summary in enumerate(summaries):
@@ -374,9 +380,10 @@ def _element(parent: Xml.Element, tag: str, **attributes: Any) -> Xml.Element:
 
 
 def _text(value: Any) -> str:
-    """Return the value as text, with U+FFFD in place of characters that XML 1.0 does not allow even when escaped.
+    """Return the value as text, with U+FFFD in place of all non-printable characters except newlines.
 
-    These are control characters, surrogates and U+FFFE (XML 1.0, section 2.2).
+    XML 1.0 does not allow some of these characters, even escaped: control characters, surrogates and U+FFFE (section
+    2.2).
     """
     characters = str(value)
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in characters)

@@ -73,9 +73,9 @@ BUCKETS_PER_OCTAVE = 4
 def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
     """Return the mean, the standard deviation, the extremes and the percentiles of samples.
 
-    The result lists percentiles from too few samples as `thin`. If a request may have several samples, `offsets`
-    delimits the samples of each request (as in Frame). Samples of one request are similar, so the intervals become
-    wider.
+    The field `thin` of the result lists percentiles from too few samples. If a request may have several samples,
+    `offsets` delimits the samples of each request (as in Frame). Samples of one request are similar, so the intervals
+    become wider.
     """
     count = len(samples)
     if count == 0:
@@ -92,7 +92,7 @@ def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
 def describe_sorted(
     ordered: Floats | OrderStatistics, mean: float, squares: float, sizes: Mapping[str, int]
 ) -> Distribution:
-    """Return the distribution of sorted samples.
+    """Return the mean, the standard deviation, the extremes and the percentiles of sorted samples.
 
     `squares` is the sum of squared deviations from the mean. `sizes` contains the effective sample size of each
     percentile.
@@ -182,8 +182,8 @@ def interval(
 ) -> tuple[float | None, float | None]:
     """Return the confidence interval of the `share`-quantile of sorted samples. `size` is the effective sample size.
 
-    The ends are order statistics. An end is moved outwards if the interpolated quantile would otherwise lie outside the
-    interval. An end is None if no order statistic bounds the quantile on that side.
+    The ends are order statistics. If the interpolated quantile lies outside the interval, the nearer end is moved to
+    the quantile. An end is None if no order statistic bounds the quantile on that side.
     """
     lower, upper = interval_indices(len(ordered), share, size, confidence)
     quantile = percentile(ordered, share)
@@ -195,9 +195,9 @@ def interval(
 def interval_indices(
     count: int, share: float, size: int, confidence: float = CONFIDENCE
 ) -> tuple[int | None, int | None]:
-    """Return the indices of the two samples at the ends of `interval`, among `count` sorted samples.
+    """Return the indices of the two samples at the ends of the interval that `interval` returns.
 
-    `size` is the effective sample size.
+    `count` is the number of sorted samples, and `size` is the effective sample size.
     """
     lower, upper = interval_ranks(size, share, confidence)
     scale = count / size
@@ -209,9 +209,9 @@ def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -
     """Return the exact confidence interval of a share, given `successes` out of `count` samples.
 
     Let B be binomial(count, p) and alpha = 1 - confidence. The interval contains every share p for which both `P(B >=
-    successes)` and `P(B <= successes)` are at least alpha / 2. It is never narrower than the confidence requires.
-    Without samples it is (0, 1). Source: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in
-    the case of the binomial", 1934.
+    successes)` and `P(B <= successes)` are at least alpha / 2. The interval is never narrower than the confidence
+    requires. Without samples it is (0, 1). Source: Clopper and Pearson, "The use of confidence or fiducial limits
+    illustrated in the case of the binomial", 1934.
     """
     from scipy.special import betaincinv
 
@@ -280,7 +280,7 @@ def student_quantile(share: float, degrees_of_freedom: float) -> float:
 
 
 def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
-    """Return the statistic and the p-value of the one-sample Kolmogorov-Smirnov test.
+    """Return the statistic and the p-value of a one-sample Kolmogorov-Smirnov test of values with limited resolution.
 
     Each value of the sample is only known to lie in a range. `below` and `above` are the reference distribution
     function at the lower and at the upper ends of these ranges, in ascending order. If both arrays are equal, this is
@@ -288,8 +288,8 @@ def kolmogorov_smirnov(below: Floats, above: Floats) -> tuple[float, float]:
 
         max(0, max(i / n - above_i), max(below_i - (i - 1) / n)).
 
-    The p-value is asymptotic with Stephens's correction (JRSS B 32, 1970, 115-122). Its error is at most 0.025 for 8
-    or more values, and at most 0.005 for 1000 or more values.
+    The p-value is asymptotic with Stephens's correction (JRSS B 32, 1970, 115-122). Its error is at most 0.025 for 8 or
+    more values, and at most 0.005 for 1000 or more values.
     """
     from scipy.special import kolmogorov
 
@@ -315,9 +315,9 @@ def samples_to_decide(success_share: float, share: float, current: int, confiden
     `current` samples have been taken, and further samples are assumed to succeed with probability `success_share`.
     Return None if no practical number of samples would decide.
 
-    The number is found by doubling and bisection, with the tails of `interval_ranks`. For large numbers it is close to
-    `z**2 * share * (1 - share) / (success_share - share)**2` (Cochran, section 4.4). Unlike this formula, the result is
-    also exact for shares near 0 and 1.
+    The number is found by doubling and bisection, with the tail probabilities of `interval_ranks`. For large numbers it
+    is close to `z**2 * share * (1 - share) / (success_share - share)**2` (Cochran, section 4.4). Unlike this formula,
+    the result is also exact for shares near 0 and 1.
     """
     too_few, enough = current, current + 1
     while _exceeds_share(enough, share, round(success_share * enough), confidence) is None:
@@ -350,7 +350,8 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
 def effective_group_size(within: Floats, counts: Integers) -> int:
     """Return the effective sample size of samples in groups (see `effective_size`).
 
-    `counts` is the number of samples in each group, and `within` is how many of them are at most the quantile.
+    `counts` is the number of samples in each group. `within` is the number of samples in each group that are at most
+    the quantile.
     """
     total = int(counts.sum())
     share_within = float(within.sum()) / total
@@ -373,7 +374,8 @@ def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
 def _exceeds_share(count: int, share: float, successes: int, confidence: float = CONFIDENCE) -> bool | None:
     """Test whether `successes` out of `count` samples are too many or too few for the probability `share`.
 
-    Return True if they are significantly too many, False if they are significantly too few, and None otherwise.
+    Return True if the successes are significantly too many, False if they are significantly too few, and None
+    otherwise.
     """
     lower, upper = interval_ranks(count, share, confidence)
     if upper is not None and upper < successes:
@@ -382,10 +384,10 @@ def _exceeds_share(count: int, share: float, successes: int, confidence: float =
 
 
 def _binomial(count: int, share: float) -> tuple[int, Floats]:
-    """Return a value near the lower end of binomial(count, share), and the probabilities of this and all later values.
+    """Return the probabilities of binomial(count, share), preceded by the value to which the first one belongs.
 
-    The probabilities are computed from the ratios of neighbours, in logarithms, and scaled to the sum 1. Values more
-    than 12 standard deviations from the mean are left out.
+    Values more than 12 standard deviations from the mean are left out. The probabilities are computed from the ratios
+    of neighbours, in logarithms, and scaled so that their sum is 1.
     """
     spread = 12 * math.sqrt(count * share * (1 - share)) + 40
     first = max(0, int(count * share - spread))
@@ -502,16 +504,16 @@ def check_delivery(
 ) -> Delivery:
     """Compare the requested load with the load that was sent.
 
-    `due_ns`, `sent_ns` and `released_ns` have one time per request, in ns from the run's start. The send time is None
-    or NaN for a request that was not sent. `released_ns` is the time when a request that had waited because of
-    `--concurrency` could be sent, and NaN for a request that did not wait. None means that no request waited. If
-    requests waited, there is no test of the send times, because the waits change the distribution.
+    `due_ns` and `sent_ns` contain the due time and the send time of each request, in ns from the run's start. The send
+    time is None or NaN for a request that was not sent. `released_ns` contains the time at which a request that had
+    waited because of `--concurrency` could be sent, and NaN for a request that did not wait. `released_ns` is None if
+    no request waited. If requests waited, there is no test of the send times, because the waits change the
+    distribution.
 
     The times between consecutive requests (gaps) are tested against the distribution of the arrival process. The test
-    allows for the resolution of each gap: 1 ns for due times, and the p99 of the dispatch delays for send times.
-    Without this allowance, several requests due within a microsecond could fail the test. Gamma arrivals often produce
-    such requests. There is no test if the resolution exceeds a tenth of the mean gap, because the test would pass for
-    any load.
+    allows for the resolution of each gap: 1 ns for due times, and the p99 of the send delays for send times. Without
+    this allowance, several requests due within a microsecond could fail the test. Gamma arrivals often produce such
+    requests. There is no test if the resolution exceeds a tenth of the mean gap, because any load would pass.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     released_at = np.full_like(due_at, np.nan) if released_ns is None else np.asarray(released_ns, np.float64)
@@ -579,9 +581,10 @@ def _cv(gaps_s: Floats) -> float | None:
 
 
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
-    """Return the `share`-quantile of the read delays in seconds, or None without delays.
+    """Return the `share`-quantile of the read delays in seconds, or None if there are no delays.
 
-    Delays are counted in buckets, so the result is the upper end of a bucket. It is at most 19 % too large.
+    `counts` is a histogram with four buckets per factor of two. The result is the upper end of a bucket, which is at
+    most 19 % too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
@@ -660,8 +663,8 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
 def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
     """Return three rates per second for each batch: completed requests, arrived output tokens, and prompt tokens.
 
-    The prompt tokens of a request count when its response begins. The definitions are those of the rates in
-    loadgen.analysis.metrics.
+    The batches divide the measurement window into equal parts. The prompt tokens of a request count when its response
+    begins. The definitions are those of the rates in loadgen.analysis.metrics.
     """
     ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.prefill_end_ns)
     requests = _sum_per_batch(frame, batches, frame.end_ns[ended], np.ones(int(ended.sum())))
@@ -676,9 +679,10 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
 
 
 def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats) -> Floats:
-    """Return the sum of the amounts in each batch of the window, divided by the length of the batch in seconds.
+    """Return the sum of the amounts in each batch, divided by the length of the batch in seconds.
 
-    Amount i belongs to the batch that contains `instants[i]`.
+    The batches divide the measurement window into equal parts. Amount i belongs to the batch that contains
+    `instants[i]`.
     """
     begins, ends = frame.span_ns or (0.0, 1.0)
     inside = (instants >= begins) & (instants <= ends)

@@ -69,26 +69,30 @@ class InFlight(NamedTuple):
 
 
 def load_run(path: Path) -> tuple[Run, Frame]:
-    """Read a run file. Return a Run without Records, and a Frame with its measurement window. Raises RunFileError."""
+    """Read a run file. Return the Run without its Records, and the Frame with its measurement window.
+
+    Raises RunFileError if there is no readable run.
+    """
     builder = FrameBuilder()
     run = scan(path, builder.add)
     return run, with_window(builder.frame(), run.header)
 
 
 def frame_of_run(run: Run) -> Frame:
-    """Return the Frame of a Run that contains its Records. The Frame has the measurement window of the run."""
+    """Return the Frame of a Run that contains its Records, with the measurement window of the run."""
     return with_window(build_frame(run.records), run.header)
 
 
 def with_window(frame: Frame, header: Header) -> Frame:
-    """Return the Frame with its measurement window, which is set by the plan or chosen for the load."""
+    """Return the Frame with its measurement window, which the plan sets or `choose_window` chooses."""
     return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
 
 def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
-    """Return the measurement window of a run, or None for bursts and interactive users, which are measured as a whole.
+    """Return the measurement window of a run, or None if the run has no window and is measured as a whole.
 
-    `set_s` contains the start and the end of the window in seconds, if the plan sets a window.
+    Bursts and interactive users have no window, unless the plan sets one. `set_s` contains the start and the end of the
+    window that the plan sets, in seconds.
     """
     if set_s:
         return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
@@ -109,7 +113,10 @@ def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None =
 
 
 def outside_window(frame: Frame) -> OutsideWindow | None:
-    """Return facts about the measured requests that were due outside the window, or None if there are none."""
+    """Return facts about the measured requests that were due outside the window.
+
+    Return None if there are no such requests.
+    """
     outside = frame.measured & ~frame.inside
     if not outside.any():
         return None
@@ -130,9 +137,9 @@ def outside_window(frame: Frame) -> OutsideWindow | None:
 
 
 def in_flight(begins: Floats, ends: Floats) -> InFlight:
-    """Return the number of open intervals over time, as a step function.
+    """Return the number of overlapping intervals over time, as a step function.
 
-    Intervals with a NaN start or end are ignored.
+    Interval i lasts from `begins[i]` to `ends[i]`. Intervals with a NaN start or end are ignored.
     """
     known = ~np.isnan(begins) & ~np.isnan(ends)
     instants = np.concatenate((begins[known], ends[known]))
@@ -142,16 +149,17 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 
 
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
-    """Return a Window for the whole run. Its two ends are only informative, because `Frame.span_ns` ignores them."""
+    """Return a Window for the whole run. The ends of the Window are not used: `Frame.span_ns` computes its own."""
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
     return Window(*ends, "whole", reason, steady=steady, unsteady=unsteady)
 
 
 def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: float, residence_ns: float) -> Window:
-    """Return the window of an open loop with a constant rate.
+    """Return the measurement window of an open loop with a constant rate.
 
-    The window is the part after the start-up phase, or the whole run.
+    The window is the part of the run after the start-up phase. If this part does not represent the run, the window is
+    the whole run.
     """
     length = ends - begins
     typical = _median(_between(steps, begins + length / 4, ends - length / 4))
@@ -200,15 +208,15 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 def _is_steady(values: Floats) -> bool:
     """Return True if a series of equal batches shows a steady state.
 
-    A series of fewer than MIN_BATCHES batches does not. For a longer series, the means of its two halves are compared.
-    The result depends on their difference as a share of the larger mean:
+    A series of fewer than MIN_BATCHES batches is never steady. For a longer series, the means of its two halves are
+    compared. The result depends on their difference as a share of the larger mean:
 
-    - At most TREND_SHARE: steady. No test is used, because with regular arrivals the test finds even the smallest
+    - At most TREND_SHARE: steady. No trend test is used, because with regular arrivals the test finds even the smallest
       trend.
-    - At most UNSTEADY_SHARE: steady if the test finds no trend.
+    - At most UNSTEADY_SHARE: steady if the trend test finds no trend.
     - More than UNSTEADY_SHARE: not steady.
 
-    A batch is longer than a request, so batches are nearly independent, as the test requires.
+    A batch is longer than a request, so batches are nearly independent, as the trend test requires.
     """
     if len(values) < MIN_BATCHES:
         return False
@@ -220,9 +228,10 @@ def _is_steady(values: Floats) -> bool:
 
 
 def _batch_edges(from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the edges of the equal batches of a time interval.
+    """Return the edges of the equal batches into which a time interval is divided.
 
-    There are at most MAX_BATCHES batches. Each lasts at least RESIDENCE_TIMES_PER_BATCH residence times.
+    There are at most MAX_BATCHES batches. Each lasts at least RESIDENCE_TIMES_PER_BATCH residence times, unless there
+    is only one batch.
     """
     batches = min(MAX_BATCHES, int((to_ns - from_ns) / (RESIDENCE_TIMES_PER_BATCH * max(1.0, residence_ns))))
     return np.linspace(from_ns, to_ns, max(1, batches) + 1)
@@ -245,9 +254,10 @@ def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float
 
 
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
-    """Return the part of a step function between two times. These times become its first and its last instant.
+    """Return the part of a step function between two times.
 
-    The last value is repeated, so that there are as many values as instants.
+    The two times become the first and the last instant of the part. The last count is repeated, so that there are as
+    many counts as instants.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
     before = steps.counts[first - 1] if first else 0
@@ -272,6 +282,6 @@ def _median(part: InFlight) -> float:
 
 
 def _largest(values: Floats) -> float | None:
-    """Return the largest value in seconds, without NaN values, or None if all values are NaN."""
+    """Return the largest value in seconds, ignoring NaN, or None if all values are NaN."""
     known = values[~np.isnan(values)]
     return round_to_ns(float(known.max())) if len(known) else None

@@ -111,7 +111,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 class ErrorExample(msgspec.Struct, kw_only=True):
     """An error message and the number of its occurrences.
 
-    Messages that differ only in numbers count as one message, in which N replaces the numbers.
+    Messages that differ only in numbers count as one message. In the text of such a message, N replaces the numbers.
     """
 
     count: int
@@ -155,7 +155,7 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
 
 class LengthDifference(msgspec.Struct, kw_only=True):
-    """Complete responses whose output is shorter than requested, or those whose output is longer."""
+    """Number and mean length of the complete responses that are shorter than requested, or of those that are longer."""
 
     responses: int
     tokens_mean: float
@@ -568,7 +568,8 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """Share of the server's KV cache in use, as the server reports it. With several engines, their mean."""
+    """Share of the server's KV cache in use, as the server reports it. With several engines, a mean over the
+    engines."""
 
     idle_share: float | None
     mean_share: float | None
@@ -607,8 +608,8 @@ class CounterCheck(msgspec.Struct, kw_only=True):
     """Growth of a server counter over the run, warm-up included, compared with the client's count.
 
     If some requests are incomplete, the client cannot know exactly what the server counted. The expected count then
-    lies between `client` and `client_most`. `difference` is the distance from the server's count to this range, and 0
-    inside the range.
+    lies between `client` and `client_most`. `difference` is the distance from the server's count to this range. It is 0
+    if the server's count lies in the range.
     """
 
     server: int

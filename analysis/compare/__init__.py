@@ -104,7 +104,7 @@ POINTS = 1600
 
 @dataclass(frozen=True, slots=True)
 class UnequalWork:
-    """A difference that makes the work of A and B unequal, and the reason why it does."""
+    """A difference between A and B that makes their work unequal, such as another model, and the reason."""
 
     what: str
     a: str
@@ -177,8 +177,8 @@ def compare(
     """Compare B with A. Each of A and B is a single run or a group of repeats.
 
     `margin` is the largest difference that does not matter, and `run_variation` is the assumed maximum difference
-    between two runs of one server. Both are shares. Figures are compared even if the work is unequal; callers must
-    check `unequal` in the result.
+    between two runs of one server. Both are shares of the figure in A, such as 0.05. Figures are compared even if the
+    work is unequal. Callers must check the field `unequal` of the result.
     """
     cold_starts = [*_cold_start_note("A", a), *_cold_start_note("B", b)]
     a, left_out_a = _valid_runs("A", a)
@@ -272,7 +272,7 @@ def _invalid_reason(summary: Summary) -> str:
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: bool) -> list[str]:
-    """Return notes on conditions that may mislead readers although the work is equal."""
+    """Return notes on conditions that may mislead readers although the work of A and B is equal."""
     result = [ONE_RUN_EACH] if single_runs else []
     for name, value_of in CONDITIONS:
         text_a, text_b = (" / ".join(sorted({str(value_of(run)) for run in group})) for group in (a, b))
@@ -336,7 +336,7 @@ def _plan_value(name: str) -> Callable[[ComparedRun], Any]:
 
 
 def _first_seed(run: ComparedRun) -> int:
-    """Return the seed of the first repeat of the run's group."""
+    """Return the seed of the first repeat of the run's group. Repeats of a plan have consecutive seeds."""
     plan = run.run.header.plan
     return int(plan.get("seed", 0)) - max(0, int(plan.get("repeat", 0)) - 1)
 
@@ -382,7 +382,7 @@ CONDITIONS: tuple[tuple[str, Callable[[ComparedRun], Any]], ...] = (
 
 
 def document(comparison: Comparison) -> doc.Document:
-    """Return the document for the terminal and for Markdown, without charts."""
+    """Return the comparison as a document for the terminal and for Markdown, without charts."""
     section = _comparison_section(comparison, brief=True)
     blocks = [*section.blocks, doc.Paragraph(_names_and_counts(comparison)), doc.Paragraph(comparison.method, "note")]
     blocks += [doc.Paragraph(note, "warning") for note in comparison.notes]
@@ -393,9 +393,10 @@ def document(comparison: Comparison) -> doc.Document:
 def page_document(
     comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun], links: Sequence[str] = ()
 ) -> doc.Document:
-    """Return the document for the HTML page: the verdict, charts that show A and B together, the method and the runs.
+    """Return the comparison as a document for the HTML page.
 
-    `links` are the paths to the reports of all runs, first those of A and then those of B.
+    The page contains the verdict, charts that show A and B together, the method and the runs. `links` are the paths to
+    the reports of all runs, first those of A and then those of B.
     """
     drawn = _overlaid_runs(comparison, a, b)
     charts = visible_charts(drawn)
@@ -431,7 +432,10 @@ def page_document(
 
 
 def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:
-    """Return the runs to draw, with thinned chart data: the valid runs of each group, or all runs if none is valid."""
+    """Return the runs to draw, with thinned chart data.
+
+    These are the valid runs of each group. A group without a valid run is drawn with all its runs.
+    """
     groups = [[run for run in group if not _invalid_reason(run.summary)] or group for group in (a, b)]
     points_max = POINTS // sum(map(len, groups))
     styles = (("A", comparison.name_a, "run-1", DASHES[0]), ("B", comparison.name_b, "run-2", DASHES[1]))
@@ -480,7 +484,7 @@ def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
 
 
 def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return the chart definition that charts.js expects.
+    """Return the definition of a chart in the form that charts.js expects.
 
     A chart of more than two runs has thin lines, and no bands for the confidence intervals.
     """
@@ -525,7 +529,7 @@ def _names_and_counts(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> doc.Finding:
-    """Return a finding with the overall verdict on B."""
+    """Return the overall verdict on B as a finding."""
     if comparison.invalid:
         return doc.Finding("verdict", "error", f"No verdict: {comparison.invalid}.")
     counts = Counter[str](row.verdict for row in comparison.rows)
@@ -575,7 +579,8 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
 def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
     """Return the table of the compared figures, with one row per figure.
 
-    If `brief` is true, each verdict is one short word, so that the table fits into 80 columns. Details follow below it.
+    If `brief` is true, each verdict is one short word, so that the table fits into 80 columns. Notes below the table
+    then contain the details.
     """
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
     heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
@@ -589,9 +594,9 @@ def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
 
 
 def _table_notes(comparison: Comparison) -> list[str]:
-    """Return the lines below the brief table.
+    """Return the notes below the brief table of figures.
 
-    They explain the short verdicts, give the reasons for verdicts, and state how many more requests or runs would
+    The notes explain the short verdicts, give the reasons for verdicts, and state how many more requests or runs would
     probably decide an inconclusive comparison.
     """
     verdicts = {row.verdict for row in comparison.rows}
@@ -614,11 +619,11 @@ def _table_notes(comparison: Comparison) -> list[str]:
 
 
 def remark(row: ComparedFigure) -> str:
-    """Return a note on a verdict.
+    """Return a note on the verdict of a figure. The note depends on the verdict:
 
     - `no difference`: the largest possible difference.
     - `inconclusive`: why the figure was not tested, or how many more requests or runs are needed.
-    - Otherwise: an empty string.
+    - Any other verdict: normally an empty string.
     """
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""
@@ -632,9 +637,10 @@ def remark(row: ComparedFigure) -> str:
 
 
 def _row_texts(row: ComparedFigure, *, brief: bool) -> list[str]:
-    """Return the texts of a row: A, B, unit, ratio, interval and, unless `brief` is true, difference and p-value.
+    """Return the cell texts of a figure's table row: A, B, unit, ratio, interval, difference and p-value.
 
-    If `brief` is true, the ratio is a difference in percent. For shares, a difference replaces the ratio.
+    If `brief` is true, the difference and the p-value are left out, and the ratio is given as a change in percent. For
+    a figure that is a share, the ratio column shows the difference B - A.
     """
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
     texts = [significant(value and value * factor, 4) for value in (row.a, row.b)]

@@ -1,14 +1,14 @@
-"""Compares the figures of A and B and gives each figure a verdict, for `loadgen compare` and `loadgen matrix`.
+"""Compares the figures of two runs or groups of runs, A and B, for `loadgen compare` and `loadgen matrix`.
 
-The verdict is better, worse, no difference or inconclusive. There are two methods:
+The verdict on each figure is better, worse, no difference or inconclusive. There are two methods:
 
 - Two single runs are compared by their raw samples. Their errors are estimated within the runs
   (loadgen.analysis.compare.run_variance).
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
-Two runs of one server differ by chance. RUN_VARIATION is the largest difference that counts as chance. In both
-methods, variation between runs widens an interval by at most RUN_VARIATION. A larger difference is reported as better
-or worse.
+Two runs of one server differ by chance. In both methods, this variation widens an interval by at most RUN_VARIATION, or
+by more if the runs themselves show more variation. A difference that exceeds the interval is reported as better or
+worse.
 """
 
 from __future__ import annotations
@@ -141,15 +141,15 @@ class ComparedFigure:
     def relative(self, effect: float) -> float:
         """Convert a value of `effect`, which is usually a logarithm, to a relative difference of B from A.
 
-        The result is `exp(effect) - 1`, or `effect` itself for figures that are shares.
+        The result is `exp(effect) - 1`. If the figure has no ratio, as a share, the result is `effect` itself.
         """
         return math.expm1(effect) if self.ratio is not None else effect
 
     def effect_of(self, relative: float) -> float:
         """Convert a relative difference of B from A to the corresponding value of `effect`.
 
-        The result is `log(1 + relative)`, or `relative` itself for figures that are shares. This is the inverse of the
-        method `relative`.
+        The result is `log(1 + relative)`. If the figure has no ratio, as a share, the result is `relative` itself. This
+        is the inverse of the method `relative`.
         """
         if self.ratio is None:
             return relative
@@ -180,8 +180,9 @@ def compare_groups(
 ) -> Iterator[ComparedFigure]:
     """Compare two groups of runs by one value per run, and yield one row per figure.
 
-    At least one group must have two or more runs. Figures on pairs, such as `ttft.pairs`, are skipped, because samples
-    of several runs are not pooled. If the seeds determine the load, runs with the same seed are compared.
+    At least one group must have two or more runs. Figures on pairs of requests, such as `ttft.pairs`, are skipped,
+    because samples of several runs are not pooled. If the seeds determine the load, each run of A is compared with the
+    run of B that has the same seed.
     """
     paired = have_equal_random_loads(a, b)
     if paired:
@@ -203,11 +204,11 @@ def name_of_test(a: Sequence[Summary], b: Sequence[Summary]) -> str:
 
 
 def have_equal_random_loads(a: Sequence[Summary], b: Sequence[Summary]) -> bool:
-    """Return True if the repeats of both groups have random loads that are equal for equal seeds.
+    """Return True if both groups have random loads and the same seeds, at least MIN_PAIRS different ones.
 
-    Repeats with random loads differ mostly in these loads. Comparing the runs that have the same seed removes most of
-    this variation. If the load is not random, only chance in the server makes repeats differ. Pairing such repeats
-    would reduce the degrees of freedom and remove no variation.
+    The runs of such groups are compared in pairs of equal seeds. Repeats with random loads differ mostly in their
+    loads, so pairing removes most of the variation. If the loads are not random, only chance in the server makes
+    repeats differ. Pairing would then reduce the degrees of freedom and remove no variation.
     """
     seeds_a, seeds_b = (sorted(summary.run.seed or 0 for summary in group) for group in (a, b))
     unique = len(set(seeds_a)) == len(seeds_a)
@@ -224,7 +225,8 @@ def _has_random_load(summary: Summary) -> bool:
 def _figure_value(figure: str, summary: Summary) -> float | None:
     """Return the value of a figure for one run, or None if the run has no such value.
 
-    The value may be based on few samples, because its variation is estimated between runs.
+    A value that is based on few samples is returned too, because its error is estimated from the variation between
+    runs.
     """
     name, _, statistic = figure.partition(".")
     if not statistic:
@@ -233,7 +235,7 @@ def _figure_value(figure: str, summary: Summary) -> float | None:
 
 
 def _empty_row(figure: str) -> ComparedFigure:
-    """Return a row for a figure, without values."""
+    """Return a row for a figure with its unit and its direction, but without values."""
     name, _, statistic = figure.partition(".")
     if figure == "complete" or statistic == "pairs":
         return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower")
@@ -263,8 +265,8 @@ class Variation(NamedTuple):
         """Return the largest difference of a figure that variation between runs can explain.
 
         `server_error` is the standard error of the figure from chance in the server's steps. The bound is `t *
-        server_error`, where `t` is a quantile of Student's t. It is limited to the range from `assumed` to
-        `VARIATION_FACTOR_MAX * assumed`.
+        server_error`, where `t` is a quantile of Student's t. The bound is limited to the range from `assumed` to
+        `VARIATION_FACTOR_MAX * assumed`. It is `assumed` if `server_error` is unknown.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):
@@ -273,7 +275,7 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """Errors of the logarithm of the ratio B / A of two single runs."""
+    """Errors of the logarithm of the ratio B / A of one figure in two single runs."""
 
     sampling: float
     """Standard error from the sample of requests and from timestamps."""
@@ -287,7 +289,8 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
     """Return the row for a figure of two single runs. `values` are the values of A and B.
 
     The error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of
-    `errors`. If `server` is unknown, the error is infinite, and only the field `bound` limits the interval.
+    `errors`. If `server` is unknown (NaN or infinite), the error is infinite, and only the field `bound` limits the
+    interval.
     """
     a, b = values
     effect = math.log(b / a)
@@ -313,10 +316,10 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 
 
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
-    """Return the row of a ratio with its interval and p-value.
+    """Return a copy of the row of a ratio, with the confidence interval and the p-value.
 
     `p` is the p-value of the whole effect. If the effect exceeds the variation bound, the part beyond the bound is also
-    tested, with the sampling error only. The smaller of the two p-values is used.
+    tested, with the sampling error only. The row gets the smaller of the two p-values.
     """
     beyond = abs(row.effect) - row.variation_bound
     if beyond > 0:
@@ -382,10 +385,10 @@ def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Var
 
 
 def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
-    """Compare the requests of two single runs pairwise, one from A with one from B.
+    """Compare every request of run A with every request of run B.
 
-    The tested value is the share of pairs in which the request from B is slower. It is one half if A and B do not
-    differ.
+    The tested value is the share of pairs in which the request from B is slower. The share is one half if A and B do
+    not differ.
     """
     samples_a, samples_b = samples_of(a, metric), samples_of(b, metric)
     count = min(len(samples_a.values), len(samples_b.values))
@@ -451,11 +454,11 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
     """Compare the shares of complete requests of two groups of runs.
 
     `a` and `b` have one pair per run: the number of complete requests, and the number of all requests. The shares are
-    tested in two ways, and the larger error counts:
+    tested in two ways. The result has the larger p-value and the wider interval of the two tests.
 
-    - between runs, as for any figure.
-    - over all requests of a group (Fisher's exact test, and the exact interval of each share). This test is needed
-      because runs in which every request is complete do not vary, although further runs might.
+    - The test between runs is the same as for any other figure.
+    - The test over all requests of a group is Fisher's exact test, with the exact interval of each share. It is needed
+      because the runs do not vary if every request is complete, although further runs might.
     """
     if not all(total for _, total in (*a, *b)):
         return _untested("complete", math.nan, math.nan, why=NOTHING_SENT)
@@ -490,8 +493,8 @@ def compare_values(
     """Compare two groups of values of one figure, with one value per run, by Welch's t test or by a paired t test.
 
     For positive values, the logarithms are compared, which gives an interval of the ratio B / A. Shares and groups with
-    a value of 0 are compared directly. `run_variation` limits the interval of a ratio. If `paired`, the values at one
-    position of `a` and `b` belong to runs with the same load.
+    a value of 0 are compared directly. `run_variation` is the assumed maximum variation between runs, which limits the
+    interval of a ratio. If `paired` is true, `a[i]` and `b[i]` belong to runs with the same load.
     """
     known_a = [value for value in a if value is not None]
     known_b = [value for value in b if value is not None]
@@ -533,12 +536,12 @@ def judge_figures(
     """Return the rows with their verdicts and adjusted p-values.
 
     - "no difference": the 95 % interval is within `margin`, the largest difference that does not matter.
-    - "better" or "worse": the adjusted p-value is below 5 %.
+    - "better" or "worse": the interval is not within `margin`, and the adjusted p-value is below 5 %.
     - "inconclusive": neither of these conditions holds.
 
-    The p-values of gated figures are adjusted only for the number of gates (Bonferroni's method), because the user
-    chose these figures before seeing the runs. The p-values of all other figures are adjusted by Holm's method. A
-    figure in `failed`, whose gate failed, is "worse" in any case.
+    The p-values of figures with a gate (`--fail-if`) are adjusted only for the number of gates (Bonferroni's method),
+    because the user chose these figures before seeing the runs. The p-values of all other figures are adjusted by
+    Holm's method. `failed` contains the figures whose gate failed. Their verdict is always "worse".
     """
     gated = {gate.figure for gate in gates}
     adjusted = holm([None if row.figure in gated else row.p_value for row in rows])
@@ -595,11 +598,11 @@ def _judge(row: ComparedFigure, margin: float, adjusted_p: float) -> ComparedFig
 
 
 def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | None:
-    """Return the approximate number of additional requests or runs for a conclusive verdict, or None if impractical.
+    """Return the approximate number of additional requests or runs for a conclusive verdict.
 
-    A verdict is conclusive if the interval is within the margin or if the adjusted p-value is below 5 %. `strictness`
-    is the ratio of the adjusted to the unadjusted p-value. The estimate assumes that the effect stays the same and that
-    its error is proportional to `1 / sqrt(number)`.
+    Return None if the number is impractical. A verdict is conclusive if the interval is within the margin or if the
+    adjusted p-value is below 5 %. `strictness` is the ratio of the adjusted to the unadjusted p-value. The estimate
+    assumes that the effect stays the same and that its error is proportional to `1 / sqrt(number)`.
     """
     effect_margin = margin if row.ratio is None else math.log1p(margin)
     aims = (
@@ -611,7 +614,7 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
 
 
 def number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
-    """Return the number of additional requests or runs at which `t * error <= aim`, or None if impractical.
+    """Return the number of additional requests or runs at which `t * error <= aim`, or None if it is impractical.
 
     `t` is the `share`-quantile of Student's t distribution, so `t * error` is the half-width of an interval. `error` is
     proportional to `1 / sqrt(number)`, where `number` is the number of requests or runs.

@@ -1,7 +1,7 @@
-"""Conditions on a comparison (`loadgen compare --fail-if 'ttft.p99 worse by 5%'`) and their results.
+"""Gates: conditions on a comparison (`loadgen compare --fail-if 'ttft.p99 worse by 5%'`), and their results.
 
-A gate fails if B was worse by more than the bound and the runs show that B is worse at all. The observed difference is
-compared with the bound, and its lower limit with zero:
+A gate compares B with A. The result depends on two values: the observed difference, and the lower confidence limit of
+the difference. Positive differences mean that B is worse.
 
     observed difference   lower limit   verdict
     within the bound      (any)         pass, with the smallest difference that the runs would have shown
@@ -10,8 +10,8 @@ compared with the bound, and its lower limit with zero:
 
 Each limit has 95 % confidence, so a server that equals A fails with a probability of at most 5 %. With k gates, the
 confidence is `1 - 5 % / k` (Bonferroni), and 5 % is the probability that any gate fails falsely. Figures without a gate
-do not count, because gates are chosen before the runs are seen. A verdict is marginal if the bound lies between the
-limits.
+do not change the confidence, because gates are chosen before the runs are seen. A verdict is marginal if the bound lies
+between the lower and the upper limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The result of a gate. Differences are shares of A's figure, or differences of shares. Positive ones are worse."""
+    """The result of a gate.
+
+    A difference is a share of A's figure, such as 0.05 for 5 %. For a figure that is itself a share, it is the
+    difference of the two shares. A positive difference means that B is worse.
+    """
 
     condition: str
     """The gate as the user wrote it."""
@@ -129,7 +133,8 @@ def _judge_gate(gate: Gate, row: ComparedFigure, error_rate: float, invalid: str
 def _untested(gate: Gate, row: ComparedFigure, observed: float | None, invalid: str) -> GateResult:
     """Return the result for a figure that was not tested.
 
-    The gate passes if the runs are valid and the observed difference is within the bound. Otherwise it is inconclusive.
+    The gate passes if the runs are valid and the observed difference is within the bound. Otherwise the gate is
+    inconclusive.
     """
     passed = observed is not None and observed <= gate.bound and not invalid
     text = (
@@ -147,7 +152,10 @@ def _result(
     worse_by: tuple[float, float, float],
     error_rate: float,
 ) -> GateResult:
-    """Return the result of a tested gate. `worse_by` contains the observed difference and its limits."""
+    """Return the result of a tested gate.
+
+    `worse_by` contains the observed difference and its lower and upper confidence limits.
+    """
     observed, low, high = worse_by
     marginal = low <= gate.bound < high
     smallest = _smallest_shown(row, error_rate)
@@ -189,7 +197,7 @@ def _values_text(gate: Gate, row: ComparedFigure, observed: float | None) -> str
 
 
 def _relative(row: ComparedFigure, effect: float) -> float:
-    """Convert a tested effect (see `ComparedFigure.effect`) to a share of A, or to a difference of shares."""
+    """Convert a value of `ComparedFigure.effect` to a share of A's figure, or for shares to a difference of shares."""
     if row.ratio is not None or row.unit == "share":
         return row.relative(effect)
     if effect == 0:
@@ -198,7 +206,7 @@ def _relative(row: ComparedFigure, effect: float) -> float:
 
 
 def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
-    """Return the value of `ComparedFigure.effect` at which B would be worse by exactly the bound."""
+    """Return the value of `ComparedFigure.effect` at which B would be worse than A by exactly the gate's bound."""
     sign = 1 if row.direction == "lower" else -1
     if row.ratio is not None or row.unit == "share":
         return row.effect_of(sign * gate.bound)
@@ -206,9 +214,9 @@ def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
 
 
 def _smallest_shown(row: ComparedFigure, error_rate: float) -> float | None:
-    """Return the smallest difference that these runs would have shown, or None if there is none.
+    """Return the smallest observed difference at which these runs would have shown that B is worse.
 
-    If the runs had differed by this value, its lower limit would have been above 0.
+    At this difference, the lower confidence limit would be 0. Return None if no difference would be large enough.
     """
     sign = 1 if row.direction == "lower" else -1
     low, high = row.interval(1 - 2 * error_rate)
@@ -221,7 +229,7 @@ def _finite(value: float) -> float | None:
 
 
 def _percent(share: float) -> str:
-    """Return a difference as text, such as `+5.1 %`. Shares of A and differences of shares look the same."""
+    """Return a difference as text, such as `+5.1 %`, or `unbounded` if it is not finite."""
     if not math.isfinite(share):
         return "unbounded"
     return f"{share * 100:+,.0f} %" if abs(share) >= 1 else f"{share * 100:+.1f} %"

@@ -19,9 +19,9 @@ Timestamps
 Differences between whole runs, such as a different GPU, its temperature or another process on the machine, are not
 visible within a run. Only repeats show them. The error is therefore at least MIN_RUN_VARIATION.
 
-Pieces also differ if the servers change pace, for example if B has faster first tokens and slower later tokens than A.
-Such a change is not chance. By default, `piece_error` includes it. With `shift`, `piece_error` removes the one change
-of pace that explains most of the differences.
+Pieces also differ if the pace changes in one run and not in the other, for example if B has faster first tokens and
+slower later tokens than A. Such a change is not chance. By default, the result of `piece_error` includes the change.
+With `shift`, `piece_error` first removes the one change of pace that explains most of the differences.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ are used. This loses little information, because the gaps of one engine step are
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """The data of a run that a comparison needs: the Run (without Records), the Frame with the Records' data, and the
-    Summary."""
+    """The data of a run that a comparison needs.
+
+    These are the Run without its Records, the Frame with the data of the Records, and the Summary."""
 
     run: Run
     frame: Frame
@@ -90,12 +91,15 @@ class ComparedRun:
 
     @property
     def one_burst(self) -> bool:
-        """True if all requests were due at the same time and therefore waited in one queue."""
+        """True for a burst, whose requests were all due at one time and waited in one queue.
+
+        Also true for a run of interactive users.
+        """
         return self.frame.window is None
 
     @property
     def span_s(self) -> float:
-        """Length of the measurement window in seconds."""
+        """Length of the measurement window in seconds; NaN if the window is empty."""
         span = self.frame.span_ns
         return math.nan if span is None else (span[1] - span[0]) / 1e9
 
@@ -106,7 +110,7 @@ class ComparedRun:
 
 
 def run_name(run: Run) -> str:
-    """Return the name of a run's folder. For a repeat, prefix the name of the parent folder."""
+    """Return the name of a run's folder. For a repeat, include the parent folder, as in `baseline/repeat-2`."""
     folder = run.path.resolve().parent
     return f"{folder.parent.name}/{folder.name}" if folder.name.startswith("repeat-") else folder.name
 
@@ -126,8 +130,9 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
     """Return the samples of the latency `metric` of a run.
 
     Latencies of a burst are divided into strata of neighbouring requests, because the latency of a request depends on
-    its position in the order sent. All other samples are divided into batches. This includes metrics in seconds per
-    token, which do not depend on the position: requests that are in flight together receive tokens at the same pace.
+    its position in the order sent. All other samples are divided into batches. Metrics in seconds per token also get
+    batches: they do not depend on the position, because requests that are in flight together receive tokens at the same
+    pace.
     """
     frame = run.frame
     if metric.per != "request":
@@ -141,7 +146,7 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
 
 
 def _gap_samples(frame: Frame) -> Samples:
-    """Return the gaps between tokens, sorted by the time at which they end.
+    """Return the gaps between tokens, in the order of the times at which the gaps end.
 
     A chunk of c tokens contributes the gap before the chunk and c - 1 gaps of 0.
     """
@@ -219,11 +224,12 @@ def quantile_error(samples: Samples, share: float, random: np.random.Generator) 
 
 
 def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float:
-    """Return the standard deviation of `log(t_B / t_A)`, where t_A and t_B are the times that A and B take for a piece.
+    """Return the standard deviation of `log(t_B / t_A)` over pieces of the runs A and B.
 
-    Both runs are divided into PIECES pieces, and a piece is the same share of the work in both runs. If `shift` is
-    true, one change of pace is removed first. Return NaN if a run has no tokens or too few engine steps, and infinity
-    if too few pieces have a positive length.
+    Both runs are divided into PIECES pieces, and a piece is the same share of the work in both runs. Run A takes the
+    time t_A for a piece, and run B takes t_B. If `shift` is true, one change of pace is removed first (see
+    `_change_of_pace`). Return NaN if a run has too few chunks or engine steps, and infinity if too few pieces have a
+    positive length.
     """
     steps_min = STEPS_MIN_WITH_SHIFT if shift else STEPS_MIN
     for run in (a, b):
@@ -253,7 +259,7 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
 
 
 def _change_of_pace(values: Floats) -> Floats:
-    """Return the best fit of a function with one step to the values, as an array of the same length.
+    """Return the step function with a single step that fits the values best, as an array of the same length.
 
     If the fit explains less than EXPLAINED of the variance, return the mean of the values at every position.
     """
@@ -267,7 +273,7 @@ def _change_of_pace(values: Floats) -> Floats:
 def _progress(frame: Frame) -> Floats | None:
     """Return the times at which equal shares of the tokens had arrived, in seconds from the start of the window.
 
-    The array has PROGRESS_POINTS elements. Return None if the run has too few chunks.
+    The array has PROGRESS_POINTS elements, from no token to all tokens. Return None if the run has too few chunks.
     """
     span = frame.span_ns
     if span is None or len(frame.chunk_ns) == 0:
@@ -298,7 +304,7 @@ def server_error(piece: float, residence: float) -> float:
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
     """Return the standard error of `log(B / A)` that random changes of the engine's speed cause.
 
-    A and B are the latencies of two bursts, and `values` contains both in seconds. `piece` is the error of one piece
+    A and B are the latencies of two bursts. `values` contains A and B in seconds. `piece` is the error of one piece
     (`piece_error`). Return 0 if a run is not a burst, because the batches of its samples already contain this error.
     """
     if not (a.one_burst and b.one_burst):
@@ -316,7 +322,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
-    """Return the standard error of `log(B / A)` from the timestamp error bars. `values` are A and B in seconds."""
+    """Return the standard error of `log(B / A)` that the timestamp errors of both runs cause.
+
+    `values` contains A and B, the compared times of the two runs, in seconds.
+    """
     errors = []
     for run, value_s in zip((a, b), values, strict=True):
         error_bar_s: float = getattr(run.summary.client, f"error_bar_{metric.stamps}_s") or 0.0
@@ -325,11 +334,11 @@ def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[fl
 
 
 def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> tuple[float, float, float]:
-    """Return the probability of superiority `P(B > A) + P(B = A) / 2`, its standard error and its p-value.
+    """Return the probability that a sample of B is larger than a sample of A, its standard error and its p-value.
 
-    The p-value is the two-sided one of the hypothesis that the probability is one half. The method is that of Mann and
-    Whitney (1947), with the error of Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which
-    allows ties and different variances.
+    Ties count one half, so the probability is `P(B > A) + P(B = A) / 2`. The p-value is the two-sided one of the
+    hypothesis that the probability is one half. The method is that of Mann and Whitney (1947), with the error of
+    Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which allows ties and different variances.
 
     Chance may also have multiplied all samples of B by a common factor. `common_error` is the standard error of the
     logarithm of this factor. The p-value is averaged over the distribution of the factor (Student's t with
@@ -363,7 +372,10 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
 
 
 def _placements(values: Floats, ordered: Floats) -> Floats:
-    """Return, for each value, the share of the samples in `ordered` that are smaller. Equal samples count one half."""
+    """Return, for each value, the share of the samples in `ordered` that are smaller than the value.
+
+    Samples that equal the value count one half.
+    """
     below = np.searchsorted(ordered, values, "left")
     up_to = np.searchsorted(ordered, values, "right")
     return (below + up_to) / 2 / len(ordered)

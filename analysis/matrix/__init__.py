@@ -92,7 +92,7 @@ class CellKvCache(msgspec.Struct, frozen=True):
 
 
 class CellMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory use of a cell over its repeats. Empty if memory was not measured."""
+    """Memory use of a cell over its repeats. All fields are empty if memory was not measured."""
 
     levels: list[CellMemoryLevel] = []
     kv_cache: CellKvCache | None = None
@@ -149,14 +149,15 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
-        """True if the client was not a bottleneck in at least one run of the cell."""
+        """True if at least one run of the cell is valid, which means that the client was not a bottleneck in this
+        run."""
         return bool(self.verdicts.get("ok"))
 
     @property
     def clock(self) -> float:
         """Speed of a simulated server's clock relative to real time; 1 for a real server.
 
-        Only cells with equal speeds are compared."""
+        Only cells with equal clock speeds are compared."""
         return self.speed or 1.0
 
     @property
@@ -187,8 +188,9 @@ class CellDifference(msgspec.Struct, frozen=True):
 class EqualWork(msgspec.Struct, frozen=True):
     """Describes how all servers of a matrix were made to generate responses of the same lengths.
 
-    `server` was measured first, and the lengths of its responses were stored in files. Requests to the other servers
-    then asked for these lengths. `lengths` has one entry for each host, model and workload, with the file as `given`.
+    `server` was measured first, and the lengths of its responses were stored in files. The output lengths requested
+    from the other servers were drawn from these files. `lengths` has one entry for each host, model and workload. Its
+    key `given` contains the path of the file.
     """
 
     server: str
@@ -283,10 +285,10 @@ class CellRunData(NamedTuple):
 def build_cell_run(
     cell: CellName, repeat: int, folder: str, start: int | None, place: int | None, frame: Frame, summary: Summary
 ) -> CellRunData:
-    """Extract the data of a finished run that the matrix needs.
+    """Return the data that a matrix needs from one finished run of a cell.
 
-    `start` is the number of the server start before the run. `place` is the position of the run after this start, from
-    0. Both are None if matrix.jsonl does not contain them.
+    `start` is the number of the server start before the run. `place` is the position of the run among the runs after
+    this server start, from 0. Both are None if matrix.jsonl does not contain them.
     """
     run = CellRun(
         repeat=repeat,
@@ -435,7 +437,7 @@ def _lengths(runs: Sequence[CellRunData]) -> CellLengths:
 def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
     """Merge the memory use of the runs of a cell.
 
-    Processes are matched by their position in the list, because process ids change when a server restarts.
+    Processes are matched by their position in the list of a run, because process ids change when a server restarts.
     """
     if not memories:
         return CellMemory()
@@ -468,7 +470,7 @@ def merge_cell_memory(memories: Sequence[Memory]) -> CellMemory:
 def _memory_level(readings: Sequence[MemoryLevels]) -> CellMemoryLevel:
     """Merge the readings of one GPU, process or host over the runs of a cell.
 
-    The name of a process does not contain its id, because the id changes when the server restarts.
+    The title of a process does not contain its id, because the id changes when the server restarts.
     """
     first = readings[0]
     name, device = getattr(first, "name", ""), getattr(first, "on", "")
@@ -496,8 +498,8 @@ def _differences(
 ) -> Iterator[CellDifference]:
     """Yield the differences between all pairs of measured cells that differ only in the server or only in the host.
 
-    `summaries` contains the runs behind the figures of each cell. Verdicts and intervals are those that
-    `loadgen compare` gives for the same runs with its default options.
+    `summaries` contains the summaries of the runs that the figures of each cell cover. Verdicts and intervals are those
+    that `loadgen compare` gives for the same runs with its default options.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]

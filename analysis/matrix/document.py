@@ -96,7 +96,7 @@ def one_line_summary(summary: Summary) -> str:
 
 
 class MatrixReport:
-    """Builds the documents about a matrix. Names and colours are the same in all of them."""
+    """Builds the documents about a matrix. A server has the same name and colour in all of them."""
 
     def __init__(self, summary: MatrixSummary) -> None:
         self.summary = summary
@@ -172,7 +172,7 @@ class MatrixReport:
         return self._document(sections, self._script_data(measured))
 
     def _published(self) -> list[Section]:
-        """Return the section with published figures for reference, or an empty list if the plan quotes no figures."""
+        """Return the section with the published figures that the plan quotes, or an empty list if it quotes none."""
         entries = [
             (reference["of"], "", f"{reference['says']} {reference['source']}") for reference in self.summary.references
         ]
@@ -209,7 +209,7 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _ranking(self) -> list[tuple[doc.Card, str]]:
-        """Return one ranking of the servers per platform and group (pair of model and workload).
+        """Return one ranking of the servers for each platform and each group, which is a pair of model and workload.
 
         A ranking consists of a card that names the leading server, and a text with all throughputs in descending order.
         """
@@ -225,7 +225,10 @@ class MatrixReport:
         return result
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
-        """Return the cells of a group on one host, sorted by descending throughput. Invalid cells come last."""
+        """Return the cells of a group (model and workload) on one host, sorted by descending throughput.
+
+        Invalid cells come last.
+        """
         cells = [cell for cell in self._cells_of(group) if cell.host == host]
         return sorted(cells, key=lambda cell: (not cell.valid, -(cell.figures[MAIN].mean or 0)))
 
@@ -262,9 +265,9 @@ class MatrixReport:
         return leader if won else "no winner", text
 
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
-        """Return the difference between two cells in the figure `name`, or None if there is none.
+        """Return the difference between two cells in the figure `name`, or None if it is unknown.
 
-        The attribute `a` of the result is either `cell` or `other`, and `b` is the other one of the two.
+        In the result, either `a` is `cell` and `b` is `other`, or the two are exchanged.
         """
         forward, backward = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
         return self.differences.get(forward) or self.differences.get(backward)
@@ -272,7 +275,8 @@ class MatrixReport:
     def _validity_findings(self) -> list[Finding]:
         """Return findings that limit the validity of the figures.
 
-        They concern unfinished cells, wrong output lengths, cells with different clock speeds, and an interruption.
+        The findings concern unfinished cells, wrong output lengths, cells with different clock speeds, and an
+        interruption of the matrix.
         """
         result = [*self._cell_findings(), *sweep_findings(self.summary.sweeps, self._name)]
         differing = dict.fromkeys(self.servers[cell.server] for cell in self.summary.cells if cell.lengths.differ)
@@ -289,8 +293,7 @@ class MatrixReport:
         return result
 
     def _cell_findings(self) -> list[Finding]:
-        """Return findings on how many cells were measured, how many requests were complete, and on client
-        bottlenecks."""
+        """Return findings on the number of measured cells, on complete requests, and on client bottlenecks."""
         cells = self.summary.cells
         if not cells:
             return []
@@ -317,9 +320,10 @@ class MatrixReport:
         ]
 
     def _table(self, title: str, heads: dict[str, ColumnKind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
-        """Return a table with one row per cell, which starts with the platform and the server of the cell.
+        """Return a table with one row per cell.
 
-        Rows also contain the model and the workload if the matrix has several.
+        Each row starts with the platform and the server of the cell. The model and the workload follow if the matrix
+        has several.
         """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         name_heads: dict[str, ColumnKind] = {"platform": "text", **dict.fromkeys(extra, "text"), "server": "head"}
@@ -371,7 +375,7 @@ class MatrixReport:
         return [self._table("Hardware limits, from the first valid run of each cell", heads, rows)]
 
     def _marked(self, cell: CellSummary, name: str) -> TableCell:
-        """Return the table cell for the figure `name` of a matrix cell, marked if the figure stands out.
+        """Return the table cell for the figure `name` of a matrix cell, with a mark if the figure stands out.
 
         ▲ means significantly better than all other servers on the platform. ▼ means significantly worse than at least
         one of them.
@@ -397,9 +401,9 @@ class MatrixReport:
         return None if difference is None else _verdict(difference, cell.cell)
 
     def _differences(self) -> list[Block]:
-        """Return the table of ratios between cells, with one row per pair.
+        """Return the table of ratios between cells, with one row per pair of cells.
 
-        Pairs of servers come before pairs of hosts.
+        Pairs that differ in the server come before pairs that differ in the host.
         """
         rows: dict[tuple[CellName, CellName], list[str | TableCell]] = {}
         for difference in sorted(self.summary.differences, key=lambda difference: difference.by, reverse=True):
@@ -441,7 +445,10 @@ class MatrixReport:
         return [Paragraph(MEMORY), self._table("Memory of each cell", heads, rows), *map(Paragraph, notes)]
 
     def _equal_work(self) -> str:
-        """Return a sentence on how the servers got equal work, or an empty string if the plan has no `equal_work`."""
+        """Return a sentence on how the servers were given equal work.
+
+        The sentence is empty if the plan has no `equal_work`.
+        """
         if not self.summary.equal_work:
             return ""
         return (
@@ -482,9 +489,9 @@ class MatrixReport:
         return [*blocks, self._table("Outcomes of requests, over all repeats", heads, rows)]
 
     def _order(self) -> list[Block]:
-        """Return the blocks that explain the order of the runs, followed by the server starts and the plan.
+        """Return the blocks on the order of the runs, the server starts and the plan.
 
-        The explanation states how the order affects the confidence intervals.
+        They explain how the order of the runs affects the confidence intervals.
         """
         summary = self.summary
         lines = [SWEPT_ONCE]
@@ -536,7 +543,10 @@ class MatrixReport:
         return self._table("Runs, cell by cell", heads, rows)
 
     def _charts(self, group: tuple[str, str]) -> list[dict[str, Any]]:
-        """Return the distribution charts of a group: one per platform with all its servers, and one per server."""
+        """Return the distribution charts of a group (model and workload).
+
+        There is one chart per platform with all its servers, and one chart per server with all its platforms.
+        """
         group_number = self.groups.index(group)
         suffix = f", {self._group_title(group)}" if len(self.groups) > 1 else ""
         result = []
@@ -557,7 +567,7 @@ class MatrixReport:
     def _script_data(self, measured: Sequence[CellRunData]) -> dict[str, Any]:
         """Return the input of matrix.js.
 
-        charts.js requires `runs`, which is empty because no chart shows a single run.
+        charts.js requires the key `runs`, whose list is empty because no chart shows a single run.
         """
         figures = []
         for name in SHOWN:
@@ -580,7 +590,7 @@ class MatrixReport:
     def _cell_data(self, cell: CellSummary, runs: Sequence[CellRunData]) -> dict[str, Any]:
         """Return the names, colours, figures and latency distributions of a cell for the charts.
 
-        There is one distribution over all repeats and one per repeat.
+        For each latency there is one distribution over all repeats, and one per repeat if there are several.
         """
         same_colour = [name for name, colour in self.colours.items() if colour == self.colours[cell.server]]
         curves = {}
@@ -601,7 +611,10 @@ class MatrixReport:
 
 
 def _mark(summary: MatrixSummary) -> str:
-    """Return the text `SIMULATED` with the speeds of the simulated servers, or an empty string for real servers."""
+    """Return the text `SIMULATED` with the speeds of the simulated servers.
+
+    Return an empty string if all servers are real.
+    """
     if not summary.simulated:
         return ""
     if summary.cells:
@@ -637,7 +650,7 @@ def _e2e_line(title: str, cell: CellSummary) -> str:
 
 
 def _cache_peak(cache: CellKvCache | None) -> str:
-    """Return the peak use of the KV cache as text. With several engines, include the peak of the fullest one."""
+    """Return the peak use of the KV cache as text. With several engines, include the peak of the fullest engine."""
     if cache is None:
         return UNKNOWN
     fullest = cache.peak_fullest_share
@@ -649,7 +662,10 @@ def _with_note(cell: TableCell) -> str:
 
 
 def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "worse"] | None:
-    """Return the verdict on `cell`, one of the two cells of `difference`, or None if it is not significant."""
+    """Return the verdict on `cell`, which is one of the two cells of `difference`.
+
+    Return None if the difference is not significant.
+    """
     if difference.verdict not in ("better", "worse"):
         return None
     return "better" if (difference.verdict == "better") == (cell == difference.a) else "worse"
@@ -658,7 +674,7 @@ def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "w
 def _reason(difference: CellDifference) -> str:
     """Return the reason why a difference has no winner, or an empty string if there is no reason to state.
 
-    The text follows the interval of the difference, inside the same parentheses.
+    The caller puts the text after the confidence interval, inside the same parentheses.
     """
     if difference.verdict == "no difference":
         return f"; within {percent(MARGIN)}"

@@ -1,4 +1,4 @@
-"""Builds the findings and the table on the sweeps of a matrix."""
+"""Builds the findings on the sweeps of a matrix, and the table of their results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from loadgen.analysis.sweep.document import COMPARED, UNITS, ended_sentence, thr
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
     """Return the findings on the sweeps of a matrix.
 
-    The findings report how many sweeps were measured, a warning if simulated servers ran at different clock speeds, and
-    the sweeps that ended because the client was the limit.
+    The findings report how many sweeps were measured, and which sweeps ended because the client was the limit. A
+    warning reports simulated servers with different clock speeds.
 
     `name` is a function that returns the displayed name of a cell.
     """
@@ -40,7 +40,7 @@ def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list
     """Return the headings and rows of the table of sweeps.
 
     A row starts with the state and the capacity of the sweep. The capacity links to the page with the frontier of all
-    sweeps of the workload. The other figures are those at the largest load that met the objectives, and link to the
+    sweeps of the workload. The other figures are measured at the largest load that met the objectives, and link to the
     report of the run at that load.
     """
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]

@@ -39,7 +39,7 @@ class Finding(Struct, frozen=True):
 
 
 class RunStyle(Struct, frozen=True):
-    """Name and colour of a run. The whole document uses them for this run."""
+    """Name and colour of a run, which are the same in the whole document."""
 
     name: str
     colour: str = "run-1"
@@ -66,7 +66,10 @@ class TableColumn(Struct, frozen=True):
 
 
 class TableCell(Struct, frozen=True):
-    """A table cell. `value` is the sort key if the text is not a number or if the column has several units."""
+    """A table cell.
+
+    `value` is the sort key of the cell. It is needed if the text is not a number or if the column has several units.
+    """
 
     text: str
     value: float | str | None = None
@@ -94,7 +97,7 @@ class TableRow(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True, tag=True):
-    """A table with a title. `id` is the CSS class of the HTML table."""
+    """A table with a title. `id` becomes the CSS class of the HTML table."""
 
     title: str
     columns: Sequence[TableColumn]
@@ -134,7 +137,7 @@ class Scorecard(Struct, frozen=True, tag=True):
 
 
 class ChartRef(Struct, frozen=True, tag=True):
-    """A reference to a chart, which a script draws on the page. The caption describes the chart in words."""
+    """A reference to a chart, which a script draws on the page. `caption` describes the chart in words."""
 
     id: str
     title: str
@@ -252,7 +255,7 @@ def _noted(text: str, note: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text on one line, with Markdown and HTML markup escaped except between backticks."""
+    """Return the text on one line, with Markdown and HTML markup escaped. Code between backticks is not escaped."""
 
     def escape(match: re.Match[str]) -> str:
         is_code = match[0].startswith("`")

@@ -1,7 +1,7 @@
 """Computes the chart data as plain lists: latency distributions, time series and the request timeline.
 
-Large data sets are thinned, which keeps the page small. In the data, `n` is the number of samples and `drawn` is how
-many of them are drawn.
+Large data sets are thinned, which keeps the page small. In the data of a chart, `n` is the number of samples, and
+`drawn` is the number of samples that are drawn.
 
 - Charts of distributions draw samples at evenly spaced ranks. They also draw the smallest and largest samples, so the
   tails stay visible.
@@ -86,7 +86,7 @@ def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, 
 
 
 def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lower and upper end of the 95 % band at each point of a distribution."""
+    """Return the lower and the upper end of the 95 % band at each point of a curve from `distribution`."""
     share = np.array(curve["y"])
     low = np.maximum(0, share - curve["margin"])
     high = np.minimum(1, share + curve["margin"])
@@ -96,7 +96,7 @@ def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
 def percentile_marks(described: Distribution) -> dict[str, Any]:
     """Return the labels and positions of p50 and p99 on a distribution curve.
 
-    The label of a percentile with too few samples ends with an asterisk.
+    A label ends with an asterisk if there are too few samples for the percentile.
     """
     shown = [name for name in ("p50", "p99") if described.of(name) is not None]
     return {
@@ -135,8 +135,8 @@ def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:
 def plotted_ranks(count: int) -> Integers:
     """Return the ranks (from 0) to draw out of `count` sorted samples.
 
-    All ranks are drawn if `count <= POINTS_MAX`. Otherwise, evenly spaced ranks are drawn, and EXTREMES ranks at both
-    ends.
+    All ranks are drawn if `count <= POINTS_MAX`. Otherwise, these ranks are drawn: the lowest EXTREMES ranks, the
+    highest EXTREMES ranks, and evenly spaced ranks.
     """
     if count <= POINTS_MAX:
         return np.arange(count)
@@ -147,7 +147,7 @@ def plotted_ranks(count: int) -> Integers:
 def throughput_series(frame: Frame) -> dict[str, Any]:
     """Return output tokens per second and the maximum number of concurrent streams over time.
 
-    The run is divided into at most about THROUGHPUT_BINS_MAX equal intervals. Intervals of the warm-up have negative
+    The run is divided into equal intervals, about THROUGHPUT_BINS_MAX at most. Intervals of the warm-up have negative
     times.
     """
     sent = ~np.isnan(frame.sent_ns)
@@ -182,8 +182,8 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
 def latency_series(frame: Frame) -> dict[str, Any] | None:
     """Return p50 and p99 of TTFT and TPOT, and the failed and rejected requests per second, over time.
 
-    The run is divided into at most about LATENCY_BINS_MAX intervals. A TTFT belongs to the interval in which the first
-    token arrived, and a TPOT to the interval in which the last token arrived. Return None if no request ended.
+    The run is divided into equal intervals, about LATENCY_BINS_MAX at most. A TTFT belongs to the interval in which the
+    first token arrived, and a TPOT to the interval in which the last token arrived. Return None if no request ended.
     """
     grid = _time_grid(frame)
     if not grid:
@@ -252,9 +252,10 @@ def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
 
 
 def _time_grid(frame: Frame) -> tuple[float, float, int] | None:
-    """Return the time grid of the measured requests: start in ns, interval length in ns, and number of intervals.
+    """Return how to divide the time of the measured requests into equal intervals.
 
-    Return None if no measured request ended.
+    The result consists of the start in ns, the length of an interval in ns, and the number of intervals. Return None if
+    no measured request ended.
     """
     sent_ns = frame.sent_ns[frame.sent]
     end_ns = frame.end_ns[frame.sent & ~np.isnan(frame.end_ns)]
@@ -274,9 +275,10 @@ def send_times(frame: Frame) -> dict[str, Any]:
 
 
 def first_tokens(frame: Frame) -> dict[str, Any]:
-    """Return TTFT, prompt length and position of each complete request, and how TTFT depends on each of the two.
+    """Return TTFT, prompt length and position of each complete request, and two trends of TTFT.
 
-    The position of a request is its number in the order sent, from 1.
+    The position of a request is its number in the order sent, from 1. The trends show how TTFT changes with the
+    position and with the prompt length. Large runs are thinned.
     """
     order = _send_order(frame)
     retained = (frame.sampled & ~np.isnan(frame.first_ns))[order]
@@ -302,9 +304,9 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
 
 
 def timeline(frame: Frame) -> dict[str, Any]:
-    """Return the times at which each request was sent, received its first and last token, and ended.
+    """Return the times at which each request was sent, received its first and its last token, and ended.
 
-    `tokens` has the arrival times of the chunks, as `_chunk_steps` returns them. Large runs are thinned.
+    `tokens` contains the times between the chunks of each request (see `_chunk_steps`). Large runs are thinned.
     """
     order = _send_order(frame)
     chosen = _chosen_rows(len(order), ROWS_MAX, (frame.end_ns - frame.sent_ns)[order], ~frame.complete[order])
@@ -332,9 +334,10 @@ def timeline(frame: Frame) -> dict[str, Any]:
 
 
 def gaps_by_token(frame: Frame) -> dict[str, Any]:
-    """Return percentiles and the maximum of the gaps (in s) before each token, over all complete requests.
+    """Return percentiles and the maximum of the gaps before each token, in s, over all complete requests.
 
-    For long responses, neighbouring tokens are grouped. The result also lists the longest gaps (at most LONGEST).
+    The key of a gap is the position of the token in its response. For long responses, neighbouring positions are
+    grouped. The result also lists the longest gaps (at most LONGEST).
     """
     sampled = frame.sampled
     maximum = int(frame.arrived_tokens[sampled].max(initial=0))
@@ -389,8 +392,8 @@ def gaps_by_token(frame: Frame) -> dict[str, Any]:
 def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return the data of each telemetry curve: title, unit, source, `x` in seconds, and `y` in the unit.
 
-    A `y` of None is a gap in the curve. Curves with the same `panel` share an axis, and all curves of a panel have the
-    same unit. Prompt tokens and output tokens have separate panels, because their rates differ widely.
+    A `y` of None is a gap in the curve. Curves with the same `panel` share an axis and have the same unit. Prompt
+    tokens and output tokens have separate panels, because their rates differ widely.
     """
     result = []
     for curve in series:
@@ -413,10 +416,10 @@ def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 
 def plotted_indices(values: Sequence[float | None]) -> list[int]:
-    """Return the indices of the points to draw.
+    """Return the indices of the points to draw out of a telemetry series.
 
-    All points of a short series are drawn. A long series is divided into PIECES pieces. Four points of each piece are
-    drawn: its first point, minimum, maximum and first gap.
+    All points of a short series are drawn. A long series is divided into PIECES pieces. In each piece, the first point,
+    the minimum, the maximum and the first gap (a value of None) are drawn. The last point of the series is also drawn.
     """
     if len(values) <= 3 * PIECES:
         return list(range(len(values)))
@@ -432,7 +435,7 @@ def plotted_indices(values: Sequence[float | None]) -> list[int]:
 
 
 def _max_concurrent(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
-    """Return the maximum number of concurrent intervals for each bin.
+    """Return the maximum number of concurrent intervals in each bin of a time axis.
 
     Interval i lasts from `begins[i]` to `ends[i]`, and bin j from `edges[j]` to `edges[j + 1]`.
     """
@@ -454,8 +457,8 @@ def _send_order(frame: Frame) -> Integers:
 def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Booleans | None = None) -> Integers:
     """Return the indices of the rows to draw out of `count` rows.
 
-    All rows are drawn if `count <= maximum`. Otherwise, these rows are drawn: every k-th row, the slowest rows (SLOWEST
-    of them), and up to INCOMPLETE_MAX evenly spaced `incomplete` rows.
+    All rows are drawn if `count <= maximum`. Otherwise, three sets of rows are drawn: every k-th row, the SLOWEST
+    slowest rows, and up to INCOMPLETE_MAX evenly spaced `incomplete` rows.
     """
     if count <= maximum:
         return np.arange(count)
@@ -471,8 +474,8 @@ def _trend(x: Floats, y: Floats) -> dict[str, list[float]]:
     """Return the median and p90 of `y` along `x`.
 
     The samples are sorted by `x` and divided into groups of about equal size. There are at most TREND_PARTS_MAX groups,
-    and a group has about TREND_PART_MIN samples or more. The lists contain one median and one p90 per group. They are
-    empty if there are too few samples for two groups, or if all `x` are equal.
+    and a group has about TREND_PART_MIN samples or more. The lists in the result contain one median and one p90 per
+    group. The lists are empty if there are too few samples for two groups, or if all `x` are equal.
     """
     result: dict[str, list[float]] = {"x": [], "p50": [], "p90": []}
     parts = min(TREND_PARTS_MAX, len(x) // TREND_PART_MIN)
@@ -508,9 +511,10 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
 
 
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays on the gaps between consecutive chunks of sampled requests in a block.
+    """Return three arrays on the gaps between consecutive chunks, for the rows of a block that are in `frame.sampled`.
 
-    The arrays contain the length of the gap in s, the number of the token that ends it (from 1), and the chunk's index.
+    The arrays contain the length of each gap in s, the number of the token that ends the gap (from 1), and the index of
+    the chunk that ends the gap.
     """
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
     retained = np.repeat(frame.sampled[rows], counts)

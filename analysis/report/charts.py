@@ -107,8 +107,8 @@ def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """Return the charts of a page with these runs, in the order of the page.
 
-    A chart is included if at least one run has data for it and if at least one of its traces is drawn for this number
-    of runs.
+    A chart is included if at least one run has data for it, and if it has a script or a trace that is drawn for this
+    number of runs.
     """
     several = len(runs) > 1
     return [
@@ -125,9 +125,9 @@ def _is_drawn(trace: Data, several: bool) -> bool:
 
 
 def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return the chart definition that charts.js expects: traces, layout, table columns and axis scales.
+    """Return the definition of a chart in the form that charts.js expects: traces, layout, table columns, axis scales.
 
-    References in traces and layout are not resolved.
+    References such as `$x` and `@run` remain in the traces and the layout. charts.js resolves them.
     """
     data = [run.data[chart.id] for run in runs if chart.id in run.data]
     scales = {}
@@ -162,7 +162,10 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return a trace, a layout or a part of them with all references replaced by their values."""
+    """Return a copy of `value` with all references, such as `$x` and `@run`, replaced by their values.
+
+    `value` is a trace, a layout or a part of one of them.
+    """
     if isinstance(value, Mapping):
         return {name: _resolved(part, run, drawn, several) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -171,9 +174,9 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 
 
 def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return the value of a reference: a data column, a colour or a line style.
+    """Return the value of a reference such as `$x` or `@run`: a data column, a colour or a line style.
 
-    For any other text, return the text with the run name and the axis units filled in.
+    If `value` is any other text, return it with the run name and the axis units filled in.
     """
     if value.startswith("$") and run:
         data: Any = run.data[drawn["id"]]
@@ -263,7 +266,10 @@ def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
 
 
 def _ttft_scatter(by: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
-    """Return a scatter chart of TTFT. `by` is `position` (in the order sent) or `prompt` (prompt length)."""
+    """Return a scatter chart of TTFT.
+
+    `by` is the quantity on the x-axis: `position` (in the order sent) or `prompt` (prompt length).
+    """
     hover = "request %{customdata[0]} (sent as number %{customdata[1]:,}), %{customdata[2]:,} prompt tokens"
     hover += "<br>TTFT %{y:.4~g} s"
     points = {"type": "scatter", "mode": "markers", "x": f"${by}", "y": "$ttft_s", "showlegend": False}
@@ -382,7 +388,7 @@ def _longest_gaps(colour: str, **more: Any) -> dict[str, Any]:
 
 
 def _gap_layout(data: Sequence[Data]) -> Data:
-    """Return the layout of the chart of gaps.
+    """Return the layout of the chart of gaps between tokens.
 
     The y-axis is logarithmic if the largest gap is more than 20 times the smallest gap.
     """

@@ -104,10 +104,10 @@ def stopped_count(summary: Summary) -> int:
 
 
 def _outcome_level(requests: RequestCounts) -> Level:
-    """Return the level of `outcome_sentence`.
+    """Return the level of the finding whose text is `outcome_sentence`.
 
-    The level is a warning if all incomplete requests were rejected, and an error if any was incomplete for another
-    reason or nothing was sent."""
+    The level is `ok` if every planned request is complete, and `warning` if all other requests were rejected. It is
+    `error` if a request is incomplete for another reason, or if nothing was sent."""
     if not requests.planned:
         return "error"
     if requests.all_complete:
@@ -139,7 +139,7 @@ def outcome_sentence(summary: Summary) -> str:
 def addresses_sentence(server: ServerInfo) -> str:
     """Return a sentence on the addresses to which the server's host name resolves.
 
-    Return an empty string if the name has only one address."""
+    Return an empty string if the host name has only one address."""
     if len(server.addresses) < 2 and not server.addresses_unused:
         return ""
     verb = "went in turn to" if len(server.addresses) > 1 else "went to"
@@ -176,8 +176,9 @@ def lengths_sentence(summary: Summary) -> str:
 
 
 def _different_prompts(summary: Summary) -> str:
-    """Return a clause on prompts whose lengths differ from the requested ones: their number, and their total if the
-    lengths were estimated."""
+    """Return a clause on the number of prompts whose lengths differ from the requested lengths.
+
+    If the lengths were estimated, the clause also contains the total number of prompt tokens."""
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
     if summary.run.prompts_exact:
         return f"{tokens.prompt_mismatches:,} of {complete} not as requested"
@@ -188,7 +189,7 @@ def _different_prompts(summary: Summary) -> str:
 
 
 def _output_lengths(summary: Summary) -> str:
-    """Return a clause on responses that ended early or were too long: their number, mean length and the reason."""
+    """Return clauses on the responses that ended early or were too long: their number, mean length and the reason."""
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)
     if chunks_only:
@@ -214,8 +215,8 @@ def _output_lengths(summary: Summary) -> str:
 def _mean_tokens(difference: LengthDifference, between: str) -> str:
     """Return the mean actual and requested output length as text, such as `50 of 128 tokens on average`.
 
-    `difference` describes the responses that are too short, or those that are too long. `between` is the text between
-    the two numbers."""
+    `difference` describes either the responses that are too short or those that are too long. `between` is the text
+    between the two numbers."""
     means = (difference.tokens_mean, difference.requested_mean)
     mean, requested = (f"{value:,.1f}".removesuffix(".0") for value in means)
     unit = " tokens" if between == "of" else ""
@@ -259,7 +260,7 @@ def streaming_findings(summary: Summary) -> list[Finding]:
 
 
 def _counted_by_chunks(summary: Summary) -> int:
-    """Return the number of complete responses in which only the chunks could be counted, and not the tokens."""
+    """Return the number of complete responses whose chunks could be counted, but not their tokens."""
     return summary.tokens.counted_by.get("chunks", 0)
 
 
@@ -298,10 +299,10 @@ def client_sentence(summary: Summary) -> str:
 
 
 def client_level(client: ClientHealth) -> Level:
-    """Return the level of `client_sentence`.
+    """Return the level of the finding whose text is `client_sentence`.
 
-    The level is an error if the client was a bottleneck, and a warning if a less exact timestamp source had to be
-    used."""
+    The level is `error` if the client was a bottleneck. It is `warning` if a less exact timestamp source had to be
+    used, otherwise `ok`."""
     if not client.ok:
         return "error"
     return "warning" if client.ring_given_up or client.socket_rejected else "ok"
@@ -322,8 +323,8 @@ def priority(client: ClientHealth) -> Finding | None:
     """Return a finding on the client's scheduling priority, or None if there is nothing to report.
 
     There is a finding if the priority was raised, if a worker gave up real-time priority, or if the user requested
-    real-time priority and the system did not permit it. If the user requested no priority, this function does not
-    report that raising it failed. `client.reasons` mentions the failure if the client was too slow.
+    real-time priority and the system did not permit it. If the user did not request real-time priority, a failure to
+    raise the priority is not reported here. `client.reasons` mentions this failure if the client was too slow.
     """
     facts = client.scheduling
     if facts is None:
@@ -349,7 +350,7 @@ def priority(client: ClientHealth) -> Finding | None:
 
 
 def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
-    """Return a finding on the error of TTFT, TPOT and ITL if coalesced reads increase it; otherwise an empty list.
+    """Return a finding on the errors of TTFT, TPOT and ITL if coalesced reads increase them; otherwise an empty list.
 
     Tokens that are read together share a timestamp, which makes the time between them inexact."""
     e2e_error_s = client.error_bar_e2e_s
@@ -514,8 +515,8 @@ def _longer(inside_s: float | None) -> str:
 def littles_law_sentence(summary: Summary) -> str:
     """Return a sentence if the measured concurrency contradicts Little's law, else an empty string.
 
-    Little's law is `concurrency = throughput * mean latency`. There is also a sentence if incomplete requests, which
-    have no latency, are a large part of the concurrency.
+    Little's law is `concurrency = throughput * mean latency`. Also return a sentence if incomplete requests, which have
+    no latency, are a large part of the concurrency.
     """
     law, mean_s = summary.littles_law, summary.latencies["e2e_s"].mean
     if law is None or (law.holds and law.covers):
@@ -611,7 +612,7 @@ def _counters(summary: Summary) -> list[Finding]:
 
 
 def _warnings(summary: Summary) -> list[Finding]:
-    """Return warnings on single facts, such as an interrupted run, damaged lines or reopened connections."""
+    """Return a warning for each of many possible facts, such as an interrupted run or damaged lines."""
     run, client = summary.run, summary.client
     requests = summary.requests
     warmup = f"{requests.warmup_incomplete:,} of {pluralise(requests.warmup, 'warm-up request')} did not complete."
@@ -649,7 +650,10 @@ def _warnings(summary: Summary) -> list[Finding]:
 
 
 def measured_text(entry: ObjectiveVerdict) -> str:
-    """Return the measured value of an objective as text, with the number of incomplete requests that it excludes."""
+    """Return the measured value of an objective as text.
+
+    The text includes the number of incomplete requests that the value does not cover.
+    """
     left_out = f"; {pluralise(entry.left_out, 'request')} not complete and left out" if entry.left_out else ""
     return f"{entry.said}{left_out}"
 

@@ -1,7 +1,7 @@
-"""Fits tables into narrow terminals, so that no figure and no name of a column is cut off.
+"""Fits tables into narrow terminals, so that no number and no column title is cut off.
 
-Names of rows are shortened at their beginning, because their ends differ. If that is not enough, the columns are
-divided into several tables, each of which repeats the names of the rows.
+Row names are shortened at their beginning, because their ends differ. If that is not enough, the columns are divided
+into several tables, each of which repeats the row names.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def column_gap(columns: int) -> int:
 
 
 def fit(table: Table, width: int) -> list[Table]:
-    """Return the table, or several tables with its columns, such that each is at most `width` characters wide.
+    """Return the table, or several tables with its columns, so that each is at most `width` characters wide.
 
-    Cells must contain their names as text. A table whose columns do not fit one by one stays as wide as it is.
+    Cells that show the name of a run must already contain this name as their text. A table remains wider than `width`
+    if its row names and a single other column do not fit.
     """
     widths = _min_widths(table)
     if _total(widths) <= width:
@@ -44,7 +45,10 @@ def fit(table: Table, width: int) -> list[Table]:
 
 
 def _name_columns(table: Table) -> int:
-    """Return the number of leading columns that name a row: those up to the first column of kind `head`."""
+    """Return the number of leading columns that name a row.
+
+    These are the columns up to the first column of kind `head`, or one column if there is no such column.
+    """
     kinds = [column.kind for column in table.columns]
     return kinds.index("head") + 1 if "head" in kinds else 1
 
@@ -71,7 +75,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _with_short_names(table: Table, column: int, length: int) -> Table:
-    """Return the table with the cells of one column shortened to this length. The ends of names are retained."""
+    """Return the table with the texts of one column shortened to `length` characters. The ends of the texts remain."""
     rows = []
     for row in table.rows:
         cell = row.cells[column]
@@ -82,7 +86,10 @@ def _with_short_names(table: Table, column: int, length: int) -> Table:
 
 
 def _split(table: Table, widths: Sequence[int], names: int, width: int) -> list[Table]:
-    """Divide the columns that do not name a row into as few tables as possible, in their order."""
+    """Divide the table into as few tables as possible that are at most `width` characters wide.
+
+    The first `names` columns name the rows, so every table repeats them. The order of the other columns stays the same.
+    """
     groups: list[list[int]] = [[]]
     for index in range(names, len(widths)):
         columns = [*range(names), *groups[-1], index]

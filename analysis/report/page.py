@@ -145,7 +145,7 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
             self.do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
-            """Suppress the request log, because it would clutter the terminal below the address of the page."""
+            """Suppress the request log, which would otherwise clutter the terminal."""
 
     server = ThreadingHTTPServer((HOST, 0), Handler)
     server.daemon_threads = True
@@ -172,7 +172,7 @@ def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
 
 
 def _style(mark: str) -> str:
-    """Return page.css with the palette's colours. `mark` (such as SIMULATED) appears on each printed page."""
+    """Return page.css with the colours of the palette. Each printed page shows `mark`, such as SIMULATED."""
     light = "".join(f"--{name}:{colour};" for name, (colour, _) in PALETTE.items())
     dark = "".join(f"--{name}:{colour};" for name, (_, colour) in PALETTE.items())
     classes = "".join(f".{name}{{--run:var(--{name})}}" for name in PALETTE)
@@ -183,7 +183,7 @@ def _style(mark: str) -> str:
 
 @cache
 def _packed(name: str) -> str:
-    """Return the contents of a file as base64-encoded gzip. The result is reproducible."""
+    """Return the contents of a file as base64-encoded gzip. The same file always gives the same text."""
     return base64.b64encode(gzip.compress((HERE / name).read_bytes(), mtime=0)).decode()
 
 

@@ -1,4 +1,4 @@
-"""Builds the documents about runs: a brief one for the terminal, and a full one for the HTML page."""
+"""Builds the documents on one run or several runs: a brief one for the terminal, and a full one for the HTML page."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
 
 
 def _help_values(summaries: Sequence[Summary]) -> dict[str, str]:
-    """Return the values of the placeholders in HELP, the explanations on the page."""
+    """Return the values of the placeholders in HELP, which contains the explanations on the page."""
     bounds = next((summary.goodput.bounds for summary in summaries if summary.goodput), [])
     return {
         "bounds": " and ".join(f"`{bound}`" for bound in bounds),

@@ -55,7 +55,10 @@ def number_columns(*titles: str) -> dict[str, ColumnKind]:
 
 
 def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
-    """Return a table of these rows. The column `run` is omitted unless `several` is true."""
+    """Return a table of these rows. The column `run` is omitted unless `several` is true.
+
+    `several` states whether the table covers several runs.
+    """
     retained = [index for index, head in enumerate(heads) if several or head != "run"]
     columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]
     table_rows = []
@@ -117,9 +120,9 @@ def _timing_error(summary: Summary) -> str:
 
 
 def _completed(summary: Summary) -> str:
-    """Return a text with the number of complete requests and the duration in which they were counted.
+    """Return a text with the number of complete requests and the length of the measurement window.
 
-    These are the numerator and the denominator of the request throughput.
+    The request throughput is the number divided by this length.
     """
     requests, throughput = summary.requests, summary.throughput
     of_all = f"{requests.complete:,} of {requests.planned:,} complete"
@@ -171,7 +174,10 @@ def latency(
 
 
 def _brief_latencies(summaries: Summaries) -> Sequence[str]:
-    """Return the latencies of the short table. TTFT from the due time is one of them if requests waited for others."""
+    """Return the names of the latencies in the brief table.
+
+    TTFT from the due time is one of them if requests waited because of `--concurrency`.
+    """
     if any(summary.delivery.queue_wait for summary in summaries):
         return ("ttft_s", "ttft_due_s", *BRIEF_LATENCIES[1:])
     return BRIEF_LATENCIES
@@ -207,7 +213,7 @@ def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistrib
 def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]], name: str) -> float | None:
     """Return a typical value of a latency in s: the median over the runs of each run's median.
 
-    For runs whose median is 0 or infinite, the mean replaces the median. Return None if no run has such a value.
+    For runs whose median is 0 or infinite, the mean replaces the median. Return None if no run has a median or a mean.
     """
     known = [part[name].p50 or getattr(part[name], "mean", None) for part in parts if name in part]
     values = [value for value in known if value]
@@ -219,7 +225,7 @@ def statistic_cell(
 ) -> TableCell:
     """Return a cell with a statistic and, unless `bare` is true, its confidence interval.
 
-    A percentile with too few samples has an asterisk.
+    An asterisk marks a percentile with too few samples.
     """
     value = getattr(described, figure)
     thin = figure in described.thin or (figure == "p99_9" and value is None and described.n > 0)
@@ -339,10 +345,10 @@ def goodput(summaries: Summaries) -> Table:
 
 
 def overview(summaries: Summaries, heads: Mapping[str, ColumnKind] | None = None, named: Sequence[Cells] = ()) -> Table:
-    """Return the table with the main figures of each run. Latencies have a fixed unit per column.
+    """Return the table with the main figures of each run. Each latency column has a fixed unit.
 
-    `heads` are the headings of the columns that identify a run, and `named` has their cells for each run. By default,
-    one column shows the name of the run.
+    `heads` are the headings of the columns that identify a run, and `named` contains the cells of these columns for
+    each run. By default, one column shows the name of the run.
     """
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):

@@ -73,7 +73,10 @@ def _text(text: str, level: str) -> Text:
 
 
 def _printable(block: Table, document: Document) -> Table:
-    """Return the table without characters that a terminal cannot show. Cells without text get the name of their run."""
+    """Return the table without characters that a terminal cannot show.
+
+    A cell that refers to a run and has no text gets the name of the run.
+    """
     rows = []
     for row in block.rows:
         cells = []

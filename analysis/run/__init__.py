@@ -1,1 +1,1 @@
-"""The run file format, its writer and its readers. A run file holds one record per request."""
+"""The run file format, with its writer and its readers. A run file holds one record per request."""

@@ -132,7 +132,7 @@ def record_for(request: Request, state: State, **facts: Any) -> Record:
 
 
 def unsent_record(request: Request, kind: NoneOrKind, detail: str) -> Record:
-    """Return the Record of a request that the client never started to send."""
+    """Return the Record of a request that was never sent, with its error kind and error detail."""
     state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
     return record_for(request, state, error_kind=kind, error_detail=detail)
 

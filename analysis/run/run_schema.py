@@ -1,6 +1,6 @@
-"""Types of the run file fields that readers use. A line in which a field has a different type counts as damaged.
+"""Types of the run file fields that readers use. A line counts as damaged if such a field has a different type.
 
-Unlisted fields may have any type, because newer versions and other tools may add fields.
+Fields that are not listed may have any type, because newer versions and other tools may add fields.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ STAMPS_RENAMED = {"kernel": "socket"}
 def load_facts(arrivals: str, workload: str, concurrency: int = 0) -> LoadFacts:
     """Parse the plan's `arrivals` and `workload` texts and return the properties of the arrival process.
 
-    `concurrency` is the plan's limit on requests in flight, beyond which requests wait. 0 means no limit.
+    `concurrency` is the maximum number of requests in flight. Further requests wait. 0 means no limit.
     """
     facts = facts_from_text(arrivals)
     if concurrency:
@@ -87,7 +87,10 @@ class SchedulingFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def stamp_facts(*names: str) -> StampFacts:
-    """Return the properties of the least exact source in `names`. An unknown source counts as the least exact."""
+    """Return the properties of the least exact timestamp source in `names`.
+
+    An unknown source counts as the least exact.
+    """
     from loadgen.servers.wire.timestamp_sources import SOURCES, least_exact_source
     from loadgen.servers.wire.timestamps import PLAIN
 
@@ -155,7 +158,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def confidence(self) -> float | None:
-        """The confidence that a verdict requires (--confidence). None: the measured value alone decides."""
+        """The confidence that a verdict requires (--confidence). If None, the measured value alone decides."""
         if self.plan.get("objectives"):
             return self.plan.get("confidence")
         # The command of a sweep has an option of the same name, but no --assert.
@@ -171,7 +174,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def server_title(self) -> str:
-        """Display name of the server backend. For an unknown backend, the name in the header or in the plan."""
+        """Display name of the server backend. An unknown backend has the name in the header or in the plan."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property
@@ -180,7 +183,10 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
         return self._of_server("notes") or {}
 
     def _of_server(self, name: str) -> Any:
-        """Return the server fact `name` from the header, or the current backend's value if an older header lacks it."""
+        """Return the server fact `name` from the header.
+
+        Headers of older versions lack some facts. For these, return the value of the backend in this version.
+        """
         from loadgen.servers.backends import BACKENDS
 
         backend = BACKENDS.get(str(self.server.get("name") or self.plan.get("server")))
@@ -190,7 +196,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 def _option_values(command: Sequence[str], option: str) -> list[str]:
     """Return all values of a repeatable option in a command line.
 
-    Plans of older runs and of `loadgen ui` do not contain objectives, so they are read from the command line."""
+    The objectives of older runs and of `loadgen ui` are only in the command line, not in the plan."""
     values = [value for word, value in pairwise(command) if word == option]
     return values + [word.removeprefix(f"{option}=") for word in command if word.startswith(f"{option}=")]
 
@@ -261,7 +267,10 @@ class RunWriter:
         self.add_line(self._encoder.encode(item) + b"\n")
 
     def add_line(self, line: bytes) -> None:
-        """Add an encoded line, including its newline, to the buffer, as `add` does for an item."""
+        """Add an encoded line, including its newline, to the buffer.
+
+        The buffer is written to disk once it holds FLUSH_BYTES.
+        """
         self._pending += line
         if len(self._pending) >= FLUSH_BYTES:
             self.flush()
@@ -278,7 +287,8 @@ class RunWriter:
     def close(self) -> Path | None:
         """Flush and close the file. Return None if every line was written.
 
-        Otherwise, write the remaining lines to a rescue file in the system's temporary folder and return its path."""
+        If lines could not be written, write them to a rescue file in the system's temporary folder and return its path.
+        """
         self.flush()
         os.close(self._file)
         if not self._pending:
@@ -335,7 +345,7 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
 
 
 def _note_simulated(run: Run) -> None:
-    """Set `simulated` in the header if the server's responses report it, but the probe did not detect it."""
+    """Set `simulated` in the header if responses came from a simulated server that the probe did not detect as such."""
     if run.header.server.get("simulated"):
         return
     for sample in run.telemetry:

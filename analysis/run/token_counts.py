@@ -77,7 +77,7 @@ def generated_tokens(record: Record) -> int:
 def is_total_valid(record: Record, total: int) -> bool:
     """Return True if `total`, the server's token count, is plausible.
 
-    It is not plausible if the request is incomplete and `total` exceeds the requested length.
+    The count is not plausible if the request is incomplete and `total` exceeds the requested length.
     """
     return record.state == "complete" or total <= record.output_tokens_asked
 
@@ -85,15 +85,16 @@ def is_total_valid(record: Record, total: int) -> bool:
 def _has_chunk_counts(record: Record) -> bool:
     """Return True if the token count of each chunk is known, else False.
 
-    Older run files have no `chunk_counts`. There, counts are known if a chunk has more than one token."""
+    Records of older versions have no `chunk_counts`. Their counts are known if a chunk has more than one token."""
     if record.chunk_counts:
         return record.chunk_counts != "chunk"
     return any(tokens > 1 for tokens in record.chunk_tokens)
 
 
 def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
-    """Return the streamed tokens of a response whose chunks have known counts. `total` is the number of
-    generated tokens that the server reported."""
+    """Return the streamed tokens of a response whose chunks have known token counts.
+
+    `total` is the number of generated tokens that the server reported."""
     counts, counted = record.chunk_tokens, sum(record.chunk_tokens)
     if counted > total:
         return _spread(total, len(counts), "contradicted", total - counted)
@@ -107,8 +108,9 @@ def _with_chunk_counts(record: Record, total: int) -> StreamedTokens:
 
 
 def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
-    """Return the streamed tokens of a response whose chunks have no counts. `total` is the number of
-    generated tokens that the server reported."""
+    """Return the streamed tokens of a response whose chunks have no token counts.
+
+    `total` is the number of generated tokens that the server reported."""
     chunks = len(record.chunk_tokens)
     missing = total - chunks
     one_each = StreamedTokens([1] * chunks, chunks, 1, "chunks", 0)
@@ -128,7 +130,7 @@ def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
 def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
     """Subtract `hidden` tokens from the counts of the first chunks, and leave at least one token per chunk.
 
-    Hidden tokens are generated before the visible text, so servers count them in the first chunks."""
+    Hidden tokens are generated before the visible text, so servers include them in the counts of the first chunks."""
     remaining, visible = hidden, []
     for tokens in counts:
         removed = min(remaining, max(0, tokens - 1))
@@ -138,7 +140,10 @@ def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
 
 
 def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedTokens:
-    """Return streamed tokens that are spread evenly over the chunks, with at least one token per chunk."""
+    """Return the streamed tokens of a response whose `tokens` are spread evenly over its chunks.
+
+    Each chunk gets at least one token.
+    """
     tokens = max(tokens, 1)
     ends = [tokens * (index + 1) // chunks for index in range(chunks)]
     counts = [max(1, end - start) for start, end in pairwise([0, *ends])]
@@ -146,14 +151,14 @@ def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedToke
 
 
 def _looks_hidden(record: Record, chunks: int, total: int) -> bool:
-    """Return True if the `total - chunks` extra tokens were probably never streamed, else False.
+    """Return True if the server probably generated `total - chunks` tokens without streaming them, else False.
 
     Three conditions must hold:
 
     - Nearly all chunks are single words: `phrase_chunks <= PHRASES_SHARE_MAX * chunks`.
     - The text is too short for all tokens: `text_bytes < BYTES_PER_TOKEN_MIN * total`.
-    - Generating the extra tokens took time before the first chunk. The time from sending the request to the first chunk
-      is at least `PACE_MIN * pace * (total - chunks)`. Here `pace` is the mean time between chunks."""
+    - Generating the additional tokens took time before the first chunk. The time from sending the request to the first
+      chunk is at least `PACE_MIN * pace * (total - chunks)`. Here `pace` is the mean time between chunks."""
     if not record.text_bytes or chunks < 2 or record.sent_ns is None:
         return False
     pace_ns = (record.chunk_ns[-1] - record.chunk_ns[0]) / (chunks - 1)

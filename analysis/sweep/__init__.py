@@ -1,7 +1,7 @@
 """Computes the result of a sweep: its steps, the capacity, and the cost and energy per token.
 
-The Structs of this module define sweep.json. All functions are pure: callers pass the summaries of the steps and the
-lines of sweep.jsonl.
+The Structs of this module define sweep.json. The functions read no files: callers pass the summaries of the steps and
+the lines of sweep.jsonl.
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | 
     """Return the completed requests per second of an overloaded server, or None if the server keeps up with the load.
 
     A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
-    complete per second. In a run that was ended early, few requests are complete. The result is then estimated from the
-    output tokens, if that gives a higher rate: `output tokens per second * sent requests / requested output tokens`."""
+    complete per second. In a run that was ended early, few requests are complete. The rate is then also estimated from
+    the output tokens, and the larger of the two rates is returned. The estimate is `output tokens per second * sent
+    requests / requested output tokens`."""
     rate = summary.throughput.requests_per_s
     tokens_per_s = summary.throughput.output_tokens_per_s
     requested_tokens = summary.tokens.output_asked
@@ -188,8 +189,8 @@ def build_result(
 ) -> SweepResult:
     """Return the contents of sweep.json.
 
-    `plan` is the plan in sweep.jsonl, and `search` is its last `search` line (empty if there is none). `ended` is the
-    reason why the sweep ended. `capacity` is None for a list of loads without objectives."""
+    `plan` is the plan in sweep.jsonl. `search` is the last `search` line of sweep.jsonl, or empty if there is none.
+    `ended` is the reason why the sweep ended. `capacity` is None for a list of loads without objectives."""
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit
     gpus = search.get("gpus") or (limit.gpus if limit else None)
@@ -240,7 +241,7 @@ def build_result(
 
 
 def best_step(sweep: SweepResult) -> SweepStep | None:
-    """Return the step with the largest load that probably met the objectives, or None if no step did.
+    """Return the step with the largest load that probably met the objectives, or None if no step met them.
 
     Loads above the measured capacity do not count."""
     capacity = float("inf") if sweep.capacity is None else sweep.capacity
@@ -253,7 +254,8 @@ def best_step(sweep: SweepResult) -> SweepStep | None:
 def throughput_field(sweeps: Iterable[SweepResult]) -> str:
     """Return the SweepStep field with which to compare the throughput of these sweeps.
 
-    The field is tokens/s per GPU. If a sweep has an unknown number of GPUs, the field is tokens/s of whole servers."""
+    The field is tokens/s per GPU. If the number of GPUs is unknown for a sweep, the field is tokens/s of the whole
+    server."""
     return RATE if all(sweep.gpus for sweep in sweeps) else WHOLE
 
 
@@ -289,7 +291,10 @@ def _data_sheet_power_w(name: str, gpus: int) -> float | None:
 
 
 def verdict_of(over: float) -> str:
-    """Return the verdict on a load that violates an objective with this probability."""
+    """Return the verdict on a load: `met`, `inconclusive` or `not met`.
+
+    `over` is the probability that the server violates an objective at this load.
+    """
     low, high = INCONCLUSIVE
     if over < low:
         return "met"

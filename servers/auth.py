@@ -87,8 +87,10 @@ def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return the secret in the environment variable `variable`, or "" if the variable is not set.
 
     The secret is also registered with `register_secret`. White space around the secret is removed, because mounted
-    secret files end with a newline. Raises SecretError if the secret cannot be sent in a header, or is too short to be
-    hidden, or if `variable` is a key instead of the name of a variable. The error message does not contain the secret.
+    secret files end with a newline.
+
+    Raises SecretError if the secret cannot be sent in a header, or is too short to be hidden. Also raises SecretError
+    if `variable` looks like a key and not like the name of a variable. The error message does not contain the secret.
     """
     if variable and variable not in environ and _looks_like_key(variable):
         register_secret(variable)
@@ -112,7 +114,7 @@ def _looks_like_key(word: str) -> bool:
 
 
 def key_hint(headers: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
-    """Return a hint for a server that requires an API key, or that refuses the one in these request headers.
+    """Return a hint for a server that requires an API key, or that refuses the key in these request headers.
 
     If a variable of another tool, such as OPENAI_API_KEY, is set and its key was not sent, the hint names this
     variable."""
@@ -225,7 +227,8 @@ def require_no_credentials(url: str) -> str:
 def require_one_url(value: Any) -> Any:
     """Return the value of a URL setting unchanged.
 
-    Raises ValueError if it is a list of URLs or hosts, and SecretError if one of them contains credentials."""
+    Raises ValueError if the value is a list of URLs or hosts. Raises SecretError if a URL in such a list contains
+    credentials."""
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value).strip()
     if _SEVERAL_URLS.match(text):
         for url in re.split(r"[,;\s]+", text):
@@ -337,9 +340,10 @@ def register_fields(fields: Any, name: str = "") -> Any:
 
 
 def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str = "") -> Any:
-    """Return fields of a request body, with each variable in a secret field, such as `$API_KEY`, replaced by its value.
+    """Return fields of a request body with the values of environment variables filled in.
 
-    Raises SecretError if a variable is not set, or if its content is too short to be hidden."""
+    Variables such as `$API_KEY` are replaced only in fields whose name shows that they hold a secret. Raises
+    SecretError if a variable is not set, or if its content is too short to be hidden."""
     if isinstance(fields, Mapping):
         return {key: fill_fields(value, environ, str(key)) for key, value in fields.items()}
     if isinstance(fields, list | tuple):
@@ -359,7 +363,10 @@ def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str 
 
 
 def _redact_json(text: str) -> str:
-    """Return the text of `--extra-body` without secrets. Text that is not JSON is hidden if it may contain a secret."""
+    """Return the text of `--extra-body` with each secret replaced by the name of an environment variable.
+
+    If the text is not JSON and may contain a secret, return `...`.
+    """
     if text.startswith("@"):
         return text
     try:
@@ -376,8 +383,9 @@ def _redact_json(text: str) -> str:
 def redact(value: Any, name: str = "") -> Any:
     """Return settings or command-line arguments in a form that may be stored.
 
-    Secrets in headers, options and environment variables are replaced, and registered with `register_secret`. `name` is
-    the key of the setting, or the command-line argument before `value`."""
+    Secrets in headers, options, environment variables and request bodies are replaced, and registered with
+    `register_secret`. `name` is the key of the setting, or the command-line argument before `value`.
+    """
     if name.lstrip("-").replace("-", "_") == "extra_body":
         return _redact_json(value) if isinstance(value, str) else redact_fields(value)
     if isinstance(value, Mapping):
@@ -456,7 +464,8 @@ def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
 def connection_error(error: OSError | TimeoutError) -> str:
     """Return the reason why a connection failed, as text.
 
-    The operating system's message for the error number is preferred, because asyncio's message names only the address.
+    The text is the operating system's message for the error number if there is one, because asyncio's message names
+    only the address.
     """
     import ssl
 

@@ -74,9 +74,10 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class VirtualProgress:
-    """A progress callback of a run in virtual time, with the clock that it reads.
+    """A progress callback of a run in virtual time, and the clock that tells the callback the virtual time.
 
-    The callback is called every PROGRESS_NS. If it returns a reason, the run ends as if it had been interrupted.
+    The callback is called every PROGRESS_NS of virtual time. If the callback returns a reason, the run ends as if it
+    had been interrupted.
     """
 
     show: OnProgress
@@ -133,9 +134,10 @@ class VirtualRequest:
     conversation: Conversation | None = None
     """State of the session at this turn; None for a request without a session."""
     session_tokens: int = 0
-    """Tokens of the earlier turns of the session, over all questions and responses."""
+    """Number of tokens in all questions and responses of the session so far."""
     released_ns: int | None = None
-    """Time at which a request that had waited for others to end was sent; None if it did not wait."""
+    """Time at which the request was sent, after it had waited for the end of another request. None if it did not
+    wait."""
 
     @property
     def sent_ns(self) -> int:
@@ -156,8 +158,8 @@ def run(
 ) -> Run:
     """Run the plan in virtual time and write the records to `folder/run.jsonl`. The folder must be new or empty.
 
-    Each Record is also passed to `take`. The returned Run contains everything except the Records, as `runfile.scan`
-    returns it. The `prediction` of a twin is stored in the header of the run file. `progress` can end the run early.
+    Each Record is also passed to `take`. The returned Run contains no Records, but everything else that the run file
+    contains. The `prediction` of a twin is stored in the header of the run file. `progress` can end the run early.
     Raises LoadgenError or WorkloadError.
     """
     with FolderClaim(folder):
@@ -392,7 +394,10 @@ def _prompts(plan: Plan) -> Prompts:
 
 
 def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-    """Return the token ids of a prompt that begins with shared spans, or "" for a prompt without shared spans."""
+    """Return the token ids of a prompt whose beginning occurs in other prompts too. Return "" for any other prompt.
+
+    `shared` holds the spans at the beginning of the prompt that other prompts have too.
+    """
     if not shared:
         return ""
     ids: list[int] = []
@@ -437,7 +442,8 @@ class VirtualRun:
         self._waiting: deque[VirtualRequest] = deque()
         """Requests that are due but wait until another request has ended, in order."""
         self._free_ns = [0] * schedule.in_flight if schedule.queues else []
-        """Heap of the times at which each unused place in flight became free, if requests beyond the limit wait."""
+        """Heap of the times since which places for another request in flight are free. Only used if requests beyond the
+        limit wait."""
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
         self._counts = Counter[str]()
@@ -595,8 +601,9 @@ class VirtualRun:
     def _release(self) -> None:
         """Start waiting requests in order, as far as the limit on requests in flight allows.
 
-        The engine is simulated ahead of the arrivals. If the request that makes room ends after the due time of the
-        waiting request, the latter starts at that end.
+        A waiting request takes the place of a request that has ended. The engine is simulated ahead of the arrivals, so
+        that end may be later than the due time of the waiting request. In this case the waiting request is scheduled
+        for the time of the end.
         """
         while self._waiting and self._free_ns:
             request = self._waiting.popleft()
@@ -649,8 +656,8 @@ class VirtualRun:
     def _end(self, job: Job, instants: list[int], timed_out_ns: int | None = None) -> None:
         """Record a job that is complete or timed out.
 
-        `instants` are the times of its tokens in ns. `timed_out_ns` is the time of the timeout, or None for a complete
-        job.
+        `instants` are the times of the job's tokens in ns. `timed_out_ns` is the time of the timeout, or None for a
+        complete job.
         """
         request: VirtualRequest = job.owner
         self._live.discard(job)

@@ -239,7 +239,7 @@ def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
 
 
 def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: Mapping[str, Any]) -> Twin:
-    """Fit a twin to measured runs of one server. Raises PlanError.
+    """Fit a twin to measured runs of one server. Raises PlanError if a run has too few complete requests.
 
     `rules` names the engine whose scheduling rules apply. `deployment` is None if the hardware is unknown. `known`
     contains fields of the Twin that the user has set, such as limits and hardware names.
@@ -361,7 +361,7 @@ class FitProblem:
         return np.array(draws)
 
     def fit_errors(self, solution: Floats) -> dict[str, float]:
-        """Return the error of the fit for each figure, as described at `Twin.residual`."""
+        """Return the error of the fit by figure, such as `ttft`. `Twin.residual` defines these errors."""
         errors: dict[str, list[float]] = {"ttft": [], "tpot": [], "e2e": [], "rate": []}
         for run in self.runs:
             ttft_s, tpot_s, ended_s = self.replay_run(run, solution)
@@ -564,9 +564,10 @@ def _kv_tokens(runs: Sequence[Run]) -> int | None:
 
 
 def _running_limit(runs: Sequence[Run]) -> int | None:
-    """Return the server's limit of running requests, or None if the telemetry shows no limit.
+    """Return the maximum number of requests that the server runs at once, or None if the telemetry shows no maximum.
 
-    The maximum number of running requests is a limit if at least three samples show all of the following:
+    The largest number of running requests in any sample is the server's maximum if at least three samples show all of
+    the following:
 
     - Exactly this number of requests is running.
     - Other requests are waiting.

@@ -1,7 +1,8 @@
 """Defines `Backend`, the description of one server program.
 
-A backend has one `Dialect` per endpoint. It consists of data and pure functions without I/O. Discovery, launching and
-telemetry (`loadgen.servers.discovery`, `loadgen.servers.launch` and `loadgen.servers.telemetry`) use the same backends.
+A backend has one `Dialect` per endpoint. Backends consist of data and pure functions without I/O. Discovery, launching
+and telemetry (`loadgen.servers.discovery`, `loadgen.servers.launch` and `loadgen.servers.telemetry`) use the same
+backends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Defines `Dialect`, the protocol of one server on one endpoint.
 
-A dialect encodes a Request as bytes, and decodes the events of a response into an Answer. It consists of data and pure
-functions without I/O. The asyncio driver, the interactive mode and the tests share them.
+A dialect encodes a Request as bytes, and decodes the events of a response into an Answer. Dialects consist of data and
+pure functions without I/O. The asyncio driver, the interactive mode and the tests use the same dialects.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Answer:
 class Route(msgspec.Struct, Generic[ResultT], frozen=True):
     """A server route that answers a query about a text, such as its number of tokens.
 
-    It consists of the path and body of the POST request, and of the function that reads the response."""
+    A Route consists of the path and body of the POST request, and of the function that reads the response."""
 
     path: str
     body: Callable[[str, str], dict[str, Any]]  # (text, model) to the body of the POST

@@ -13,7 +13,7 @@ This package consists of these modules:
     estimate  predicts how long the remaining runs take.
     result    reads the files of a matrix and writes its results.
 
-The repeats of a cell are spread over several rounds. Their number is the field `starts` of the plan.
+The repeats of a cell are spread over several rounds. The field `starts` of the plan is the number of rounds.
 
 - A round starts every server on every host once, in random order.
 - A start executes the runs of all its workloads in random order.
@@ -106,7 +106,7 @@ class Server(_Named):
     server: Annotated[str, AfterValidator(KNOWN_BACKEND)] = "openai"
     """Backend of the server. Default: `name`."""
     launch: LaunchMethod | None = None
-    """Launch method of the server. Default: that of the matrix."""
+    """Launch method of the server. Default: the launch method of the matrix."""
     endpoint: Annotated[str, AfterValidator(KNOWN_ENDPOINT)] | None = None
 
 
@@ -312,7 +312,10 @@ class Cell(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """One run of a cell, or its sweep. `number` counts the repeats of a cell from 1, in the order of measurement."""
+    """One run of a cell. If the workload of the cell is a sweep, the whole sweep is one repeat.
+
+    `number` counts the repeats of a cell from 1, in the order of measurement.
+    """
 
     cell: Cell
     number: int
@@ -347,7 +350,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix before its first start: the plan, the hosts, the starts and the output folder."""
+    """A planned matrix: the plan, the hosts, the launches of servers in order, and the output folder."""
 
     plan: MatrixPlan
     hosts: dict[str, Host]
@@ -402,7 +405,10 @@ def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
 
 
 def plan_starts(plan: MatrixPlan) -> list[Start]:
-    """Return every start of the matrix in order. The order is random, but the same plan gives the same order."""
+    """Return every start (launch of a server) of the matrix, in the order of execution.
+
+    The order is random, but the same plan always gives the same order.
+    """
     random = Random(f"{plan.seed}/order")  # noqa: S311 - an order, not a secret
     numbers = Counter[Cell]()
     starts: list[Start] = []
@@ -437,9 +443,9 @@ def plan_starts(plan: MatrixPlan) -> list[Start]:
 
 
 def _round_workloads(plan: MatrixPlan, round_number: int) -> list[str]:
-    """Return the workload names of the runs that a server serves in one round, with one name per run.
+    """Return the workloads that a server serves in one round. The list holds one workload name for each run.
 
-    Sweeps belong to the first round.
+    A sweep is measured only in the first round.
     """
     repeats = plan.repeats // plan.starts
     if round_number <= plan.repeats % plan.starts:
@@ -482,7 +488,7 @@ def is_finished(folder: Path, repeat: Repeat) -> bool:
 
 
 def newest_lines(lines: Sequence[JournalLine], *types: str) -> dict[Repeat, JournalLine]:
-    """Return the newest journal line of each repeat. Only lines of the given types count."""
+    """Return the newest journal line of each repeat. Lines of other types than `types` are ignored."""
     return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in types}
 
 
@@ -579,10 +585,12 @@ def _owned_settings(where: str, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _speed_mistakes(plan: MatrixPlan) -> Iterator[str]:
-    """Yield a message for each of these mistakes with simulated servers:
+    """Yield a message for each mistake that concerns the clock speed of simulated servers.
 
-    - Servers have different speeds, so that their cells cannot be compared.
-    - The plan has GPU prices for sweeps that do not run in real time.
+    There are two possible mistakes:
+
+    - Servers have different speeds, so that their results cannot be compared.
+    - The plan has GPU prices and sweeps, but the clock does not run in real time.
     """
     speeds = set()
     for setup in _setups(plan):

@@ -218,7 +218,8 @@ def gpus_of_start(start: Start) -> str:
 def count_gpus(start: Start) -> tuple[int, str]:
     """Return the number and the name of a server's GPUs.
 
-    Return 0 and "" if the plan names no GPU, or one that is not in the hardware tables."""
+    Return 0 and "" if the plan names no GPU, or a GPU that is not in the hardware tables.
+    """
     from loadgen.servers.hardware import HardwareError, parse_gpus
 
     if not start.host.gpu:

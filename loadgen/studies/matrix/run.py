@@ -153,7 +153,7 @@ def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
 def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], None]) -> None:
     """Stop a server that is still running because an earlier process of this matrix was killed.
 
-    The server would occupy the port and the GPU, and its caches would be warm.
+    Otherwise the old server would occupy the port and the GPU, and its caches would be warm.
     """
     up_line = _leftover_line(book.lines)
     start = next((start for start in matrix.starts if up_line and start.number == up_line["start"]), None)
@@ -250,7 +250,7 @@ class StartRunner:
     def _run_plan(self, repeat: Repeat) -> Plan | None:
         """Return the plan of a run. The plan does not contain the URL of the server yet.
 
-        If the plan is not possible, record a failure and return None.
+        If no valid plan can be made, record a failure and return None.
         """
         matrix = self._matrix
         start = self._start
@@ -381,9 +381,10 @@ class StartRunner:
 
 
 def _handle_termination() -> AbstractContextManager[None]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the server is stopped. A closed terminal sends SIGHUP.
+    """Return a context manager that handles SIGTERM and SIGHUP like Ctrl-C, so that the server is stopped.
 
-    During a run, the coordinator handles the first two signals, so that the records of the run are kept.
+    A closed terminal sends SIGHUP. During a run, the coordinator handles these signals instead, so that the records of
+    the run are kept.
     """
 
     def stop(_number: int, _frame: object) -> None:

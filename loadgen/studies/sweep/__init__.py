@@ -92,8 +92,8 @@ class StepEnd(NamedTuple):
 
 
 Judge = Callable[[Path, float, StepEnd], dict[str, Any]]
-"""Summarises a run. The arguments are its folder, its load, and what the detector saw. Returns the fields of the step's
-`end` line in the journal."""
+"""Summarises the run of a step. The arguments are the folder of the run, the load, and the StepEnd. Returns the fields
+of the step's `end` line in the journal."""
 SettingsFor = Callable[[float], StepSettings]
 """Returns the settings of the step at a load."""
 
@@ -105,7 +105,7 @@ class Watch(NamedTuple):
     """Shows the progress of a run."""
     settings_for: SettingsFor = lambda _load: DEFAULTS
     clock: Callable[[], float] = time.monotonic
-    """Clock of the runs: that of the virtual time, or time.monotonic."""
+    """Clock of the runs: time.monotonic, or the virtual time of a simulated sweep."""
 
 
 class Book(Protocol):
@@ -145,7 +145,7 @@ class Sweep:
     def seeks_stability(self) -> bool:
         """True if the sweep has neither objectives nor fixed loads.
 
-        It then searches for the largest rate at which the server's queue does not grow.
+        Such a sweep searches for the largest rate at which the server's queue does not grow.
         """
         return not self.has_objectives and not self.loads
 
@@ -159,7 +159,7 @@ class Sweep:
     def step(self, number: int, load: float, duration_s: float | None = None) -> Plan:
         """Return the plan of the step with this number and load. `duration_s` replaces the duration of the plan.
 
-        The seed depends on the number, so that the prompts of steps differ. A server may have cached the prompts of
+        Each step has a different seed and therefore different prompts, because a server may have cached the prompts of
         earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
         which the server begins to reject requests.
         """
@@ -294,7 +294,7 @@ def _run_step(
 def refusal(folder: Path) -> RefusedError:
     """Return the error for a run in which the server refused every request.
 
-    Its message contains the server's most frequent answer.
+    The error message contains the server's most frequent error message.
     """
     from loadgen.analysis.run.runfile import scan
 

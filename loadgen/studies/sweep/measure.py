@@ -56,17 +56,18 @@ MAX_PREDICTED_STEPS = 16
 DEFAULT_START = 1.0
 """First load of a search that has neither a start nor a pilot."""
 MIN_UNCLEAR_S = 45.0
-"""Minimum duration in s after which a step without a verdict on the growth of its queue ends."""
+"""Minimum duration in s of a step that ends without a verdict on the growth of its queue."""
 UNCLEAR_RESPONSES = 16.0
-"""Minimum number of response times after which such a step ends."""
+"""Minimum duration of a step that ends without a verdict on the growth of its queue, as a multiple of the response
+time."""
 MIN_JUDGED_S = 30.0
-"""Minimum duration in s of a step that objectives judge."""
+"""Minimum duration in s of a step in a sweep with objectives."""
 JUDGED_REQUESTS = 1500
-"""Number of requests that are enough for such a step."""
+"""Number of requests that are enough to judge a step by objectives."""
 JUDGED_RESPONSES = 6.0
-"""Minimum duration of such a step in response times."""
+"""Minimum duration of a step in a sweep with objectives, as a multiple of the response time."""
 NARROW_UNTIL_S = 90.0
-"""A sweep without objectives narrows its interval until its runs have lasted for this time in s."""
+"""A sweep without objectives narrows the interval of its capacity until its runs have lasted for this time in s."""
 SAMPLED_LENGTHS = 1000
 """Number of lengths from which their variation is estimated."""
 DECISIVE_LIMITS = ("cpu_share", "full_reads", "worker_lost", "client_limit")
@@ -139,7 +140,7 @@ def new_sweep(
     adaptive: bool = False,
     speed: float = 1.0,
 ) -> Sweep:
-    """Return a new sweep. It can only be resumed with the same plan, objectives, simulated server and clock speed.
+    """Return a new sweep. To resume it later, the plan, objectives, simulated server and clock speed must be the same.
 
     - `virtual_model` describes the server of a simulated sweep. It is None if the sweep measures a real server.
     - With `adaptive`, the sweep chooses how long its steps last.
@@ -168,8 +169,8 @@ def measure_function(
 ) -> Measure:
     """Return the function that executes one run of the sweep.
 
-    The run is simulated if there is a virtual model, and `clock` shows its time. Otherwise its requests are sent to a
-    server, which `say` names before the first one.
+    If `virtual_model` is not None, the run is simulated, and `clock` shows the virtual time. Otherwise the requests of
+    the run are sent to a server. Before the first run, `say` is called with lines about this server.
     """
     from loadgen.engine import prepare
     from loadgen.studies import simulate
@@ -193,7 +194,7 @@ def measure_function(
 
 
 class MemoryBook:
-    """The journal of a sweep that is only simulated."""
+    """The journal of a simulated sweep, kept in memory. No file is written."""
 
     def __init__(self) -> None:
         self.lines: list[JournalLine] = []
@@ -225,7 +226,10 @@ class MemoryRuns:
         return simulated_run.footer
 
     def load(self, folder: Path) -> tuple[Run, Frame]:
-        """Return the last run, which must be the one of this folder, with its columns."""
+        """Return the run of this folder, and a Frame with its Records as columns.
+
+        Only the run that was simulated last can be loaded.
+        """
         from loadgen.analysis.steady_window import frame_of_run
 
         return self._runs[folder], frame_of_run(self._runs[folder])
@@ -237,7 +241,7 @@ def build_search(
     """Return a capacity search with the settings that the journal stores.
 
     - `predicted`: the capacity that a twin (a simulated server fitted to a measured one) predicts.
-    - `full_rate`: the full throughput that the pilot measured.
+    - `full_rate`: the full throughput of the server in requests per second, as the pilot measured it.
     """
     from loadgen.analysis.sweep.capacity_search import Search
 
@@ -257,9 +261,10 @@ def _precision(search_settings: Mapping[str, Any]) -> dict[str, Any]:
 def capacity_of(
     sweep: Mapping[str, Any], search_settings: Mapping[str, Any], lines: Sequence[JournalLine]
 ) -> Capacity | None:
-    """Return the capacity according to the lines of a journal, or None if the sweep does not look for it.
+    """Return the capacity according to the lines of a sweep's journal.
 
-    `sweep` is the plan in the first line of the journal.
+    `sweep` is the plan in the first line of the journal. Return None if the journal has no finished step, or if the
+    sweep has fixed loads and no objectives and therefore does not search for the capacity.
     """
     from loadgen.analysis.sweep import observations
     from loadgen.analysis.sweep.capacity_search import capacity_of_list
@@ -281,7 +286,7 @@ def capacity_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRunner:
-    """Runs the pilot and the steps of a new sweep, or what remains of an interrupted one."""
+    """Runs the pilot and the steps of a sweep. If an interrupted sweep is resumed, only the remaining steps are run."""
 
     sweep: Sweep
     targets: SweepTargets
@@ -297,18 +302,18 @@ class StepRunner:
     clock: Callable[[], float] = time.monotonic
     """Clock of the runs: time.monotonic, or the virtual time."""
     load_run: Callable[[Path], tuple[Run, Frame]] | None = None
-    """Returns a run that is not in its folder, with its columns."""
+    """Loads a run that is only in memory, and a Frame with its Records as columns. None: runs are read from files."""
     summaries: list[Summary] = field(default_factory=list)
     """Summaries of the measured steps."""
 
     def run(self) -> EndReason:
-        """Run what remains, and return the reason why the sweep ended."""
+        """Run the remaining pilot and steps, write the journal, and return the reason why the sweep ended."""
         with journal(self.sweep.folder, self.sweep.journal_plan, resume=self.resume) as book:
             book.write("search", **self.search_settings)
             return self.run_with(book)
 
     def run_with(self, book: Book) -> EndReason:
-        """Run what remains according to a journal, and return the reason why the sweep ended."""
+        """Run the pilot and the steps that the journal does not contain yet. Return the reason why the sweep ended."""
         watch = Watch(self.on_progress, lambda load: self._settings(load, book.lines), self.clock)
         began_s = time.monotonic()
         pilot_end = self._run_pilot(book, watch) if self._has_pilot else "done"
@@ -329,9 +334,10 @@ class StepRunner:
 
     @property
     def _has_pilot(self) -> bool:
-        """Return True if closed loops measure the full throughput first.
+        """Return True if a pilot measures the full throughput of the server before the first step.
 
-        A pilot cannot help a sweep over the concurrency or a list of loads. A given start and a prediction replace it.
+        A sweep has no pilot if it varies the concurrency, has a list of loads or sends sessions. With objectives, it
+        also has none if the user has set the first load or a twin has predicted the capacity.
         """
         sweep = self.sweep
         if sweep.over != "rate" or sweep.loads or sweep.plan.uses_sessions:
@@ -365,7 +371,7 @@ class StepRunner:
         return (self.load_run or load_run)(folder)
 
     def _settings(self, load: float, lines: Sequence[JournalLine]) -> StepSettings:
-        """Return the duration of the step at this load, and its test on the growth of the queue."""
+        """Return the duration of the step at this load, and the test that detects whether the server's queue grows."""
         from loadgen.analysis.sweep import saturation
         from loadgen.analysis.sweep.queue_growth import GrowthTest
 
@@ -459,9 +465,10 @@ class StepRunner:
 def _client_verdict(summary: Summary, *, stability: bool) -> str:
     """Return `limited` if the client may have caused the result of a step, otherwise `ok`.
 
-    Requests that are dropped because too many are in flight show an overload of the server, not of the client. Whether
-    a queue grows does not depend on the exactness of timestamps. A client changes it only if it has no CPU time left,
-    sends fewer requests, or slows the responses down.
+    Requests that are dropped because too many are in flight show an overload of the server, not of the client.
+
+    With `stability`, the result of the step is whether the server's queue grows. Inexact timestamps do not change this
+    result. The client changes it only if it has no CPU time left, sends fewer requests, or slows the responses down.
     """
     from loadgen.analysis.client_health import LIMITS
 
@@ -475,9 +482,11 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 
 
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
-    """Return the coefficient of variation of the work that arrives: of the lengths, and of Poisson arrivals.
+    """Return the coefficient of variation of the work that arrives at the server.
 
-    The lengths of prompts and responses in a file are unknown. They are assumed to vary as much as their mean.
+    It includes the variation of the prompt and output lengths and, with `random_arrivals`, the variation of Poisson
+    arrivals. The lengths of prompts and responses in a file are unknown. Their coefficient of variation is assumed to
+    be 1.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")
@@ -510,7 +519,7 @@ def predict_sweep(
 
 
 class SimulatedSweep(NamedTuple):
-    """A sweep in virtual time whose files were not written."""
+    """The result of a sweep in virtual time. No files were written."""
 
     lines: list[JournalLine]
     """The lines of its journal."""
@@ -520,7 +529,7 @@ class SimulatedSweep(NamedTuple):
 
     @property
     def run_s(self) -> float:
-        """Return the duration of all runs in virtual time, in s."""
+        """Return the total duration of all runs in virtual time, in s."""
         return float(sum(line["run_s"] for line in self.lines if line["type"] in ("pilot", "end")))
 
 

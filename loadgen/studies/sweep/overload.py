@@ -1,4 +1,7 @@
-"""Ends a step of a sweep early: as soon as it is clear whether the server keeps up, or if it refuses every request."""
+"""Ends a step of a sweep early, as soon as it is clear whether the server keeps up with the load.
+
+A step also ends early if the server refuses every request.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ MIN_OVERLOAD_S = 10.0
 
 
 MIN_REFUSED = 3
-"""Minimum number of refused requests, and no other ones, after which a server refuses everything."""
+"""Minimum number of refused requests before the server is considered to refuse every request."""
 MIN_REFUSED_S = 0.5
-"""Minimum duration of a run in s before a server refuses everything."""
+"""Minimum duration of a run in s before the server is considered to refuse every request."""
 
 
 class StepSettings(NamedTuple):
@@ -44,9 +47,9 @@ DEFAULTS = StepSettings()
 class BacklogRule(NamedTuple):
     """A rule for the minimum fraction of requests that must have ended.
 
-    The server cannot keep up if `ended < min_fraction * sent`, where both numbers count the second half of the run so
-    far. The rule applies once the run has lasted `first_latencies` times as long as the latency of the first response.
-    Before that time, the throughput of the server may still be rising.
+    The server cannot keep up if `ended < min_fraction * sent`. Both numbers count only the requests that were sent or
+    that ended in the second half of the run so far. The rule applies once the run has lasted `first_latencies` times as
+    long as the latency of the first response. Before that time, the throughput of the server may still be rising.
     """
 
     first_latencies: float
@@ -70,10 +73,11 @@ class OverloadDetector:
 
     A step ends early in these cases:
 
-    - The server clearly cannot keep up. This is detected only if `watch_backlog` is set. It is set for steps at a given
-      rate, because a closed loop cannot build up a backlog.
+    - The server clearly cannot keep up, because its queue or the backlog of unfinished requests grows. The backlog is
+      watched only with `watch_backlog`, for steps at a given rate. A closed loop cannot build up a backlog.
     - The server rejects many requests, or refuses all of them.
-    - The step has no other question than whether the server keeps up, and the server does.
+    - The sweep has no objectives, and the server clearly keeps up or the time of the step is over.
+    - The deadline of the sweep has passed.
     """
 
     def __init__(
@@ -126,7 +130,10 @@ class OverloadDetector:
         return self._reason
 
     def _stop_reason(self, now_s: float, elapsed_s: float, counts: LiveCounters) -> str | None:
-        """Return the reason why the load, or the server's answer to it, ends the run. Set the matching attribute."""
+        """Return the reason why the run must end now, or None if it may continue.
+
+        Also set the attribute that stands for the reason: `refused`, `overloaded` or `decided`.
+        """
         if self._refuses_all(elapsed_s, counts):
             self.refused = True
             return "stopped early: the server refused every request"
@@ -153,7 +160,10 @@ class OverloadDetector:
         return duration_s is not None and elapsed_s >= duration_s
 
     def _refuses_all(self, elapsed_s: float, counts: LiveCounters) -> bool:
-        """Return True if every response so far is an error."""
+        """Return True if every response so far is an error.
+
+        This requires at least MIN_REFUSED responses and a run of at least MIN_REFUSED_S.
+        """
         refused = counts.failed + counts.rejected
         answered = counts.complete + counts.truncated + counts.streaming
         return refused >= MIN_REFUSED and not answered and elapsed_s >= MIN_REFUSED_S
@@ -168,7 +178,10 @@ class OverloadDetector:
         return enough and elapsed_s >= MIN_OVERLOAD_S
 
     def _has_backlog(self, now_s: float, elapsed_s: float, counts: LiveCounters) -> bool:
-        """Return True if far fewer requests have ended than were sent."""
+        """Return True if far fewer requests have ended than were sent in the second half of the run so far.
+
+        `now_s` is the time on the detector's clock, and `elapsed_s` is the duration of the run so far.
+        """
         sent = counts.sent
         ended = _ended(counts)
         if ended and not self._first_response_s:

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
 
 MIN_FLOWING = 8
-"""Minimum number of responses from which a level without waves is judged."""
+"""Minimum number of responses before a level whose responses arrive evenly is judged."""
 EVEN_SHARE = 0.15
 """Responses arrive evenly, not in waves, if each quarter of the time has at least this share of them."""
 SATURATED_FACTOR = 1.1
-"""A level whose even responses have at most this factor of the previous level's rate ends at once."""
+"""A level whose responses arrive evenly ends early if its rate is at most this factor times the previous level's
+rate."""
 FILE_LEVEL_S = 120.0
 """Maximum duration of a level in s, if the prompts come from a file."""
 SEED_OFFSET = 1000
@@ -36,7 +37,7 @@ ReadEnds = Callable[[Path], list[float]]
 
 
 class LevelWatch:
-    """A progress callback that ends a level of the pilot as soon as its rate is known."""
+    """A progress callback that ends a level of the pilot (a closed loop) as soon as the level's throughput is known."""
 
     def __init__(self, watch: Watch, concurrency: int, previous_rate: float, deadline_s: float | None = None) -> None:
         self._detector = OverloadDetector(watch.show, watch_backlog=False, deadline_s=deadline_s, clock=watch.clock)
@@ -46,7 +47,7 @@ class LevelWatch:
         self._samples: list[tuple[float, int]] = []
         """Times, and the numbers of complete requests."""
         self.flows = False
-        """True if the level was ended because more clients than before change nothing."""
+        """True if the level was ended because its additional clients do not increase the throughput."""
         self.enough = False
         """True if the level was ended because its rate is known."""
 
@@ -76,7 +77,7 @@ class LevelWatch:
         return "stopped early: the throughput is known" if self.enough else None
 
     def _flows_without_growth(self) -> bool:
-        """Return True if responses arrive evenly, and not faster than in the previous level."""
+        """Return True if responses arrive evenly, and at about the same rate as in the previous level."""
         began_s, _ = self._samples[0]
         now_s, complete = self._samples[-1]
         if not self._previous_rate or complete < MIN_FLOWING:
@@ -89,14 +90,14 @@ class LevelWatch:
 
 
 def levels_of(lines: Sequence[JournalLine]) -> list[PilotLevel]:
-    """Return the levels that the journal contains."""
+    """Return the measured levels of the pilot, given the lines of the sweep's journal."""
     from loadgen.analysis.sweep.saturation import PilotLevel
 
     return [PilotLevel(line["concurrency"], line["rate"]) for line in lines if line["type"] == "pilot" and line["rate"]]
 
 
 def is_complete(lines: Sequence[JournalLine]) -> bool:
-    """Return True if the pilot has ended."""
+    """Return True if the lines of the sweep's journal contain the last level of the pilot."""
     return any(line["type"] == "pilot" and line["last"] for line in lines)
 
 
@@ -112,7 +113,7 @@ def run_pilot(
 ) -> EndReason:
     """Run the remaining levels of the pilot. Return "done", or the reason why the pilot ended early.
 
-    `deadline_s` is the time on time.monotonic at which the pilot must end.
+    `deadline_s` is the time at which the pilot must end, on the clock time.monotonic.
 
     Raises LoadgenError, loadgen.servers.errors.ServerError, or RefusedError if the server refuses every request.
     """

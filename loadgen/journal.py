@@ -77,8 +77,8 @@ class Journal:
 def open_journal(kind: JournalKind, folder: Path, plan: Mapping[str, Any], *, resume: bool) -> Iterator[Journal]:
     """Open the journal in `folder` and claim the folder for this command.
 
-    Raises OutputError if the folder is in use or cannot be written, and PlanError if a resumed journal was started with
-    a different plan.
+    Raises OutputError if the folder is in use or cannot be written, or if it already holds a journal and `resume` is
+    False. Raises PlanError if a resumed journal was started with a different plan.
     """
     path = folder / kind.file
     _check_not_begun(kind, path, resume=resume)
@@ -135,7 +135,7 @@ def read_journal(kind: JournalKind, folder: Path) -> list[JournalLine]:
 
 
 def read_footer(run: Path) -> Footer | None:
-    """Return the footer of the run file in the folder `run`, or None if the run has not ended."""
+    """Return the footer of the run file in the folder `run`. Return None if the run has not ended or cannot be read."""
     file = run / "run.jsonl"
     try:
         with open_input(file, pipes=False) as stream:

@@ -23,8 +23,8 @@ ONE_AT_A_TIME = "closed:1"
 def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a plan with short forms of the load replaced by `arrivals`.
 
-    The short forms are listed in the module's docstring, for example `rate=5` for `poisson:5`. Raises PlanError for an
-    invalid rate, and if `rate` and `arrivals` are both set.
+    For example, `rate=5` becomes `arrivals=poisson:5`, and `concurrency=8` without a rate becomes `arrivals=closed:8`.
+    Raises PlanError for an invalid rate, and if `rate` and `arrivals` are both set.
     """
     result = dict(settings)
     rate = result.pop("rate", None)

@@ -161,7 +161,7 @@ def register_secret(text: str, *, source: str = "") -> None:
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Return the text with every registered secret replaced by `***`.
 
-    By default, a truncated secret is replaced too: its beginning or end, if that part has at least `min(16,
+    By default, the beginning or end of a truncated secret is replaced too, if it has at least `min(16,
     max(MIN_SECRET_LENGTH, len(secret) // 2))` characters. With `whole`, only complete secrets are replaced."""
     if not (_known and text):
         return text
@@ -193,10 +193,12 @@ def _hide_part(text: str, begin: str, rest: str) -> str:
 
 
 def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
-    """Return a TLS context that verifies the server's certificate.
+    """Return a TLS context for connections to the server.
 
-    Certificates are checked against the authorities in `ca_file`, by default those of the operating system. With
-    `insecure`, certificates are not checked. Raises OSError if `ca_file` cannot be read or contains no certificates."""
+    The server's certificate is checked against the authorities in `ca_file`. By default, the authorities of the
+    operating system are used. With `insecure`, the certificate is not checked. Raises OSError if `ca_file` cannot be
+    read or contains no certificates.
+    """
     import ssl  # 30 ms that plain HTTP must not cost
 
     if ca_file is None:
@@ -365,7 +367,8 @@ def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str 
 def _redact_json(text: str) -> str:
     """Return the text of `--extra-body` with each secret replaced by the name of an environment variable.
 
-    If the text is not JSON and may contain a secret, return `...`.
+    The name of a file, such as `@FILE`, is returned unchanged. If the text is not JSON and may contain a secret, return
+    `...`.
     """
     if text.startswith("@"):
         return text

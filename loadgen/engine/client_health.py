@@ -132,10 +132,10 @@ class LiveCounters(Structure):
     """Live counters of one worker, in shared memory. The worker writes them, and the coordinator reads them.
 
     - `due`: number of requests that have become due, whether they were sent or not. When a session starts, all of its
-      turns count. Requests become due in order, so these are always the first requests assigned to the worker.
+      turns count. Requests become due in order, so the due requests are always the worker's first ones.
     - `streaming`: number of requests in flight whose response has begun to arrive.
-    - `tokens`: number of tokens that have arrived. In responses that are not recorded yet, they are estimated from the
-      number of bytes that have arrived.
+    - `tokens`: number of tokens that have arrived. The tokens of responses that are not recorded yet are estimated from
+      the number of bytes that have arrived.
     - `prepared`: number of requests whose prompts have been built.
     - `first_sent_ns`, `last_end_ns`: when the first request was sent and the last one ended, in ns from the run's
       start; 0 if there is none.
@@ -168,9 +168,9 @@ class LiveCounters(Structure):
     tpot: LatencyHistogram
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Lower `first_sent_ns` to `sent_ns` and raise `last_end_ns` to `end_ns`, where the new value is more extreme.
+        """Extend the time span from `first_sent_ns` to `last_end_ns`, so that it includes `sent_ns` and `end_ns`.
 
-        Both arguments are in ns from the run's start.
+        All of these times are in ns from the run's start.
         """
         self.first_sent_ns = min(self.first_sent_ns or sent_ns, sent_ns)
         self.last_end_ns = max(self.last_end_ns, end_ns)
@@ -185,8 +185,11 @@ class LiveCounters(Structure):
 
 
 def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
-    """Return the live counters of several workers as one object: sums, merged histograms, and the earliest
-    `first_sent_ns` and latest `last_end_ns`."""
+    """Return the live counters of all workers together.
+
+    Counters are summed, and histograms are merged. `first_sent_ns` is the earliest value of any worker, and
+    `last_end_ns` is the latest.
+    """
     first, *others = [*counts] or [LiveCounters()]
     summed = LiveCounters.from_buffer_copy(first)
     for count in others:
@@ -229,10 +232,10 @@ class FirstTokens:
         """
 
     def look(self, arriving: Iterable[Exchange]) -> None:
-        """Search these unfinished responses for their first token, oldest first, at most MAX_SEARCHED per call.
+        """Search unfinished responses for their first token, and count the TTFT of each response with a token.
 
-        Searching is necessary because the first event of a response often contains no token. Events without a token,
-        such as the role in a chat, may arrive much earlier.
+        At most MAX_SEARCHED responses are searched per call, oldest first. The first event of a response is often not
+        the first token: events without a token, such as the role in a chat, may arrive much earlier.
         """
         seen, searched = self._seen, self._searched
         unseen = (

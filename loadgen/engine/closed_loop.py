@@ -23,8 +23,8 @@ class ClosedLoop:
     The next request of a client becomes due `think_ns` after the end of its last request. At `until_ns` after the run's
     start, the loop ends and no more requests become due.
 
-    The next request of each client is built and encoded in advance. If it were built when the last request ends, it
-    would be sent late, above all when several requests end at the same time.
+    The next request of each client is built and encoded in advance. If this were done only when the previous request
+    ends, the next request would be sent late, above all when several requests end at the same time.
     """
 
     closed = True
@@ -95,8 +95,8 @@ class Sessions:
         self._active = 0
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first turns of the sessions that start next. If several sessions start at the same time, the list
-        holds the first turn of each."""
+        """Return the first turn of each session that starts next. Sessions that start at the same time are returned
+        together."""
         group = self._starts.group()
         self._active += len(group)
         return group

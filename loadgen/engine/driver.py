@@ -103,7 +103,8 @@ class Driver:
     ) -> None:
         """Create the driver of a request queue.
 
-        `exchange` creates an Exchange. Its argument is the function that is called at the end of the Exchange.
+        `exchange` creates an Exchange (one request with its response). The argument of `exchange` is the function that
+        is called when the response has ended.
 
         While `in_flight_max` requests are in flight, further requests are dropped, or wait if `queues` is True. For a
         closed loop, `in_flight_max` is None: the number of clients already limits the requests in flight.
@@ -226,10 +227,7 @@ class Driver:
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Close those connections of the waiting group that the server has closed.
-
-        Return the requests that have lost their connection.
-        """
+        """Drop the connections of the next requests that the server has closed. Return these requests."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -254,7 +252,7 @@ class Driver:
     # At the instant.
 
     def _on_due(self) -> None:
-        """Send the waiting group and prepare the next one."""
+        """Send the group of requests that is now due, and prepare the next group."""
         group, self._group = self._group, []
         self._send(group)
         if not (self._interrupted or self._waiting):
@@ -287,7 +285,7 @@ class Driver:
         self._counts.sent += len(ready)
 
     def _room(self) -> int:
-        """Return how many more requests of an open loop may be in flight. A closed loop has no limit to check."""
+        """Return how many more requests of an open loop may be in flight. Closed loops do not use this limit."""
         return max(0, (self._in_flight_max or 0) - len(self._in_flight) - len(self._opening))
 
     def _queue_up(self, group: Sequence[ScheduledRequest], room: int) -> Sequence[ScheduledRequest]:
@@ -338,7 +336,7 @@ class Driver:
         exchange.listen()
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
-        """Start `opening` as a task. It opens a connection for this request and sends the request."""
+        """Start the coroutine `opening` as a task. It must open a connection for the request `slot`, and send it."""
         task = asyncio.get_running_loop().create_task(opening)
         self._opening[task] = slot
         task.add_done_callback(self._on_opened)
@@ -419,7 +417,7 @@ class Driver:
             self._end(slot, exchange)
 
     def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
-        """Queue a request that has ended for recording, and let its client continue with the next request."""
+        """Pass a request that has ended to the recorder, and let its client continue with the next request."""
         if exchange.error_kind in ("connect", "client_limit"):
             self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
@@ -441,7 +439,7 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Build the next request in advance, each time a Record is complete.
+        """Build the next request in advance, each time a request has been recorded.
 
         In a closed loop, the Record also shows whether the server rejects requests inside responses with status 200. If
         the server does so, a client waits for the Record of its response before it sends the next request.
@@ -668,9 +666,9 @@ class Recorder:
         self.health.sample()
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, kind: NoneOrKind = "", detail: str = "") -> None:
-        """Queue a request that has ended for recording.
+        """Add a request that has ended to the queue of requests to record.
 
-        `exchange` is None if nothing was sent. `kind` and `detail` then give the reason.
+        If nothing was sent, `exchange` is None, and `kind` and `detail` state the reason.
         """
         self.ended.append((slot, exchange, kind, detail))
         self._last_end_ns = time.monotonic_ns()
@@ -790,8 +788,8 @@ class Recorder:
     def _ready_count(self, maximum: int) -> int:
         """Return how many of the first `maximum` requests in `ended` can be decoded together now.
 
-        The timestamps of every response must be known. More than one response may be decoded only if they hold at most
-        TOGETHER_BYTES together.
+        The timestamps of every response must be known. Several responses are decoded together only if their total size
+        is at most TOGETHER_BYTES.
         """
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):

@@ -59,7 +59,7 @@ def merge_parts(
 ) -> Footer:
     """Append every part file to the run file `main`, add the footer, and delete the part files.
 
-    A request that was due but has no Record gets one with the state `failed`. `ended_ns` is the time when the last
+    A request that was due but has no Record gets a Record with the state `failed`. `ended_ns` is the time when the last
     request ended (CLOCK_MONOTONIC, default: now). `notes` are stored in the footer.
 
     Raises OutputError if `main` cannot be written. In this case the part files are kept, and `loadgen report` can read

@@ -101,7 +101,8 @@ def run(
     The folder must be new or empty, and no other command can use it until the run has ended. The first message to
     `say` names the server. `launch` describes how the server was started, and is stored in the run file.
 
-    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError before any request is sent.
+    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError if the plan or the server is not suitable,
+    before any request is sent. Raises OutputError if the run file cannot be written.
     """
     from loadgen.engine import coordinator
     from loadgen.engine.telemetry_sampler import open_sampler
@@ -277,7 +278,10 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 
 
 def with_chat_endpoint(plan: Plan) -> Plan:
-    """Return the plan, with the chat endpoint if its file holds lists of chat messages and it names no endpoint."""
+    """Return the plan, with the chat endpoint if its file requires this endpoint.
+
+    The endpoint is set if the plan names no endpoint and its file holds lists of chat messages.
+    """
     source = plan.prompt_source
     if plan.endpoint is None and isinstance(source, Dataset) and source.has_messages:
         return plan.replaced(endpoint="chat")

@@ -114,7 +114,7 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
 
 
 def _raise_nice(later: Callable[..., Any]) -> str:
-    """Lower the nice value as far as it is permitted. Return the reason if that failed, otherwise an empty string.
+    """Lower the nice value as far as it is permitted. Return an empty string, or the reason if it cannot be lowered.
 
     On Linux the nice value belongs to the calling thread. The flag SCHED_RESET_ON_FORK is set, so that processes and
     threads started by this thread begin with the nice value 0.
@@ -161,7 +161,7 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
 
 
 def _raise_policy(later: Callable[..., Any]) -> str:
-    """Switch to the real-time policy SCHED_RR. Return the reason if that is not permitted, otherwise an empty string.
+    """Switch to the real-time policy SCHED_RR. Return an empty string, or the reason if this is not permitted.
 
     A client that never paused would block its core forever. The kernel therefore sends a signal (RLIMIT_RTTIME) to such
     a client, and the signal handler switches back to the ordinary policy. The hard limit, beyond which the kernel would

@@ -70,7 +70,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """One request with its due time and its encoded bytes, until it has been recorded."""
+    """One request of a run with its due time, its encoded bytes and its connection."""
 
     request: Request
     payload: bytes
@@ -109,9 +109,10 @@ class ScheduledRequest:
 
     @property
     def turns(self) -> int:
-        """Return the number of requests that become due with this one.
+        """Return the number of requests that this request stands for in the counter of due requests.
 
-        This is the number of turns for the first turn of a session, and 1 for a single request.
+        It is 1 for a single request. For a session, it is the number of turns, because all turns count as due when the
+        session starts.
         """
         return 1 if self.conversation is None else len(self.conversation.turns)
 
@@ -131,7 +132,7 @@ class OpenLoop:
         self._drawn: list[ScheduledRequest] = []
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the next requests with the same due time, or an empty list at the end of the plan."""
+        """Return the requests with the next due time, or an empty list if no request is left."""
         while self.draw():
             pass
         group, self._drawn = self._drawn, []

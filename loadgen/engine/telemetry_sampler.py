@@ -96,8 +96,8 @@ class Bursts(msgspec.Struct, frozen=True):
 def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
     """Return the bursts of an open loop with these due times.
 
-    For a closed loop (None) the result is empty. A closed loop also begins with a burst, but its size is not known
-    here.
+    `due_ns` is None for a closed loop, and the result is empty. A closed loop also begins with a burst, but this
+    function does not know its size.
     """
     result: dict[int, int] = {}
     number = 0
@@ -124,8 +124,8 @@ class Sampler:
     ) -> None:
         """Create a sampler of these sources.
 
-        `sources` maps the names in Telemetry to the sources. `not_measured` maps the name of each missing source to the
-        reason.
+        `sources` maps names, such as `server` or `gpu`, to the sources. `not_measured` maps the name of each missing
+        source to the reason why it is missing.
         """
         self._sources = dict(sources)
         self._every_ns = round(every_s * NS_PER_S)
@@ -370,7 +370,7 @@ class SamplerProcess:
         return dict(result["facts"])
 
     def begin(self, start_ns: int, folder: Path) -> None:
-        """Begin the regular readings of the run. They are written to a part file in this folder."""
+        """Begin the regular readings of the run. The readings are written to a part file in this folder."""
         self._request({"start_ns": start_ns, "folder": str(folder.resolve())})
 
     def end(self, *, patient: bool) -> list[Path]:

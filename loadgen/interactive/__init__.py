@@ -22,7 +22,7 @@ def interactive_plan(settings: Mapping[str, Any]) -> Plan:
 
 
 def check_users(count: int, spawn_rate: float) -> None:
-    """Raise PlanError for an invalid number of users, or of users to start per second."""
+    """Raise PlanError if the number of users, or the number of users to start per second, is invalid."""
     if not 0 <= count <= MAX_REQUESTS:
         raise PlanError(f"{count:,} users: the number of users must be from 0 to {MAX_REQUESTS:,}")
     if not (isfinite(spawn_rate) and spawn_rate > 0):

@@ -303,7 +303,7 @@ class LiveFigures:
     def since(self, span: str) -> Mapping[str, int]:
         """Return, for each metric, the number of samples that were added before the time span `span` began.
 
-        `span` is one of SPANS.
+        `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run`.
         """
         begins = {"last": self._seen[0], "level": self._level_seen}
         return begins.get(span, dict.fromkeys(self.samples, 0))
@@ -472,15 +472,16 @@ class LiveRun:
     def latency(self, span: str = "run") -> list[dict[str, Any]]:
         """Return one row per metric: its name, its title, and its exact figures over a time span of the run.
 
-        `span` is one of SPANS. It selects the requests that ended in this time. Samples are sorted in another thread,
-        so that this thread continues to read sockets.
+        `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run`. Only
+        requests that ended in this time count. Samples are sorted in another thread, so that this thread continues to
+        read sockets.
         """
         return self._cached(f"latency {span}", lambda: self._latency_rows(span))
 
     def client(self) -> dict[str, Any]:
         """Return the client's health so far. Names, formulas and limits are those of `client` in summary.json.
 
-        `cpu_share` does not include the first second, which is not a whole one.
+        `cpu_share` leaves out the first sample of the run, which covers less than a second.
         """
         latency = {row["name"]: row for row in self.latency()}
         return self._cached("client", lambda: self._judge(latency))

@@ -102,8 +102,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         """Send one request, wait for the end of its response, and return its Record.
 
         The request is also reported to Locust and to the run file. Without `prompt`, the next prompt of the workload on
-        Locust's start page is sent. The length of your own prompt is not checked. `endpoint` is completions, chat or
-        generate. The default is the server's native endpoint.
+        Locust's start page is sent. The length of your own prompt is not checked. `endpoint` is, for example, chat. The
+        default is the endpoint of the command line, or else the first endpoint that the server accepts.
         """
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:

@@ -1,6 +1,7 @@
 """Finds how many GPUs a load needs, for each GPU type and each number of GPUs that share a model.
 
-For each candidate, a search in virtual time finds the highest request rate at which one replica meets the objectives.
+For each GPU type and number of GPUs, a search in virtual time finds the highest request rate at which one replica of
+the server meets the objectives.
 
 The result has an interval, because the real server may be slower or faster than the performance model. A server that is
 `f` times slower behaves like the model with a slower clock: `latency_server(r) = f * latency_model(f * r)`, where `r`

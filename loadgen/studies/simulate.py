@@ -508,7 +508,10 @@ class VirtualRun:
             self._notes.append(reason)
 
     def _cancel_all(self) -> None:
-        """Record every request in flight as cancelled, because the run was ended early."""
+        """Record every request in flight and every waiting request as cancelled, because the run was ended early.
+
+        The remaining turns of sessions in progress are recorded as cancelled too.
+        """
         now_ns = self._engine.now_ns
         self._last_ns = max(self._last_ns, now_ns)
         for job in list(self._live):
@@ -558,7 +561,7 @@ class VirtualRun:
     def _add_upcoming(self, number: int, due_ns: int | None = None) -> None:
         """Schedule the next `number` requests or sessions.
 
-        They are due at `due_ns`. If `due_ns` is None, they are due at the times of the schedule.
+        The requests are due at `due_ns`. If `due_ns` is None, the schedule decides when they are due.
         """
         for request in islice(self._upcoming, number):
             if due_ns is not None:
@@ -601,9 +604,9 @@ class VirtualRun:
     def _release(self) -> None:
         """Start waiting requests in order, as far as the limit on requests in flight allows.
 
-        A waiting request takes the place of a request that has ended. The engine is simulated ahead of the arrivals, so
-        that end may be later than the due time of the waiting request. In this case the waiting request is scheduled
-        for the time of the end.
+        A waiting request takes the place of a request that has ended. If the other request ends later than the waiting
+        request is due, the waiting request is scheduled for that later time. This is possible because the engine is
+        simulated ahead of the arrivals.
         """
         while self._waiting and self._free_ns:
             request = self._waiting.popleft()

@@ -407,8 +407,8 @@ class FitProblem:
     def _latency_residuals(self, logarithms: Floats) -> Floats:
         """Return the weighted latency residuals of all runs.
 
-        The order is by run, then by latency (TTFT, TPOT, E2E latency), then by request. With `e = log(simulated /
-        measured)` and `n` known latencies in a run:
+        The order is by run, then by latency (TTFT, TPOT, E2E latency), then by request. Let `e` be `log(simulated /
+        measured)`, and let `n` be the number of requests of the run for which this latency is known:
 
             residual = weight * sign(e) * soft(e)
             weight = sqrt(INDEPENDENT_REQUESTS / n) / NOISE

@@ -138,7 +138,7 @@ def pluralise(number: int, noun: str) -> str:
 
 
 def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat], *, width: int = 100) -> str:
-    """Return the text of the dry run.
+    """Return the text that a dry run of a matrix prints.
 
     The text lists all server starts in order, with their runs and estimated times. It also explains the sources of the
     estimates.

@@ -99,7 +99,7 @@ SettingsFor = Callable[[float], StepSettings]
 
 
 class Watch(NamedTuple):
-    """Functions with which a sweep shows its progress, sets up the detector of each step, and reads the time."""
+    """Functions with which a sweep shows its progress, gets the settings of each step, and reads the time."""
 
     show: OnProgress
     """Shows the progress of a run."""
@@ -120,7 +120,7 @@ class Book(Protocol):
 
 
 class RefusedError(ServerError):
-    """The server answered every request of the first run with an error."""
+    """Raised if the server answered every request of the first run with an error."""
 
 
 @dataclass(frozen=True, slots=True)

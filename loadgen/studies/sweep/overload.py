@@ -178,7 +178,7 @@ class OverloadDetector:
         return enough and elapsed_s >= MIN_OVERLOAD_S
 
     def _has_backlog(self, now_s: float, elapsed_s: float, counts: LiveCounters) -> bool:
-        """Return True if far fewer requests have ended than were sent in the second half of the run so far.
+        """Return True if the number of unfinished requests shows that the server cannot keep up.
 
         `now_s` is the time on the detector's clock, and `elapsed_s` is the duration of the run so far.
         """

@@ -144,7 +144,7 @@ class Plan:
     then the port that docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model to request. Default: the first model that the server lists."""
-    # The canonical text of loadgen.workloads.arrivals; `workload` is that of loadgen.workloads.workload.
+    # Canonical text, as loadgen.workloads.arrivals defines it.
     arrivals: Annotated[
         str, ARRIVALS, RunOption("Load", None, f"Load pattern, such as poisson:5. All forms: {_ARRIVALS_SYNTAX}.")
     ] = "burst"
@@ -159,7 +159,7 @@ class Plan:
     concurrency: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
     """Number of requests in flight. Each ended request is replaced at once. With --rate or --arrivals it is a maximum:
     a request that is due while N are in flight waits, is sent late and keeps its due time."""
-    # None: as many as the plan can have in flight.
+    # None: 10,000, or the maximum number of requests that are due within one second if that is larger.
     max_in_flight: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
     """Maximum concurrent requests. Further requests are dropped and counted; with --concurrency they wait."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Load")] = 0
@@ -177,7 +177,7 @@ class Plan:
     jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K (sessions), ..."""
     repeat_file: Annotated[bool, RunOption("Prompts", "start")] = False
     """Repeat the prompts of a file if the run needs more. A prefix cache may then help the server."""
-    # A number or the canonical text of loadgen.workloads.lengths.
+    # A number, or canonical text, as loadgen.workloads.lengths defines it.
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
     """Prompt length (default 512), such as uniform:A..B. Others: lognormal:mean=M,cv=C, empirical:FILE, ...; exact
     according to the server's tokenizer."""

@@ -65,7 +65,7 @@ class BackOff:
             self._failing_since_ns = now_ns
         if was_retry:
             self._tries_under_way -= 1
-            self._pause_ns = min(MAX_PAUSE_NS, 4 * self._pause_ns)  # `take` has halved it: double the old value
+            self._pause_ns = min(MAX_PAUSE_NS, 4 * self._pause_ns)  # double: `take` has halved it
             self.next_try_ns = now_ns + self._pause_ns
         elif not self._waiting_since and not self._tries_under_way:
             self._pause_ns = FIRST_PAUSE_NS

@@ -251,7 +251,7 @@ class FirstTokens:
                 searched[exchange] = len(exchange.sizes)
             elif self._stamps.ready(exchange):
                 (arrived_ns,), _ = self._stamps.instants(exchange, [end], self._to_monotonic)
-                if arrived_ns < exchange.sent_ns:  # wrong: the Record will use another source's timestamps
+                if arrived_ns < exchange.sent_ns:  # impossible: the Record will use another source
                     searched[exchange] = len(exchange.sizes)
                     continue
                 seen[exchange] = self._ttft.add(arrived_ns - exchange.sent_ns)

@@ -193,7 +193,7 @@ class Driver:
             self._give_up(slot, *NOT_SENT)
         self._check_done()
 
-    # Before the instant.
+    # Before requests are due.
 
     def _take_group(self) -> None:
         self._group = self._queue.group()
@@ -243,13 +243,13 @@ class Driver:
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
             if self._close_gone():
-                self._pool.top_up()  # the next check takes them
+                self._pool.top_up()  # the next check attaches the new connections
 
     def _arm(self) -> None:
         if self._group:
             self._clock.at(self._recorder.start_ns + self._group[0].due_ns, self._on_due)
 
-    # At the instant.
+    # When requests are due.
 
     def _on_due(self) -> None:
         """Send the group of requests that is now due, and prepare the next group."""
@@ -368,7 +368,7 @@ class Driver:
         exchange.send()
         self._listen(exchange, slot)
 
-    # Requests that an idle connection lost.
+    # When a request was lost on an idle connection.
 
     def _may_send_again(self, exchange: Exchange, slot: ScheduledRequest) -> bool:
         """Return True if a request was lost on an idle connection and may be sent once more.
@@ -401,7 +401,7 @@ class Driver:
         exchange.send()
         self._listen(exchange, slot)
 
-    # After the end.
+    # After a request has ended.
 
     def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
@@ -762,7 +762,7 @@ class Recorder:
         first = self.ended[0][0]
         is_awaited = first.conversation is not None or first.awaited
         if now_ns - self._last_end_ns < QUIET_NS and len(self.ended) < BACKLOG and not is_awaited:
-            # Exchanges are ending right now. Serve them first: no client waits for this Record.
+            # Responses are ending right now. They are handled first, because no client waits for this Record.
             self._record_after(QUIET_NS / 1e9)
             return
 
@@ -772,7 +772,7 @@ class Recorder:
         minimum = len(self.ended) // BACKLOG
         until_ns = now_ns + TURN_NS
         while remaining and (recorded <= minimum or (len(self.ended) > BACKLOG and time.monotonic_ns() <= until_ns)):
-            # A single response is decoded at once. With a backlog, decoding several together costs less.
+            # Normally one response is decoded at a time. With a backlog, decoding several together costs less.
             count = self._ready_count(min(remaining, TOGETHER) if len(self.ended) > BACKLOG else 1)
             if not count:
                 self._record_after(RETRY_S)  # timestamps of the first response are still missing

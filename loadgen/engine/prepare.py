@@ -110,7 +110,7 @@ def run(
     with folders.FolderClaim(folder), prepare(plan, folder, say, on_progress) as prepared:
         header = prepared.header
         sampler = partial(open_sampler, plan, header.server, prepared.schedule.due_ns)
-        if plan.gpu or plan.dcgm_url or plan.server_pid:  # open it now, so that a missing library is an error
+        if plan.gpu or plan.dcgm_url or plan.server_pid:  # opened now, so that a missing library is an error
             opened = sampler()
             sampler = partial(lambda: opened)
         folders.check_room(folder, prepared.bytes)

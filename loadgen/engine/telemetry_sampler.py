@@ -343,7 +343,7 @@ class SamplerProcess:
             [sys.executable, "-m", "loadgen.engine.telemetry_sampler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt must reach only the run, with which this process ends
+            start_new_session=True,  # so that Ctrl-C does not end this process before the run
         )
         assert process.stdin is not None
         assert process.stdout is not None

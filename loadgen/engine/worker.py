@@ -203,7 +203,7 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
     close_inherited()
     for number in INTERRUPTS:  # terminals and service managers send them to all processes: the coordinator decides
         signal.signal(number, signal.SIG_IGN)
-    with ThreadPoolExecutor(1) as executor:  # the kernel takes 20 ms to open a packet ring, as long as the imports
+    with ThreadPoolExecutor(1) as executor:  # a packet ring takes 20 ms to open: import in the meantime
         opening = executor.submit(_open_stamps, task, share)
         set_packet_capability(effective=False)  # for this thread, and threads that it starts later
         parent = parent_process()

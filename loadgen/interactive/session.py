@@ -235,7 +235,7 @@ class LocustSession:
         warm_up()
         gevent.spawn(self._tick)
         gc.collect()
-        gc.freeze()  # Locust, its page and the prompts live as long as the process: no collection need visit them
+        gc.freeze()  # garbage collections need not visit objects that live as long as the process
         gc.set_threshold(*YOUNG_ONLY)
         # An interrupt goes to the greenlet that waits for the end, not to the one that happens to run.
         # A closed terminal interrupts as well, unless the signal is ignored (nohup).
@@ -278,7 +278,7 @@ class LocustSession:
                 LOG.error("the disk is full: the end of %s is in %s", self.run.folder / "run.jsonl", rescued)
 
     def _on_quitting(self, environment: Any, **_: Any) -> None:
-        if self.running:  # the user interrupts the run: a run that ends by itself has ended before
+        if self.running:  # the user has interrupted the run: otherwise it would have ended before
             self._interrupted = True
             environment.stop_timeout = 0.0
             environment.runner.stop()

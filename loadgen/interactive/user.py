@@ -112,7 +112,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             dialect = target.dialect(endpoint)
             if prompt is None:
                 target.prompts(dialect)  # built at an endpoint's first use, which takes a while
-            # A user who is stopped as its wait ends is killed while it waits for its turn, and has sent nothing.
+            # If Locust stops the user now, the greenlet is killed while it waits for its turn, and nothing is sent.
             with SESSION.turn():
                 request = target.request(dialect, prompt, output_tokens or SESSION.output_tokens)
         except EXPECTED as error:
@@ -132,7 +132,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             record = run.give_up(target.numbered(request), due_ns, error)
             self._report(record, dialect)
             return record
-        # A user who is stopped while connecting has sent nothing: a request exists only from here on.
+        # If Locust stops the user while it connects, nothing is sent. The request exists only from here on.
         request = target.numbered(request)
         headers = {**target.headers(dialect), "X-Request-Id": str(request.id)}
         payload = encode_post(target.address.path + dialect.path, target.address.host_field, headers, body)

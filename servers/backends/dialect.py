@@ -94,7 +94,7 @@ class Dialect(msgspec.Struct, frozen=True):
     path: str
     encode: Encode  # (request, model) to the JSON body of the POST
     decode: Callable[[Sequence[bytes]], Answer]  # Decodes the events' `data` payloads. Never raises on server bytes.
-    text: Callable[[Sequence[bytes]], str]  # Text of the payloads for the next turn, without reasoning, special tokens
+    text: Callable[[Sequence[bytes]], str]  # Text for the next turn, without reasoning and special tokens
     count_by_running: Route[int]  # Requests one token; the response states the length of the prompt
     count: Route[int] | None = None  # Route that counts a prompt without a response
     count_text: Route[int] | None = None  # If `count` is None: route that counts without the chat template

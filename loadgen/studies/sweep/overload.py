@@ -199,7 +199,7 @@ class OverloadDetector:
         first_latency_s = self._first_response_s - began_s
         first_latencies = elapsed_s / first_latency_s if first_latency_s > 0 else 0.0
         if half_s > self._last_sent_s:
-            # Everything has been sent, and waiting for the rest already takes longer than sending took.
+            # Every request has been sent, and waiting for the last responses already takes longer than sending took.
             return first_latencies > CLEAR.first_latencies and sent - ended >= MIN_BACKLOG
         half = self._history[0]
         recently_sent = sent - half.sent

@@ -1,16 +1,17 @@
-"""How exact are our TTFT and TPOT? One burst against the script clock, stamp by stamp against the server's own log.
+"""Measures the errors of TTFT, TPOT and receive timestamps against the log of a simulated server.
 
     python -m benchmarks.accuracy                                # 1000 streams, 64 tokens, 500 ms, then 20 ms apart
-    python -m benchmarks.accuracy --busy --itl 40ms              # an endless loop of equal priority on every core
-    python -m benchmarks.accuracy --stop 2s --output-tokens 256  # every worker is stopped for 2 s in mid-run
-    python -m benchmarks.accuracy --n 20000 --workers 2 --itl 4s --output-tokens 8     # connections ready after?
-    python -m benchmarks.accuracy --n 2000 --output-tokens 1500  # 100,000 tokens a second for 30 s: drops?
-    python -m benchmarks.accuracy --concurrency 64               # a closed loop: how soon is an end seen?
-    python -m benchmarks.accuracy --tls                          # over TLS 1.3, from a server with a log of its own
-    python -m benchmarks.accuracy --tls --concurrency 64         # the same on kept connections
+    python -m benchmarks.accuracy --busy --itl 40ms              # other processes compete for every core
+    python -m benchmarks.accuracy --stop 2s --output-tokens 256  # every worker process is stopped for 2 s in mid-run
+    python -m benchmarks.accuracy --n 20000 --workers 2 --itl 4s --output-tokens 8     # time to open connections
+    python -m benchmarks.accuracy --n 2000 --output-tokens 1500  # 100,000 tokens a second for 30 s: dropped packets
+    python -m benchmarks.accuracy --concurrency 64               # closed loop: time from a response to the next request
+    python -m benchmarks.accuracy --tls                          # TLS 1.3, with the log of benchmarks.tls_server
+    python -m benchmarks.accuracy --tls --concurrency 64         # TLS 1.3 on connections that are reused
 
-It is one burst of `loadgen calibrate`, which see, with the whole distribution of what went into its row. With `--tls`
-it says at the end whether the TTFT error at p99 is at most 0.05 ms, and otherwise exits with 1.
+The default is one burst of `loadgen calibrate`. The output contains the row that this command would print, and the
+distributions of the values behind the row. With `--tls`, the exit code is 1 if the p99 of the TTFT error is above 0.05
+ms.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ from loadgen.servers.simulated.process import spawn
 PERCENTILES = (0, 1, 10, 50, 90, 99, 99.9, 100)
 STOPPED_AFTER_S = 1.0
 TLS_ITL_S = 0.1
-"""Time between two tokens over TLS: the server, in Python, seals and sends one in 30 us."""
+"""Time between two tokens over TLS, in s. The server is written in Python and needs 30 us per token."""
 TLS_TTFT_ERROR_S = 0.05e-3
-"""Largest TTFT error over TLS, at p99."""
+"""Maximum p99 of the TTFT error over TLS, in s."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run once and print."""
+    """Make one run and print its errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="tgi", choices=("vllm", "tgi", "lightllm"))
     parser.add_argument("--n", type=int, default=1000)
     parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--itl", type=seconds, help="20ms by default, 100ms over TLS")
+    parser.add_argument("--itl", type=seconds, help="time between tokens; default 20ms, over TLS 100ms")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--stamps", default="auto")
-    parser.add_argument("--busy", action="store_true", help="keep every core busy with something else")
-    parser.add_argument("--stop", type=seconds, default=0.0, help="stop every worker for so long")
-    parser.add_argument("--concurrency", type=int, help="a closed loop of so many clients in place of a burst")
-    parser.add_argument("--tls", action="store_true", help="over TLS, from a server of the OpenAI completions route")
+    parser.add_argument("--busy", action="store_true", help="keep every core busy with an endless loop")
+    parser.add_argument("--stop", type=seconds, default=0.0, help="time for which every worker process is stopped")
+    parser.add_argument("--concurrency", type=int, help="run a closed loop with this number of clients, not a burst")
+    parser.add_argument("--tls", action="store_true", help="measure over TLS, with the server of benchmarks.tls_server")
     asked = parser.parse_args(arguments)
     asked.itl = asked.itl or (TLS_ITL_S if asked.tls else 0.02)
     if asked.tls:
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def others(*, busy: bool) -> Iterator[None]:
-    """An endless loop on every core, of the same priority as ours."""
+    """Run an endless loop of normal priority on every core while this context is open. Do nothing if `busy` is False."""
     loops = []
     for core in os.sched_getaffinity(0) if busy else ():
         loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
@@ -100,7 +101,10 @@ def others(*, busy: bool) -> Iterator[None]:
 
 
 def stop_workers(run: Path, for_s: float) -> None:
-    """Once the run is on, stop those who write its parts."""
+    """Wait until the run has started, then stop its worker processes for `for_s` seconds.
+
+    A worker process is one that has a part file of the run open.
+    """
     while not (run / "run.jsonl").exists():
         time.sleep(0.01)
     time.sleep(STOPPED_AFTER_S)
@@ -117,7 +121,9 @@ def stop_workers(run: Path, for_s: float) -> None:
 
 
 def show(run: runfile.Run, log: Path, *, burst: bool = True) -> StampComparison:
-    """Print what was asked, what came, the errors, and what there was to be late about."""
+    """Print the counts of a run, its timestamp errors, and possible causes of lateness. Return the comparison with the
+    log.
+    """
     sends = read_log(log)
     comparison = compare_with_log(run, sends)
     client = json.loads((run.path.parent / "summary.json").read_text("utf-8"))["client"]
@@ -138,7 +144,10 @@ def show(run: runfile.Run, log: Path, *, burst: bool = True) -> StampComparison:
 
 
 def over_tls(asked: argparse.Namespace) -> None:
-    """Send a burst, or a closed loop over kept connections, and compare it with the TLS server's log."""
+    """Send a burst, or a closed loop over kept connections, and compare the run with the TLS server's log.
+
+    Exit with code 1 if the p99 of the TTFT error is above TLS_TTFT_ERROR_S.
+    """
     with tempfile.TemporaryDirectory() as name, others(busy=asked.busy):
         folder = Path(name)
         certificate, log, jitter_s = make_certificate(folder), folder / "sent.jsonl", 0.0
@@ -160,9 +169,13 @@ def over_tls(asked: argparse.Namespace) -> None:
 
 
 def closed_loop(asked: argparse.Namespace) -> None:
-    """Each end makes the next request due at the instant at which it is seen: by how much that is after its arrival.
-    The server moves each token by up to half of `itl`, so that ends do not come together. It has a core of its own: on
-    one that it shares, the client waits milliseconds for it to be done."""
+    """Run a closed loop and print how soon the client notices that a response has ended.
+
+    The end of each response makes the next request due. The delay is the time from the arrival of the end to the due
+    time.
+
+    The server shifts each token by up to half of `itl`, so that responses do not end at the same time. The server has a
+    separate core. On a shared core, the client would wait some milliseconds for the server."""
     server_core, *client_cores = sorted(os.sched_getaffinity(0))
     script = SimulatedConfig(server=asked.server, ttft_s=0.05, itl_s=asked.itl, jitter_s=asked.itl / 2)
     with (
@@ -187,7 +200,7 @@ def closed_loop(asked: argparse.Namespace) -> None:
 
 
 def percentiles(name: str, values_ns: Sequence[int] | np.ndarray) -> None:
-    """One line of percentiles."""
+    """Print one line with the percentiles of these values, converted from ns to ms."""
     print(f"{name:24}" + "".join(f"{value / 1e6:>10.4f}" for value in np.percentile(values_ns, PERCENTILES)))
 
 

@@ -1,10 +1,10 @@
-"""What decoding costs: us per event to split a body, and to decode its events, for each dialect's usual stream.
+"""Measures the time per event to split a response body and to decode its events, for the usual stream of each dialect.
 
     python benchmarks/decode.py
     python benchmarks/decode.py --tiny     # one small pass, as the tests run it
 
-The best of many passes is printed, since everything but the code itself only adds to it. It runs while other
-answers are still arriving, so 1000 streams at 50 events a second leave at most 20 us for each event in all.
+The fastest of many passes is printed, because other programs can only lengthen a pass. A client decodes while other
+responses arrive. With 1000 streams at 50 events per second, at most 20 us remain for each event.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Does one worker take 100,000 tokens a second for 30 s? From a server in C, as ours sends a third of that on one core.
+"""Tests whether one worker process can receive 100,000 tokens a second for 30 s.
 
     python -m benchmarks.firehose                       # 2,000 streams of 1,500 tokens
     python -m benchmarks.firehose --per-second 150000
-    python -m benchmarks.firehose --tiny                # a moment: does it run?
+    python -m benchmarks.firehose --tiny                # a quick check that it runs
 
-The server has one core and the client another. Says what was sent, what came, and what the packet ring dropped.
+The server is written in C, because the simulated server reaches only a third of this rate on one core. Server and
+client use different cores. The output states the numbers of sent and received tokens, and how many packets the packet
+ring dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run once and print."""
+    """Make one run and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=2_000)
     parser.add_argument("--output-tokens", type=int, default=1_500)
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def pouring(place: Path, n: int, tokens: int, per_second: int, core: int) -> Iterator[subprocess.Popen[str]]:
-    """The server on its core, compiled first; its port is the first line that it prints."""
+    """Compile the server, start it on `core`, and yield its process. The first line of its output is its port."""
     run("cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(place / "firehose"), str(SOURCE))
     command = [place / "firehose", str(n), str(tokens), str(per_second)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:

@@ -1,12 +1,13 @@
-"""Does `loadgen compare --fail-if` decide? Pairs of simulated servers, equal ones and ones whose TPOT differs by 10 %.
+"""Counts the verdicts of `loadgen compare --fail-if` on pairs of simulated servers with a known difference.
 
 python -m benchmarks.gates                     the table of docs/guides/compare.md (some minutes)
 python -m benchmarks.gates --pairs 20          a first look
 python -m benchmarks.gates --variation 0.02    runs of one server that differ by 2 %
 
-Each side has three repeats with consecutive seeds, as `loadgen run --repeats 3` makes them. The simulated server runs
-in virtual time (loadgen.studies.simulate): a scheduler on a modelled GPU handles the requests of the plan. One factor
-per run applies to every step. It has a random part, by which runs of one server vary, and on the slower server 10 %.
+The servers of a pair are equal, or the steps of the second server take 10 % longer. Each server has three repeats with
+consecutive seeds, as with `loadgen run --repeats 3`. The simulated server runs in virtual time
+(loadgen.studies.simulate): a scheduler on a modelled GPU handles the requests of the plan. In each run, all step
+durations are multiplied by a random factor, which is the variation between runs of one server.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GATE = "tpot.p50 worse by 5%"
 REPEATS = 3
 SLOWER = 1.10
 RUN_VARIATION = 0.01
-"""Default standard deviation of the factor by which runs of one server vary."""
+"""Default standard deviation of the random factor on the step durations of a run."""
 MODEL = simulate.ServerModel("A800", "llama-2-7b")
 LOADS: dict[str, dict[str, Any]] = {
     "burst of 200": {"arrivals": "burst", "n": 200},
@@ -66,18 +67,18 @@ class ScaledSteps:
 
 
 def plan_of(load: str) -> Plan:
-    """Return the plan of a load, with 512 and 64 tokens per request where the load does not name other lengths."""
+    """Return the plan of a load. The default lengths are 512 prompt tokens and 64 output tokens per request."""
     return Plan(server="vllm", metrics_every_s=0.0, **{"input_tokens": 512, "output_tokens": 64} | LOADS[load])
 
 
 @cache
 def resolved_model(load: str) -> simulate.ResolvedModel:
-    """Return the server model of a load, which takes a second to compute."""
+    """Return the server model of a load. The result is cached, because computing it takes a second."""
     return simulate.resolve_model(plan_of(load), MODEL)
 
 
 def one_run(load: str, seed: int, factor: float) -> ComparedRun:
-    """Run a load with a seed on a server whose steps take `factor` times as long as those of the model."""
+    """Simulate one run of a load. The server's steps take `factor` times as long as those of the model."""
     resolved = resolved_model(load)
     scaled = replace(resolved, step_time=ScaledSteps(resolved.step_time, factor))
     run = simulate.run_in_memory(plan_of(load).replaced(seed=seed), MODEL, None, scaled)
@@ -88,7 +89,11 @@ def one_run(load: str, seed: int, factor: float) -> ComparedRun:
 
 
 def judged_pair(load: str, variation: float, slower: float, pair: int) -> GateResult:
-    """Return the result of the gate for one pair of servers with three repeats each, on loads with the same seeds."""
+    """Return the result of the --fail-if condition for one pair of servers.
+
+    Each server has REPEATS runs. Both servers get loads with the same seeds. The steps of the second server take
+    `slower` times as long, and `variation` is the standard deviation between runs of one server.
+    """
     random = np.random.default_rng((pair, round(slower * 1000)))
     sides = [
         [
@@ -102,13 +107,13 @@ def judged_pair(load: str, variation: float, slower: float, pair: int) -> GateRe
 
 
 def exit_codes(results: Sequence[GateResult]) -> dict[int, int]:
-    """Return how many comparisons would have ended with each exit code."""
+    """Return the number of comparisons for each exit code of `loadgen compare`."""
     counts = Counter(EXIT_CODES[result.verdict] for result in results)
     return {code: counts[code] for code in EXIT_CODES.values()}
 
 
 def main() -> None:
-    """Print the table."""
+    """Print a table with the number of pairs for each exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--variation", type=float, default=RUN_VARIATION)

@@ -1,11 +1,12 @@
-"""loadgen against the figures it was built to reach, and against a client in C and vLLM's in Rust under the same load.
+"""Compares loadgen with its performance goals, with a client in C, and with vLLM's client in Rust, under the same
+loads.
 
     python -m benchmarks.goals                    # half an hour
-    python -m benchmarks.goals --without-rust     # vLLM's wheel need not be fetched
-    python -m benchmarks.goals --tiny             # seconds: does it run?
+    python -m benchmarks.goals --without-rust     # without a download of vLLM's wheel
+    python -m benchmarks.goals --tiny             # a check of some seconds that it runs
 
-The server has one core and the client another, also where two workers share it. Errors are of single requests: what
-loadgen recorded for a request against what the server logged for the same one.
+The server has one core and the client another one, even if the client has two worker processes. The errors are those of
+single requests: the difference between loadgen's record of a request and the server's log of this request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One load."""
+    """A load for which loadgen has performance goals."""
 
     n: int
     output_tokens: int
@@ -66,25 +67,25 @@ GOALS = (
     Goal(1000, 128),
     Goal(1000, 512),
     Goal(1000, 128, itl_s=0.04),
-    # 50,000 events a second again. The server needs seconds to take in so many requests, and must be done with it
-    # before tokens are due, or its own lateness is all that there is to see.
+    # Again 50,000 events a second. The server needs seconds to accept this number of requests. It must have accepted
+    # all of them before the first token is due, because its own lateness would otherwise hide that of the client.
     Goal(10_000, 64, ttft_s=8, itl_s=0.2, workers=2),
-    # Streams; a server of one process that may have 20,000 files has no room for more.
+    # The largest number of streams for a server process with a limit of 20,000 open files.
     Goal(19_900, 8, ttft_s=12, itl_s=0.4, workers=2),
 )
 TINY = (Goal(4, 5, 0.02, 0.002), Goal(4, 5, 0.02, 0.002, workers=2))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs every goal and prints one table."""
+    """Run every load with every client, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
-    parser.add_argument("--patience-s", type=float, default=60, help="how long to wait for others before a run")
+    parser.add_argument("--tries", type=int, default=3, help="maximum number of runs if other processes disturb a run")
+    parser.add_argument("--patience-s", type=float, default=60, help="maximum wait for other processes before a run")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--without-rust", action="store_true")
-    parser.add_argument("--only", type=int, nargs="*", help="these goals, by number from 1 on")
-    parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="where the client in C is kept")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the goals to run, from 1 on")
+    parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="folder in which the client in C is installed")
     options = parser.parse_args(arguments)
     print(machine.described(), end="\n\n", flush=True)
     rows: dict[str, table.Row | str] = {}
@@ -98,7 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> dict[str, table.Row | str]:
-    """Medians of each client, or why it has none. They take turns: a machine is faster in some minutes than others."""
+    """Return the median figures of each client under one load, or the reason why a client failed.
+
+    The clients alternate, because the speed of a machine changes over minutes.
+    """
     setting = replace(setting, n=goal.n, output_tokens=goal.output_tokens, ttft_s=goal.ttft_s, itl_s=goal.itl_s)
     clients = {"loadgen": ours.client(goal.workers), "C": baseline.CLIENT}
     if not (options.tiny or options.without_rust):
@@ -122,7 +126,7 @@ def _rows(goal: Goal, setting: drive.Setting, options: argparse.Namespace) -> di
 
 
 def _turn(client: Client, setting: drive.Setting, options: argparse.Namespace, *, memory: bool) -> table.Row:
-    """The first turn looks at `memory` alone."""
+    """Make one run of a client and return its figures. With `memory`, only the peak memory is measured."""
     run = partial(_run, client, ensure(client, options.envs), setting, memory=memory)
     return drive.quietest(run, options.tries, options.patience_s)
 
@@ -144,7 +148,10 @@ def _run(client: Client, folder: Path, setting: drive.Setting, *, memory: bool) 
 
 
 def errors(outcome: drive.Outcome) -> table.Row:
-    """p99 over the requests of |recorded - logged|, TTFT from the instant of the client's own send in both."""
+    """Return the p99 of the absolute TTFT and TPOT errors over all requests, and the number of dropped packets.
+
+    An error is the recorded minus the logged value. Both TTFTs begin when the client sent the request.
+    """
     run = runfile.read(outcome.scratch / ours.RUN)
     log = {int(line["request_id"]): line for line in outcome.requests}
     pairs = [(record, log[record.id]) for record in run.records if record.state == "complete"]

@@ -1,10 +1,11 @@
-"""Fits the constants of frameworks.csv again, and says what they predict of measurements that were held out.
+"""Fits the constants of frameworks.csv again, and tests them on measurements that were left out of the fit.
 
-    python -m benchmarks.hardware_fit             # constants beside those of the table, a few minutes
-    python -m benchmarks.hardware_fit --held-out  # fitted without one GPU, TP or model at a time
+    python -m benchmarks.hardware_fit             # fitted constants and their errors, a few minutes
+    python -m benchmarks.hardware_fit --held-out  # fits that leave out one GPU, TP or model at a time
 
-Least absolute logarithm of predicted over measured, by Nelder and Mead. Kernels, links and architectures stay as their
-tables have them: what an engine adds is fitted to whole batches and loops.
+The fit minimises the mean of `|log(predicted / measured)|` with the Nelder-Mead method. The constants of kernels, links
+and GPU architectures are not changed. Only the overheads of the inference engines are fitted, to static batches and
+closed loops.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FITTED = {
     "TensorRT-LLM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share", "interference"),
     "vLLM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share"),
 }
-"""By framework, the constants of its steps; those of its server path follow from TTFT and are not fitted here."""
+"""Fitted constants by framework: those of a step. The constants of the server's HTTP path are not fitted here."""
 AT_MOST_1 = {"kv_share", "prefill_share", "interference"}
 TRIES = 80
 HELD_OUT: dict[str, dict[str, Callable[[bench.Point], bool]]] = {
@@ -52,7 +53,7 @@ HELD_OUT: dict[str, dict[str, Callable[[bench.Point], bool]]] = {
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """GEMMs are the same whatever an engine adds to them."""
+    """Return a version of `gemm_s` that caches its results, because the fitted constants do not affect GEMM times."""
     known: dict[Any, Any] = {}
 
     def answer(card: Any, stored: Any, m: Any, n: int, k: int) -> Any:
@@ -65,7 +66,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def points_of(engine: Framework) -> Points:
-    """What is measured of this engine, with the constants given."""
+    """Return all measurements of this engine, each with its prediction from the engine's current constants."""
     known = hardware.framework
     bench.framework = bench_framework = lambda name: engine if name == engine.name else known(name)
     limits.framework = bench_framework
@@ -78,7 +79,7 @@ def points_of(engine: Framework) -> Points:
 
 
 def fit(name: str, without: Callable[[bench.Point], bool]) -> Framework:
-    """The framework with constants fitted to all points but those `without`."""
+    """Return the framework with fitted constants. Points for which `without` returns True are not used."""
     names, start = FITTED[name], hardware.framework(name)
 
     def made(logs: Sequence[float]) -> Framework:
@@ -95,7 +96,7 @@ def fit(name: str, without: Callable[[bench.Point], bool]) -> Framework:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--held-out", action="store_true", help="fit without a part, and predict that part")
+    parser.add_argument("--held-out", action="store_true", help="leave one part out of each fit, and predict it")
     given = parser.parse_args(arguments)
     inference.gemm_s = remembered(inference.gemm_s)
     for name, names in FITTED.items():

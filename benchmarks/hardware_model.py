@@ -1,10 +1,11 @@
-"""The hardware model against published measurements: errors by source, GPU and tensor parallelism.
+"""Compares the hardware model with published measurements: errors by source, GPU and tensor parallelism.
 
-    python -m benchmarks.hardware_model              # the budgets, about fifteen seconds
+    python -m benchmarks.hardware_model              # errors and their limits, about fifteen seconds
     python -m benchmarks.hardware_model --rows gemm  # every row of one source as CSV
     python -m benchmarks.hardware_model --factors    # what makes B200 faster than A100 in training
 
-An error is |predicted - measured| / measured. `benchmarks.hardware_fit` fits the constants again, also without a part.
+An error is |predicted - measured| / measured. A budget is the limit of the errors of one quantity.
+`benchmarks.hardware_fit` fits the constants of the model.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from loadgen.servers.hardware.throughput_model import Load, expected_times
 from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
 
 DATA = [Path(__file__).parent / "data"]
-"""Folders of rows, the first that has them: `--data` puts another in front."""
+"""Folders that are searched for files of rows, in this order. `--data` adds a folder at the front."""
 Rows = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One published figure and what the model says of it."""
+    """One published measurement and the model's prediction of it."""
 
     source: str
     quantity: str
@@ -53,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What errors of one quantity may be. Most is of each point alone."""
+    """Limits of the model's errors for one quantity: median, p90, largest and mean error."""
 
     name: str
     points: Callable[[], list[Point]]
@@ -63,7 +64,7 @@ class Budget:
     mean: float = np.inf
 
     def found(self) -> tuple[int, float, float, float, float]:
-        """How many, then median, p90, largest and mean error."""
+        """Return the number of points, and their median, p90, largest and mean error."""
         errors = np.array([each.error for each in self.points()])
         p50, p90 = np.quantile(errors, (0.5, 0.9))
         return len(errors), float(p50), float(p90), float(errors.max()), float(errors.mean())
@@ -74,7 +75,7 @@ class Budget:
 
 @cache
 def gemms() -> list[Point]:
-    """All GEMMs but nvfp4's, which the budget does not name."""
+    """Return all points of GEMMs, except those in nvfp4, which have no budget."""
     return [each for each in _gemms() if not each.case.startswith("nvfp4")]
 
 
@@ -112,7 +113,7 @@ def prefill_attention() -> list[Point]:
 
 @cache
 def all_reduces() -> list[Point]:
-    """From 16 KiB to 256 MiB; NCCL's and those of vLLM and TensorRT-LLM."""
+    """Return points of all-reduces of 16 KiB to 256 MiB, with NCCL and with the kernels of vLLM and TensorRT-LLM."""
 
     def times(card: str, kernel: str, gpus: str, size: Any) -> Any:
         link = gpu(card).link_for(int(gpus))
@@ -123,19 +124,19 @@ def all_reduces() -> list[Point]:
 
 @cache
 def static(quantity: str) -> list[Point]:
-    """Static batches of TensorRT-LLM 0.9: `prefill` or `TPOT`."""
+    """Return points of static batches with TensorRT-LLM 0.9. `quantity` is `prefill` or `TPOT`."""
     return _static("TensorRT-LLM 0.9", "static_trtllm09", "TensorRT-LLM 0.9", quantity)
 
 
 @cache
 def splitwise(quantity: str) -> list[Point]:
-    """Llama-2-70B on the engines of 2023; nothing was fitted to it."""
+    """Return points of Llama-2-70B on the engines of 2023 (Splitwise). The model was not fitted to them."""
     return _static("Splitwise", "splitwise", "TensorRT-LLM 0.9", quantity)
 
 
 @cache
 def mi300x() -> list[Point]:
-    """Static batches of vLLM on eight MI300X; nothing was fitted to it."""
+    """Return points of static batches with vLLM on eight MI300X. The model was not fitted to them."""
     points = []
     for row in _rows("mi300x"):
         made = make_deployment(row["gpu"], row["model"], row["format"], int(row["tp"]), framework_name="vLLM")
@@ -148,7 +149,10 @@ def mi300x() -> list[Point]:
 
 @cache
 def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Point]:
-    """Up to 64 in flight: `TPOT` or `TTFT`, of all frameworks or `only` one."""
+    """Return points of closed loops with up to 64 requests in flight. `quantity` is `TPOT` or `TTFT`.
+
+    `only` is the name of a framework; by default, the points of all frameworks are returned.
+    """
     points = []
     key = ("source", "framework", "gpu", "model", "format", "tp", "input", "output")
     for names, rows in _grouped(_rows("closed_loops"), key):
@@ -174,15 +178,18 @@ LLAMA_2 = {
     ("H100", "Llama-2-13B"): (2.396, 1.717, 1.431, 1.201),
     ("H100", "Llama-2-70B"): (None, 6.267, 4.1226, None),
 }
-"""Seconds for 200 + 200 tokens at batch 1 and TP 1, 2, 4, 8: NVIDIA's, as github.com/gkarfakis19/RAPID-LLM (317a2cb)
-keeps them; the page itself is gone."""
+"""Seconds for 200 prompt and 200 output tokens at batch 1 and TP 1, 2, 4, 8. NVIDIA has removed the page with these
+figures. The copy is from github.com/gkarfakis19/RAPID-LLM (317a2cb)."""
 TWO_TERMS = {"A100": 0.054, "H100": 0.045}
-"""Mean error of weights / bandwidth + a constant per layer, fitted to all points of each GPU."""
+"""Mean error of the simple model `weights / bandwidth + constant per layer`, fitted to all points of each GPU."""
 
 
 @cache
 def llama_2(card: str) -> list[Point]:
-    """With the constants of NIM, TensorRT-LLM of the same time; nothing was fitted to it."""
+    """Return points of Llama-2 latencies on one type of GPU. The model was not fitted to them.
+
+    The predictions use the constants of NIM, which is TensorRT-LLM of about the same time.
+    """
     points = []
     for (name, shape), latencies in LLAMA_2.items():
         for tp, seconds in zip((1, 2, 4, 8), latencies, strict=True):
@@ -201,8 +208,11 @@ MEGATRON = (
     ("MT-NLG-530B", 8, 35, 280, 1, 3, (49.05, 37.83), (31.640625, 114.0234375, 23.076171875)),
     ("Megatron-1T", 8, 64, 512, 1, 1, (94.42, 71.49), (32.958984375, 131.25, 26.5625)),
 )
-"""arXiv 2205.05198: model, TP, PP, batch, micro-batch, chunks; seconds with full recomputation, and with selective and
-sequence parallel (table 5); GiB of parameters and optimiser, of activations without and with both (figure 1)."""
+"""Measurements of arXiv 2205.05198. Each row has the model, TP, PP, batch, micro-batch and chunks, then two tuples:
+
+- seconds of an iteration with full recomputation, and with selective recomputation and sequence parallelism (table 5).
+- GiB of parameters and optimiser, of activations without these two techniques, and with both (figure 1).
+"""
 
 
 def _megatron() -> Iterator[tuple[TrainingSetup, tuple[float, float], tuple[float, float, float]]]:
@@ -237,7 +247,10 @@ def training_memory() -> list[Point]:
 
 @cache
 def mt_nlg() -> list[Point]:
-    """530B on A100-40GB, batch 1,920 (arXiv 2201.11990, section 2.4); nothing was fitted to it."""
+    """Return points of training MT-NLG 530B on A100-40GB with batch 1,920 (arXiv 2201.11990, section 2.4).
+
+    The model was not fitted to them.
+    """
     points = []
     for replicas, seconds in ((8, 60.1), (10, 50.2), (12, 44.4)):
         setup = TrainingSetup(
@@ -251,7 +264,10 @@ def mt_nlg() -> list[Point]:
 
 @cache
 def ladder_speeds() -> list[Point]:
-    """Tokens per second of 70B on H100, prompts of 1,024 and answers of 512 tokens."""
+    """Return points of tokens per second of a 70B model on H100, with 1,024 prompt tokens and 512 output tokens.
+
+    The cases compare the ladder architecture with other architectures (arXiv 2501.06589).
+    """
     points = []
     for row in _rows("ladder_70b"):
         made = make_deployment("H100", "Llama-3-70B", "bf16", int(row["tp"]), framework_name="gpt-fast")
@@ -267,7 +283,7 @@ def ladder_speeds() -> list[Point]:
 
 
 def ladder_gains() -> list[Point]:
-    """Of ladder over standard at TP 8 and batch 1, as factors."""
+    """Return points of the speed-up of the ladder architecture over the standard architecture, at TP 8 and batch 1."""
     speeds = {(each.tp, each.case): each for each in ladder_speeds()}
     points = []
     for p2p in ("on", "off"):
@@ -278,7 +294,10 @@ def ladder_gains() -> list[Point]:
 
 
 def ladder_order() -> int:
-    """In how many of the figure's groups the architectures are not in the order that was measured."""
+    """Return the number of cases in which the model orders the architectures by speed differently from the measurement.
+
+    A case is a combination of TP, batch size and P2P setting.
+    """
     wrong = 0
     key = lambda each: (each.tp, each.case.partition(", ")[2])  # noqa: E731 - a key
     for _, group in groupby(sorted(ladder_speeds(), key=key), key):
@@ -312,13 +331,18 @@ BESIDE = {
     "Ladder Residual, 70B: tokens/s": ladder_speeds,
     "training: MT-NLG on 2,240 to 3,360 GPUs": mt_nlg,
 }
-"""What has no budget."""
+"""Functions that return points without a budget, by the name under which their errors are printed."""
 GAINS = {"on": (1.3079, 0.03), "off": (1.5987, 0.08)}
-"""arXiv 2501.06589, table 2: what ladder gains at 70B, TP 8, batch 1, and how far off the model may be."""
+"""Speed-up of the ladder architecture at 70B, TP 8, batch 1 (arXiv 2501.06589, table 2), by P2P setting, and the
+maximum error of the model's prediction."""
 
 
 def factors() -> list[tuple[str, float, float]]:
-    """What each property of B200 adds to training GPT-3 175B on 64 A100: its name, the factor it buys, seconds."""
+    """Return how each property of B200 speeds up the training of GPT-3 175B on 64 A100.
+
+    The properties are added one after the other. For each one, the result contains its name, the factor by which it
+    speeds up training, and the seconds per sequence with all properties so far.
+    """
     card, new = gpu("A100"), gpu("B200")
     now = TrainingSetup(gpu=card, model=model("GPT-3-175B"), batch=64, tensor=8, pipeline=8, interleave=3)
     now = replace(now, recomputation="full")
@@ -413,11 +437,13 @@ def _grouped(rows: Rows, columns: Sequence[str]) -> Iterator[tuple[tuple[str, ..
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 1 where a budget is not kept."""
+    """Print the errors. Return exit code 1 if an error exceeds its budget."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", metavar="WORD", help="print the rows of budgets whose name holds WORD, as CSV")
-    parser.add_argument("--factors", action="store_true", help="A100 to B200, factor by factor")
-    parser.add_argument("--data", metavar="FOLDER", type=Path, help="rows of one's own, in the columns of data/")
+    parser.add_argument("--rows", metavar="WORD", help="print the rows of budgets with WORD in their name, as CSV")
+    parser.add_argument("--factors", action="store_true", help="print how each property of B200 speeds up training")
+    parser.add_argument(
+        "--data", metavar="FOLDER", type=Path, help="folder with other measurements, in the format of data/"
+    )
     given = parser.parse_args(arguments)
     DATA[:0] = [given.data] if given.data else []
     if given.rows:

@@ -1,10 +1,14 @@
-"""Write a run file of any size, as a long Poisson load on a busy server would have left it.
+"""Writes a run file of any size, as if recorded from a long Poisson load on a busy server.
 
     python -m benchmarks.make_run FOLDER --n 1000000 --chunks 64
     python -m benchmarks.make_run FOLDER --n 1000        # small enough to look at
 
-The same seed gives the same bytes. Requests come at 200 per second; first tokens take 50 to 400 ms, tokens come 20 ms
-apart with gamma gaps, a few in a thousand answers fail or break off, and now and then a chunk holds two tokens.
+The same seed gives the same bytes. The file has these properties:
+
+- Requests arrive at 200 per second.
+- The first token takes at least 50 ms, and 170 ms on average.
+- Further tokens arrive after gamma-distributed gaps of 20 ms on average. One chunk in a thousand has two tokens.
+- One response in a thousand fails, and one in a thousand is truncated.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make_run(folder: Path, n: int, chunks: int = 64, seed: int = 0) -> Path:
-    """Write `folder/run.jsonl`; the folder must be new. Returns the file."""
+    """Write `folder/run.jsonl` and return its path. The folder must not exist yet."""
     folder.mkdir(parents=True)
     encode = msgspec.json.Encoder().encode
     counts = dict.fromkeys(("complete", "truncated", "failed"), 0)

@@ -1,12 +1,12 @@
-"""loadgen beside other load generators: the same burst against the same simulated server, one table.
+"""Compares loadgen with other load generators: the same burst against the same simulated server, in one table.
 
-    python -m benchmarks.peers                                # installs what is missing; about half an hour
+    python -m benchmarks.peers                                # installs missing tools; about half an hour
     python -m benchmarks.peers --only loadgen evalscope       # some of them
     python -m benchmarks.peers --n 20 --output-tokens 16 --repeats 1
 
-Each tool is installed from PyPI in an environment of its own, at the version named in `benchmarks/comparison`, and
-runs as a whole command against a fresh simulated vLLM that keeps to a script: first token after 500 ms, then one every
-20 ms. The server has one core and the client another. Run it on a machine that does nothing else.
+Each tool is installed from PyPI into a separate environment, at the version named in `benchmarks/comparison`. It runs
+as a whole command against a new simulated vLLM server, which sends the first token after 500 ms and then one token
+every 20 ms. Server and client use different cores. Run the benchmark on an idle machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ENVIRONMENTS = Path("~/.cache/llm-loadgen-peers").expanduser()
 MEMORY_TURN = 0
 FEW = 10
 FEW_TOKENS = 8
-"""The small run shows how long a tool takes to begin; what follows is of no interest."""
+"""Numbers of requests and of output tokens of a small run, which shows how long a tool takes to start."""
 
 RATE, WALL, BEGIN, BEGIN_FEW = "events per CPU-s", "wall, s", "first byte, s", f"first byte of {FEW}, s"
 RUNS = "runs"
@@ -91,7 +91,7 @@ column, C aside.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Installs, runs, prints."""
+    """Install the tools, run them in turn, and print the table."""
     options = _options(arguments)
     rows: dict[str, list[table.Row] | str] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.install_only:
             return
         print(machine.described(), end="\n\n", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):  # then there is a table of what there is
+        with contextlib.suppress(KeyboardInterrupt):  # after an interrupt, print a table of the results so far
             for turn in (*range(1, options.repeats + 1), MEMORY_TURN):
                 for client in clients:
                     _turn(client, folders[client.name], setting, turn, rows, options)
@@ -124,7 +124,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(client: Client, folder: Path, setting: drive.Setting, turn: int) -> table.Row:
-    """One turn of one client: the last looks at memory, the others at everything else. Raises drive.FailedError."""
+    """Run one client and return its figures. Raises drive.FailedError.
+
+    In the turn MEMORY_TURN only the peak memory is measured, in all other turns everything else.
+    """
     with drive.once(client, folder, setting, memory=turn == MEMORY_TURN) as outcome:
         _say(f"{client.name}: {outcome.truth}, {outcome.reported}, {outcome.cpu_s:.2f} s of CPU")
         if outcome.peak_bytes is not None:
@@ -158,7 +161,10 @@ def _turn(
     rows: dict[str, list[table.Row] | str],
     options: argparse.Namespace,
 ) -> None:
-    """Adds a row to the client's. Only a client without any has the reason of its failure there."""
+    """Run one client once, and append its figures to the client's list in `rows`.
+
+    If the run fails and the client has no figures yet, the reason is stored instead.
+    """
     if folder is None:
         return
     try:
@@ -172,7 +178,10 @@ def _turn(
 
 
 def _folder(client: Client, environments: Path, rows: dict[str, list[table.Row] | str]) -> Path | None:
-    """Where the client is installed; None, and a row that says why, when it cannot be."""
+    """Return the folder in which the client is installed. Install it if necessary.
+
+    If the client cannot be installed, return None and store the reason in `rows`.
+    """
     _say(f"{client.name} {client.version}: looking whether it is installed")
     try:
         return ensure(client, environments)
@@ -193,8 +202,10 @@ def _say(text: str) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=CLIENTS, default=list(CLIENTS), metavar="TOOL", help="some tools")
-    parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="where tools are installed")
+    parser.add_argument(
+        "--only", nargs="+", choices=CLIENTS, default=list(CLIENTS), metavar="TOOL", help="tools to run; default: all"
+    )
+    parser.add_argument("--envs", type=Path, default=ENVIRONMENTS, help="folder in which tools are installed")
     parser.add_argument("--install-only", action="store_true", help="install and stop")
     parser.add_argument("--n", type=int, default=1000)
     parser.add_argument("--input-tokens", type=int, default=512)
@@ -202,9 +213,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ttft-ms", type=float, default=500)
     parser.add_argument("--itl-ms", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tries", type=int, default=3, help="for a run that others disturbed")
-    parser.add_argument("--patience-s", type=float, default=60, help="how long to wait for others before a run")
-    parser.add_argument("--limit-s", type=float, default=600, help="for one run")
+    parser.add_argument("--tries", type=int, default=3, help="maximum number of runs if other processes disturb a run")
+    parser.add_argument("--patience-s", type=float, default=60, help="maximum wait for other processes before a run")
+    parser.add_argument("--limit-s", type=float, default=600, help="time limit of one run")
     return parser.parse_args(arguments)
 
 

@@ -1,12 +1,12 @@
-"""Does the client's scheduling priority keep it on time beside a server that fills the cores?
+"""Tests whether the client's scheduling priority keeps it on time if a server on the same machine uses all cores.
 
     python -m benchmarks.priority                      # a closed loop of 8, two endless loops on every core
-    python -m benchmarks.priority --loops 0            # nothing else runs: are the figures the same?
+    python -m benchmarks.priority --loops 0            # without endless loops: are the figures the same?
     python -m benchmarks.priority --loops 0 --arrivals burst --n 1000 --ttft 500ms --itl 20ms --output-tokens 64
 
-The endless loops have a session to themselves, as a server that was started in another terminal has. The simulated
-server competes with them at normal priority. Every priority is measured once per round, so that the rounds can be
-compared pair by pair.
+The endless loops stand for the server. They run in a separate session, like a server that was started in another
+terminal. The simulated server competes with them at normal priority. Every priority is measured once per round, so that
+runs of the same round can be compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def endless_loops(count: int) -> Iterator[None]:
-    """Run processes that never pause, at normal priority, in a session of their own."""
+    """Run `count` endless loops in separate processes and sessions, at normal priority, while this context is open."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)]
     try:
         yield

@@ -1,10 +1,10 @@
-"""What `loadgen report` costs on runs of different sizes: time, peak memory, and time per request.
+"""Measures the cost of `loadgen report` on runs of different sizes: time, peak memory, and CPU time per request.
 
     python -m benchmarks.report_scale
-    python -m benchmarks.report_scale --sizes 1000 10000 --chunks 16     # a taste
+    python -m benchmarks.report_scale --sizes 1000 10000 --chunks 16     # a quick look
 
-Each size is one whole command in a process of its own, start-up included, on a file that make_run.py wrote. The cost
-per request is processor time beyond start-up: that of a run of one request is taken off.
+Each measurement is one complete command in a separate process, on a file from make_run.py. The start-up cost is the CPU
+time for a run with one request. It is subtracted before the cost per request is computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Cost(NamedTuple):
-    """Of one `loadgen report`."""
+    """Time, memory and file sizes of one `loadgen report` command."""
 
     wall_s: float
     cpu_s: float
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def cost(requests: int, chunks: int) -> Cost:
-    """Make a run, report on it, and remove it."""
+    """Write a run file, measure `loadgen report` on it, and delete the file."""
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder) / "run", requests, chunks)
         command = [sys.executable, "-m", "loadgen", "report", str(run.parent), "--quiet"]

@@ -1,17 +1,18 @@
-"""How often does `loadgen compare` cry wolf, and what does it see? Runs of a simulated engine with chance in its steps.
+"""Measures the false alarms of `loadgen compare`, and which changes it detects, with simulated runs.
 
 python -m benchmarks.same_server                      the tables of docs/concepts/intervals.md (some minutes)
 python -m benchmarks.same_server --trials 20 --n 200  a first look
-python -m benchmarks.same_server --scenes tuning      the loads on which the method was made, again
+python -m benchmarks.same_server --scenes tuning      the loads with which the method was tuned
 python -m benchmarks.same_server --scenes repeats     groups of five runs each
 
-What a method was tuned on cannot judge it: FRESH are other cards, models, limits and kinds of chance, with other seeds,
-that had no part in it. But the last two of them are why single runs have a floor under their errors.
+The loads in TUNING were used to tune the method, so they cannot test it. The loads in FRESH had no part in the tuning
+and have other GPUs, models, limits, random variations and seeds. There is one exception: the last two loads in FRESH
+led to the minimum error that `loadgen compare` assumes for single runs.
 
-Each run is a real batching engine (loadgen.servers.simulated.token_clock) driven through a burst, or Poisson arrivals,
-under a fake clock. Its steps last what the model of the GPU says, times chance that lingers from step to step and a
-stall now and then, so that requests depend on each other as they do on a server: they queue behind each other and
-share steps.
+Each run is a simulated batching engine (loadgen.servers.simulated.token_clock) under a fake clock, with a burst or
+Poisson arrivals. The duration of a step is that of the GPU model times a random factor, which is correlated between
+steps, and some steps stall. Requests queue behind each other and share steps, so their latencies are correlated, as on
+a real server.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ PROMPT, OUTPUT = 512, 64
 
 @dataclass(frozen=True)
 class Chance:
-    """What varies in a server that is the same: the defaults are those on which the method was tuned."""
+    """Random variation of a server that has not changed. The method was tuned with the default values."""
 
     step_cv: float = 0.10
-    """In a step's length."""
+    """Coefficient of variation of a step's duration."""
     lingers: float = 0.8
-    """How much of it stays for the next step."""
+    """Correlation between the variations of consecutive steps, from 0 to 1."""
     stall_share: float = 0.002
     stall_times: float = 8.0
-    """How many steps stall, and by what they take longer."""
+    """`stall_share` is the share of steps that stall. A stalled step takes `stall_times` times as long."""
     run_cv: float = 0.0
-    """Of one more factor on all steps of a run, which no single run can show."""
+    """Standard deviation of an additional random factor on all steps of a run. A single run cannot show it."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A kind of load on a kind of engine."""
+    """A load on a simulated engine."""
 
     name: str
     server: str
     running: int | None
-    """Sequences in a step; None: as many as the server's own policy admits."""
+    """Maximum sequences per step. None means the limit of the server's own policy."""
     rate_per_s: float | None
-    """Poisson arrivals; None is a burst."""
+    """Rate of Poisson arrivals per second. None means a burst."""
     gpu: str = "A800-80GB SXM"
     model: str = "Llama-2-7B"
     chance: Chance = Chance()
@@ -101,9 +102,9 @@ FIRST_SEED = {"tuning": 12_000_000, "fresh": 11_000_000, "repeats": 9_000_000}
 
 
 def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, output: int = OUTPUT) -> ComparedRun:
-    """A run whose every step takes `slower` times as long.
+    """Simulate a run in which every step takes `slower` times as long.
 
-    The same load whatever the seed: it drives the server's chance alone.
+    The load is the same for every seed. The seed only affects the random variation of the server.
     """
     random = np.random.default_rng(seed)
     factor = slower * math.exp(random.normal(0, scene.chance.run_cv)) if scene.chance.run_cv else slower
@@ -129,12 +130,12 @@ def one_run(scene: Scene, seed: int, n: int = 1000, *, slower: float = 1.0, outp
 
 
 def alarms(found: Comparison) -> list[str]:
-    """The figures that a comparison calls better or worse."""
+    """Return the figures that a comparison calls better or worse."""
     return [row.figure for row in found.rows if row.verdict in ("better", "worse")]
 
 
 def _served(scene: Scene, jobs: Sequence[Job], step_ns: Callable[[Batch], int]) -> dict[int, list[int]]:
-    """The instants of each job's tokens."""
+    """Simulate all jobs. Return the times of each job's tokens in ns, by the id of the job."""
     engine = find_engine(scene.server)
     kv_tokens = engine.kv_tokens(engine.deployment(scene.gpu, scene.model))
     clock = BatchingClock(engine.policy_for(kv_tokens, scene.running), kv_tokens, step_ns)
@@ -201,14 +202,14 @@ def _table(title: str, scene: Scene, compared: Sequence[Comparison]) -> None:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print a table with the share of comparisons that call a figure better or worse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", choices=(*SETS, "repeats"), default="fresh")
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--n", type=int, default=1000)
     parser.add_argument("--change", type=float, default=1.1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, help="the first; others than those of the tables by default")
+    parser.add_argument("--seed", type=int, help="first seed; default: the first seed of the tables")
     given = parser.parse_args()
     seeds = itertools.count(FIRST_SEED[given.scenes] if given.seed is None else given.seed)
     print(f"{given.trials} trials, {given.n} requests a run. Share of trials called better or worse:\n")
@@ -224,7 +225,11 @@ def main() -> None:
 def _trials(
     scene: Scene, seeds: Iterator[int], trials: int, n: int, repeats: int, titles: Sequence[tuple[str, float]]
 ) -> dict[str, list[Comparison]]:
-    """Comparisons of one group of runs with another, for each way in which the other is slower."""
+    """Compare groups of `repeats` runs, and return the comparisons by title.
+
+    `titles` are pairs of a title and a factor. In each trial, a new group A is compared with one group B per pair,
+    whose steps take `factor` times as long.
+    """
     found: dict[str, list[Comparison]] = {title: [] for title, _ in titles}
     for _ in range(trials):
         a = [one_run(scene, next(seeds), n) for _ in range(repeats)]

@@ -1,11 +1,14 @@
-"""How far off is virtual time? Published measurements of servers under load, beside what the schedulers make of it.
+"""Compares published measurements of servers under load with simulations in virtual time.
 
     python -m benchmarks.schedulers              # every table
     python -m benchmarks.schedulers burst trace
 
-`burst`: 1000 prompts of 512 tokens at once on the engines of 2023, and `poisson`: 2, 4 and 8 of them a second. Their
-constants were fitted to both, one set per server. `closed`: closed loops of engines of 2024 and 2025, with constants of
-servers/hardware/frameworks.csv, to which nothing was fitted here. `trace`: 300 requests to vLLM 0.19, likewise.
+- `burst`: 1000 prompts of 512 tokens at once, on the engines of 2023.
+- `poisson`: 2, 4 and 8 requests per second on the same engines. The constants of each engine were fitted to both
+  tables.
+- `closed`: closed loops on engines of 2024 and 2025, with the constants of servers/hardware/frameworks.csv. No
+  constants were fitted with these simulations.
+- `trace`: 300 requests to vLLM 0.19. No constants were fitted to them.
 """
 
 from __future__ import annotations
@@ -30,17 +33,17 @@ from loadgen.servers.simulated.step_time import StepTime
 
 DATA = Path(__file__).parent / "data"
 KV_TOKENS = 68_700
-"""Of every server in llm-infer-bench, as its README sets it, or as near as its memory allows."""
+"""KV cache size of every server in llm-infer-bench, in tokens, as set by its README or as near as memory allows."""
 SEED = 0xCADE
 SPREAD = {"InferenceX": 1 / 9}
-"""Lengths drawn from so much around the mean; elsewhere all are alike."""
+"""Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
 ROUNDS = 4
-"""A closed loop's requests, per client; the first of each is left out."""
+"""Requests per client in a closed loop. The first request of each client is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A measurement beside what was simulated."""
+    """A measured value and the simulated value."""
 
     group: str
     case: str
@@ -53,13 +56,16 @@ class Compared:
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """A file of benchmarks/data, whose README names its source."""
+    """Return the rows of a file in benchmarks/data. The README of the folder names its source."""
     text = gzip.decompress((DATA / f"{name}.csv.gz").read_bytes()).decode()
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def output_lengths(cap: int) -> list[int]:
-    """1000 by the rule of llm-infer-bench: exponential with mean 128, drawn again above the cap, at least 10."""
+    """Return 1000 random output lengths, drawn as in llm-infer-bench.
+
+    The lengths are exponentially distributed with mean 128 and at least 10. Lengths above `cap` are drawn again.
+    """
     random = Random(SEED)  # noqa: S311 - not secret
     draws = (random.expovariate(1 / 128) for _ in range(1_000_000))
     within_cap = (max(10, int(length)) for length in draws if length <= cap)
@@ -69,7 +75,10 @@ def output_lengths(cap: int) -> list[int]:
 def served(
     engine: VirtualEngine, jobs: Sequence[Job], following: Callable[[TokenTimes], Job | None] | None = None
 ) -> list[TokenTimes]:
-    """All jobs to their end, and those that `following` makes of an answer."""
+    """Simulate all jobs until they have ended, and return the token times of each job.
+
+    `following` receives the token times of an ended job, and returns the next job of its client, or None.
+    """
     waiting, answers = sorted(jobs, key=lambda job: -job.arrived_ns), []
     while waiting or engine.busy:
         while waiting and (waiting[-1].arrived_ns <= engine.now_ns or not engine.busy):
@@ -93,7 +102,7 @@ def engine_2023(server: str) -> tuple[Engine, Callable[[], VirtualEngine]]:
 
 @cache
 def bursts() -> list[Compared]:
-    """Tokens per second, in and out, of 1000 requests."""
+    """Return the measured and simulated throughput of bursts of 1000 requests: prompt and output tokens per second."""
     found = []
     for row in rows("llm_infer_bench"):
         if row["kind"] == "burst":
@@ -106,13 +115,20 @@ def bursts() -> list[Compared]:
 
 
 def order_kept(found: Sequence[Compared]) -> tuple[int, int]:
-    """Of the pairs of servers under the same load, how many are in the order measured; and how many there are."""
+    """Return for how many pairs of servers the simulation gives the measured order, and the number of all pairs.
+
+    A pair consists of two servers under the same load.
+    """
     pairs = [(a, b) for a, b in combinations(found, 2) if a.case == b.case]
     return sum((a.measured < b.measured) == (a.simulated < b.simulated) for a, b in pairs), len(pairs)
 
 
 def poisson() -> list[Compared]:
-    """Median seconds per token and per request, of 1000 that arrive at a rate; prompts of 128 to 384 tokens."""
+    """Return the measured and simulated median latency of 1000 requests with Poisson arrivals, per token or per
+    request.
+
+    Prompts have 128 to 384 tokens. Latencies are in seconds.
+    """
     found = []
     for row in rows("llm_infer_bench"):
         if row["kind"] == "poisson":
@@ -137,7 +153,12 @@ def closed_step_time(framework: str, gpu: str, model: str, stored: str, tensor: 
 def closed_loop(
     engine: VirtualEngine, clients: int, tokens: tuple[int, int], spread: float, path_ns: int
 ) -> list[TokenTimes]:
-    """So many clients, each with one request after the other; the answers but those of the first round."""
+    """Simulate a closed loop of `clients` clients, and return the token times of all requests but the first of each
+    client.
+
+    `tokens` are the mean prompt and output length, and lengths vary by up to the fraction `spread`. `path_ns` is the
+    time that a request needs to reach the scheduler.
+    """
     random = Random(SEED)  # noqa: S311 - not secret
     lengths = iter(
         [[round(mean * random.uniform(1 - spread, 1 + spread)) for mean in tokens] for _ in range(ROUNDS * clients)]
@@ -153,7 +174,7 @@ def closed_loop(
 
 @cache
 def closed_loops() -> dict[str, list[Compared]]:
-    """TPOT and output tokens per second by how many are in flight."""
+    """Return measured and simulated values of closed loops, by metric: TPOT, TTFT, and output tokens per second."""
     found: dict[str, list[Compared]] = {"TPOT": [], "tokens/s": [], "TTFT": []}
     current = find_engine("vllm")
     for row in rows("closed_loops"):
@@ -184,8 +205,10 @@ def closed_loops() -> dict[str, list[Compared]]:
 
 @cache
 def trace() -> tuple[list[Compared], float]:
-    """300 requests to vLLM 0.19 on one RTX PRO 6000, 128 sequences and 2048 tokens a step: TTFT and TPOT of each, and
-    by how much the number running is off in each second, as a share of its mean."""
+    """Compare a simulation with a trace of 300 requests to vLLM 0.19 on one RTX PRO 6000.
+
+    Return the TTFT and TPOT of each request, and the mean error of the number of running requests, relative to its
+    mean. The server's limits were 128 sequences and 2048 tokens per step."""
     current = find_engine("vllm")
     deployment = current.deployment("RTX PRO 6000", "llama-3.1-8b")
     kv_tokens = current.kv_tokens(deployment)
@@ -221,7 +244,7 @@ def median_error(found: Sequence[Compared]) -> float:
 
 
 def cells(found: Sequence[Compared], digits: int) -> None:
-    """Every measurement in a row of its own."""
+    """Print a table with one row per measurement."""
     print("| server | load | measured | simulated | error |\n| --- | --- | --- | --- | --- |")
     for each in found:
         figures = f"{each.measured:.{digits}f} | {each.simulated:.{digits}f} | {each.error:+.1%}"
@@ -229,20 +252,20 @@ def cells(found: Sequence[Compared], digits: int) -> None:
 
 
 def print_bursts() -> None:
-    """The table of llm-infer-bench."""
+    """Print the table of the bursts of llm-infer-bench."""
     cells(bursts(), 0)
     kept, pairs = order_kept(bursts())
     print(f"\nMean error {mean_error(bursts()):.1%}; {kept} of {pairs} pairs of servers in the order measured.")
 
 
 def print_poisson() -> None:
-    """Its latencies."""
+    """Print the table of the latencies of llm-infer-bench under Poisson arrivals."""
     cells(poisson(), 4)
     print(f"\nMean error {mean_error(poisson()):.1%}, median {median_error(poisson()):.1%}.")
 
 
 def print_closed_loops() -> None:
-    """By source and framework, medians of absolute errors."""
+    """Print the median absolute errors for closed loops, by source and framework."""
     print("| source | points | TPOT | tokens/s | TTFT |\n| --- | --- | --- | --- | --- |")
     by = closed_loops()
     for group in [*dict.fromkeys(each.group for each in by["TPOT"]), ""]:
@@ -251,7 +274,7 @@ def print_closed_loops() -> None:
 
 
 def print_trace() -> None:
-    """Medians, measured and simulated."""
+    """Print measured and simulated medians of the trace, and the error of the number of running requests."""
     found, off = trace()
     for what in ("TTFT", "TPOT"):
         measured, simulated = (

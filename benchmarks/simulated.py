@@ -1,10 +1,10 @@
-"""Is the simulated server fast enough? Many streams in one burst, read by a client that does as little as it can.
+"""Tests whether the simulated server is fast enough: many streams in one burst, read by a minimal client.
 
     python benchmarks/simulated.py                       # 1000 streams of 200 tokens, 20 ms apart: 50,000 events/s
     python benchmarks/simulated.py --n 100 --tokens 100
 
-The server runs in a process of its own and says itself how late its tokens left, against what its clock wanted. The
-client counts bytes and looks at nothing, so that on two cores each side has one.
+The server runs in a separate process. It measures how late it sent its tokens, relative to their due times. The client
+only reads bytes and decodes nothing, so that it does not slow down the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END = b"0\r\n\r\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run once and print."""
+    """Send one burst and print the server's lateness."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="tgi", choices=tuple(BODIES))
     parser.add_argument("--n", type=int, default=1000)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def request(server: str, tokens: int) -> bytes:
-    """One request, complete with its head."""
+    """Return the bytes of one HTTP request, head and body."""
     path, template = BODIES[server]
     body = json.dumps(template)
     name = "max_tokens" if server == "vllm" else "max_new_tokens"
@@ -66,7 +66,7 @@ def request(server: str, tokens: int) -> bytes:
 
 
 def burst(url: str, n: int, data: bytes) -> float:
-    """Sends all requests at once and reads all answers to their end; how long that took, in seconds."""
+    """Send `n` copies of a request at once, and read all responses. Return the duration in seconds."""
     address = urlsplit(url)
     selector = selectors.DefaultSelector()
     connections = [socket.create_connection((address.hostname, address.port)) for _ in range(n)]
@@ -90,7 +90,7 @@ def burst(url: str, n: int, data: bytes) -> float:
 
 
 def status_of(url: str) -> dict[str, Any]:
-    """What the server says about itself."""
+    """Return the server's status, with its number of events and their lateness."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc)
     connection.request("GET", "/simulated/status")
     status: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -99,7 +99,7 @@ def status_of(url: str) -> dict[str, Any]:
 
 
 def server_cpu_s() -> float:
-    """CPU time of the server: the one child that this process has."""
+    """Return the CPU time of the server in seconds. The server is the only child of this process."""
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             user, system = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[11:13]

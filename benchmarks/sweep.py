@@ -1,13 +1,15 @@
-"""Does the interval of `loadgen sweep` contain the true capacity? Sweeps of simulated servers with known capacities.
+"""Tests whether the interval of `loadgen sweep` contains the true capacity, with simulated servers of known capacity.
 
     python -m benchmarks.sweep                        # 50 seeds of each case
     python -m benchmarks.sweep slow-70b --seeds 20
 
-Every sweep runs in virtual time, with the defaults of the command. The cases without an objective look for the largest
-rate at which no queue grows. Its true value is that of long runs: the rate is bisected, and a run counts as overloaded
-if its requests in flight still grow in its second half. The case `line` is a queue with one server and constant service
-times, whose capacity is known by formula (Erlang, "The theory of probabilities and telephone conversations", 1909). The
-true values of other objectives are those of long runs too.
+Every sweep runs in virtual time, with the defaults of the command. Cases without an objective look for the largest rate
+at which no queue grows. The true capacity of a case is computed as follows:
+
+- Usually, the rate is bisected with long runs. A long run is overloaded if it violates the objective. Without an
+  objective, it is overloaded if its requests in flight still grow in its second half.
+- The case `line` is a queue with one server and constant service times. Its capacity is known by formula (Erlang, "The
+  theory of probabilities and telephone conversations", 1909).
 """
 
 from __future__ import annotations
@@ -51,14 +53,14 @@ class Case:
     model: simulate.ServerModel
     output_tokens: int | str
     between: tuple[float, float]
-    """Limits of the capacity in requests per second, within which it is bisected."""
+    """Two rates in requests per second. The true capacity is bisected between them."""
     objective: str = ""
     """Empty for a sweep that looks for the largest rate at which no queue grows."""
     input_tokens: int | str = 512
 
     @property
     def objectives(self) -> list[Objective]:
-        """The parsed objective."""
+        """The parsed objective, or an empty list for a case without an objective."""
         return parse([self.objective] if self.objective else [])
 
     def plan(self, seed: int, duration_s: float = DEFAULT_DURATION_S, arrivals: str = "poisson:1") -> Plan:
@@ -96,7 +98,7 @@ CASES = {
 
 
 class Truth(NamedTuple):
-    """A capacity in requests per second, and its standard error."""
+    """The true capacity of a case in requests per second, and its standard error."""
 
     capacity: float
     error: float
@@ -141,7 +143,7 @@ def bisect(overloaded: Callable[[float], bool], low: float, high: float, halving
 
 
 def latencies(case: Case, plan: Plan) -> Floats:
-    """Return the latency of each request that the objective is about."""
+    """Return the latency of each request in a simulated run, for the metric of the case's objective."""
     return LATENCIES[case.objectives[0].figure].values(frame_of_run(simulate.run_in_memory(plan, case.model)))
 
 
@@ -155,7 +157,7 @@ def true_capacity(case: Case) -> Truth:
 
 
 def capacity_of_line(case: Case) -> float:
-    """Return the capacity of the server that handles one request at a time, by formula."""
+    """Return the capacity of the case `line` by formula. Its server handles one request at a time."""
     (objective,) = case.objectives
     alone = case.plan(0).replaced(n=1, duration_s=None)
     e2e_s = float(METRICS["e2e_s"].values(frame_of_run(simulate.run_in_memory(alone, case.model)))[0])
@@ -167,12 +169,12 @@ def capacity_of_line(case: Case) -> float:
 
 
 def long_run_capacity(case: Case, seed: int) -> float:
-    """Return the capacity according to one long run per rate, with the same random numbers."""
+    """Return the capacity according to long runs, one per rate. All runs have the same seed."""
     return bisect(partial(is_overloaded, case, 10_000 + seed), *case.between, HALVINGS)
 
 
 def is_overloaded(case: Case, seed: int, rate: float) -> bool:
-    """Return True if a long run at this rate violates the objective, or if its queue grows."""
+    """Return True if a long run at this rate violates the objective or, without an objective, if its queue grows."""
     if case.objective:
         (objective,) = case.objectives
         values = latencies(case, case.plan(seed, LONG_RUN_S, f"poisson:{rate:.6f}"))
@@ -186,7 +188,7 @@ def is_overloaded(case: Case, seed: int, rate: float) -> bool:
 
 
 def run_sweep(case: Case, seed: int) -> Outcome:
-    """Run one sweep, as the command does."""
+    """Simulate one sweep with the defaults of `loadgen sweep`."""
     targets = SweepTargets(objectives=case.objectives, over="rate")
     sweep = new_sweep(case.plan(10_000 * seed), Path(), targets, None, adaptive=True)
     result = simulate_sweep(sweep, targets, case.model, {"confidence": CONFIDENCE}, MAX_RUNS)
@@ -196,7 +198,7 @@ def run_sweep(case: Case, seed: int) -> Outcome:
 
 
 def table_row(case: Case, truth: Truth, outcomes: Sequence[Outcome]) -> str:
-    """Return one row of the result table."""
+    """Return the table row of one case: true capacity, and how the outcomes of its sweeps compare with it."""
     holding = sum(outcome.low <= truth.capacity <= outcome.high for outcome in outcomes)
     off = statistics.median(outcome.capacity / truth.capacity - 1 for outcome in outcomes)
     widths = sorted((outcome.high - outcome.low) / 2 / outcome.capacity for outcome in outcomes)

@@ -1,11 +1,12 @@
-"""A TLS server with a log of its own send instants: what timestamps over TLS are compared with.
+"""A TLS server that logs when it sends each token. Client timestamps over TLS are compared with this log.
 
     python -m benchmarks.tls_server CERTIFICATE LOG TTFT ITL [JITTER]    # prints its URL; ends with its standard input
 
-It has the OpenAI completions route. Each token is one TLS record in one segment, made before its instant is logged and
-sent right after that. The sessions are TLS 1.3, so tickets follow each handshake. The log has one line per response, as
-that of `loadgen mock-server` (loadgen.analysis.calibration.ServerLogLine). It is written whenever no response is under
-way.
+The server has the OpenAI completions route. Each token is one TLS record in one segment. It is encrypted before its
+send time is taken, and sent immediately afterwards. Sessions use TLS 1.3, so session tickets follow each handshake.
+
+The log has one line per response, in the format of `loadgen mock-server` (loadgen.analysis.calibration.ServerLogLine).
+It is written when no response is in progress.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def make_certificate(folder: Path) -> Path:
 
 @contextmanager
 def serving(certificate: Path, log: Path, ttft_s: float, itl_s: float, jitter_s: float = 0.0) -> Iterator[str]:
-    """Run the server in a process of its own; its URL."""
+    """Run the server in a separate process, and yield its URL. The server ends with the context."""
     words = [str(certificate), str(log), str(ttft_s), str(itl_s), str(jitter_s)]
     command = [sys.executable, "-m", "benchmarks.tls_server", *words]
     root = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def serving(certificate: Path, log: Path, ttft_s: float, itl_s: float, jitter_s:
 
 @dataclass(eq=False)
 class Client:
-    """One connection."""
+    """One TLS connection to a client."""
 
     sock: socket.socket
     tls: ssl.SSLObject
@@ -73,7 +74,10 @@ class Client:
     heard: bytes = b""
 
     def send(self, data: bytes = b"") -> int:
-        """Send data, and what TLS itself has to send; CLOCK_REALTIME immediately before that."""
+        """Encrypt and send `data`, and any pending TLS messages. Return the send time in ns (CLOCK_REALTIME).
+
+        The time is taken immediately before the first byte is sent.
+        """
         if data:
             self.tls.write(data)
         sealed = self.outgoing.read()
@@ -88,7 +92,7 @@ class Client:
 
 @dataclass
 class Response:
-    """A stream under way, and its line of the log."""
+    """A streamed response in progress, with the due times and send times for the log."""
 
     client: Client
     request_id: str
@@ -100,11 +104,11 @@ ANSWERS = {
     b"/v1/models": b'{"object":"list","data":[{"id":"m","object":"model"}]}',
     b"/v1/completions": b'{"choices":[{"text":"a","finish_reason":"length"}],"usage":{"completion_tokens":1}}',
 }
-"""Answers to requests without an id, which come before the load: the models, and the test request for one token."""
+"""Responses to requests without an id, which a client sends before the load: the list of models, and a test request."""
 
 
 class Server:
-    """Serves until its standard input ends."""
+    """Sends responses to all clients, until its standard input is closed."""
 
     def __init__(self, certificate: Path, log: Path, ttft_s: float, itl_s: float, jitter_s: float) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -125,7 +129,7 @@ class Server:
                 while self._agenda and self._agenda[0][0] <= time.time_ns():
                     self._token()
                 left_s = (self._agenda[0][0] - time.time_ns()) / 1e9 if self._agenda else None
-                # The kernel rounds to milliseconds: the rest is waited for by asking again.
+                # The kernel rounds the timeout to milliseconds, so poll in a loop for the last 2 ms.
                 for descriptor, _ in epoll.poll(None if left_s is None else max(0, left_s - 0.002), EVENTS_PER_TURN):
                     if descriptor == sys.stdin.fileno():
                         return

@@ -1,11 +1,12 @@
-"""How far off is a twin? Fitted to a part of what was measured, beside the rest.
+"""Measures the prediction errors of a twin. It is fitted to a part of the measurements and predicts the other part.
 
     python -m benchmarks.twin trace
     python -m benchmarks.twin real --server vllm --url http://127.0.0.1:8001
 
-`trace`: 300 requests to vLLM 0.19 on one RTX PRO 6000, of which the first 100 are fitted to; how many ran in each
-second is not. `real`: a server that is up gets a burst of 64 and a closed loop of 4, to which the twin is fitted, then
-a Poisson load and a burst of 200, which it predicts. Every prompt has 512 tokens and is new to the server.
+- `trace`: 300 requests to vLLM 0.19 on one RTX PRO 6000. The twin is fitted to the latencies of the first 100 requests.
+  The recorded number of running requests is not used for the fit.
+- `real`: a running server. The twin is fitted to a burst of 64 and a closed loop of 4, and predicts a Poisson load and
+  a burst of 200. Every prompt has 512 tokens and is new to the server.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from loadgen.servers.simulated.scheduler_presets import find_engine
 from loadgen.studies.twin_fitting import FitProblem, Floats, ObservedRun, StepLimits
 
 RUNNING_LIMIT, STEP_TOKENS = 128, 2048
-"""Of the server of the trace, as its options were."""
+"""Options of the server from which the trace was recorded."""
 FITTED, ALL = 100, 300
 LOADS = {
     "burst-64": ("burst", "--n", "64"),
@@ -33,13 +34,16 @@ LOADS = {
     "poisson": ("run", "--arrivals", "poisson:4", "--n", "120"),
     "burst-200": ("burst", "--n", "200"),
 }
-"""The first two are fitted to."""
+"""Commands of the loads. The twin is fitted to the first two loads."""
 
 
 @cache
 def trace() -> tuple[dict[str, float], list[Compared], float]:
-    """The constants; medians over the last 200 requests, measured and predicted; and by how much the number running is
-    off in each second after the first 100 have come, as a share of its mean."""
+    """Fit a twin to the first 100 requests of the trace, and predict the other 200 requests.
+
+    Return the fitted constants, the measured and predicted medians over the other requests, and the mean error of the
+    number of running requests, relative to its mean. The error covers the time after the arrival of the first 100
+    requests."""
     recorded = sorted(rows("trace_vllm"), key=lambda row: float(row["arrival_s"]))
     arrived_s, prompt, output, ttft_s, tpot_s = (
         np.array([float(row[name]) for row in recorded]) / scale
@@ -75,7 +79,7 @@ def _running_off(arrived_s: Floats, ends_s: Floats, from_s: float) -> float:
 
 
 def print_trace() -> None:
-    """The constants, and what they predict."""
+    """Print the constants of the twin that was fitted to the trace, and the errors of its predictions."""
     constants, compared, off = trace()
     print(
         ", ".join(f"{name} {value:.4g}" for name, value in constants.items()) + f", from {FITTED} of {ALL} requests.\n"
@@ -87,7 +91,7 @@ def print_trace() -> None:
 
 
 def print_real(server: str, url: str, seed: int) -> None:
-    """What `loadgen twin` says of a server that is up."""
+    """Measure a running server, fit a twin to two of the runs, and print how well it predicts the other runs."""
     with TemporaryDirectory() as folder:
         for place, (name, load) in enumerate(LOADS.items(), 1):
             options = ("--server", server, "--url", url, "--output-tokens", "64", "--seed", str(1000 * (seed + place)))
@@ -98,7 +102,10 @@ def print_real(server: str, url: str, seed: int) -> None:
 
 
 def _loadgen(*arguments: str) -> str:
-    """What it prints; exit code 5 is right where the client, on the server's own cores, was the limit."""
+    """Run loadgen and return its output. Any exit code other than 0 and 5 ends this process.
+
+    Exit code 5 is expected if the client shares the server's cores and was the limit.
+    """
     ended = subprocess.run([sys.executable, "-m", "loadgen", *arguments], capture_output=True, text=True, check=False)
     if ended.returncode not in (0, 5):
         sys.exit(ended.stderr)
@@ -106,12 +113,12 @@ def _loadgen(*arguments: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what was asked for."""
+    """Run the benchmark `trace` or `real`, and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("trace", "real"))
     parser.add_argument("--server", default="vllm")
     parser.add_argument("--url", default="http://127.0.0.1:8001")
-    parser.add_argument("--seed", type=int, default=0, help="another one for prompts that the server has not seen")
+    parser.add_argument("--seed", type=int, default=0, help="choose a new seed if the server has cached the prompts")
     asked = parser.parse_args(arguments)
     if asked.what == "trace":
         print_trace()

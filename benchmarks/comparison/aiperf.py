@@ -1,4 +1,4 @@
-"""aiperf: nine and more processes over ZMQ, aiohttp (Apache-2.0, ai-dynamo/aiperf)."""
+"""aiperf: nine or more processes that communicate over ZMQ, with aiohttp (Apache-2.0, ai-dynamo/aiperf)."""
 
 from __future__ import annotations
 

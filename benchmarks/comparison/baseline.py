@@ -1,4 +1,7 @@
-"""The floor: a client in C that connects, sends, reads with kernel stamps, and decodes nothing."""
+"""The baseline of the comparison: a C client that connects, sends requests and reads, but decodes nothing.
+
+The kernel timestamps the data that it reads.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from benchmarks.comparison.install import run
 from benchmarks.comparison.model import NAME
 
 VERSION = "2"
-"""To be raised with every change of the source, so that it is compiled again."""
+"""Version of the C source. Raise it with every change, so that the client is compiled again."""
 SOURCE = Path(__file__).parents[1] / "baseline.c"
 
 
 def _install(folder: Path) -> None:
-    """Raises FileNotFoundError where there is no C compiler."""
+    """Compile the client. Raises FileNotFoundError if there is no C compiler."""
     run("cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(folder / "baseline"), str(SOURCE))
 
 
@@ -28,7 +31,7 @@ def _command(folder: Path, load: Load) -> list[str]:
 
 
 def _request(load: Load) -> bytes:
-    """One request, the same for all, head and body together."""
+    """Return the bytes of the HTTP request (head and body) that every connection sends."""
     prompt = [1 + index % 2000 + 20_000 for index in range(load.input_tokens)]
     asked = {"model": NAME, "prompt": prompt, "max_tokens": load.output_tokens, "stream": True, "ignore_eos": True}
     body = json.dumps(asked)

@@ -1,4 +1,4 @@
-"""What a benchmark knows about a client: how to install it, start it, and read what it reported."""
+"""The interface of a load generator in the comparison: how to install it, start it, and read its results."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One burst, the same for every client."""
+    """The burst that every load generator sends, and the files for it."""
 
     url: str
-    """Of the simulated vLLM."""
+    """URL of the simulated vLLM server."""
     n: int
-    """Requests, all at once."""
+    """Number of requests, which are all sent at once."""
     input_tokens: int
     output_tokens: int
     model: Path
-    """A folder as `model.make` leaves it."""
+    """Model folder that `model.make` has written."""
     scratch: Path
-    """An empty folder of this run's own, where the client starts and leaves its results."""
+    """Empty folder for this run. It is the client's working directory and receives the results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What the client says it measured, as medians over its requests."""
+    """Latencies that a load generator reports: medians over its requests."""
 
     ttft_ms: float
     tpot_ms: float
-    """Per token after the first: what is called ITL in aiperf and in guidellm."""
+    """Time per output token after the first one. aiperf and guidellm call it ITL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A load generator that can be driven from a command line."""
+    """A load generator that can be started from a command line."""
 
     name: str
     version: str
     install: Callable[[Path], None]
-    """Makes everything the client needs in a folder; raises CalledProcessError or OSError."""
+    """Installs the client in a folder. Raises CalledProcessError or OSError."""
     command: Callable[[Path, Load], list[str]]
-    """The command line, given the folder it was installed in."""
+    """Returns the command line for a load. The first argument is the folder in which the client is installed."""
     reported: Callable[[Path], Reported]
-    """Reads its results from the scratch folder of a run; raises OSError, ValueError or LookupError."""
+    """Reads the client's results from the scratch folder of a run. Raises OSError, ValueError or LookupError."""
     environment: Mapping[str, str] = field(default_factory=dict)
     exit_codes: tuple[int, ...] = (0,)
-    """Those with which there are results."""
+    """Exit codes of the client with which it has written results."""

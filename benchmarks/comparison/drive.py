@@ -1,4 +1,4 @@
-"""One run of one client against a fresh simulated server: the server on one core, the client on the others."""
+"""Runs one load generator against a new simulated server. The server and the load generator use different cores."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LAST_WORDS = 300
 
 
 class FailedError(Exception):
-    """The client did not do what it was asked; the message says why, in its own words where it had some."""
+    """The load generator failed. The message gives the reason, with the end of its output if there was any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is the same for every client."""
+    """Settings of a comparison that are the same for every load generator."""
 
     n: int = 1000
     input_tokens: int = 512
@@ -45,26 +45,27 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One run."""
+    """Results of one run of a load generator."""
 
     truth: judge.Truth
     reported: Reported
     requests: list[dict[str, Any]]
-    """The server's log."""
+    """Lines of the server's log, one per request."""
     scratch: Path
     wall_s: float
     cpu_s: float
     first_byte_s: float
-    """From the start of the command to the arrival of its first request for tokens."""
+    """Time from the start of the command to the arrival of its first request for tokens, in s."""
     peak_bytes: int | None
     others_cores: float
-    """CPU that everybody else on this machine used meanwhile."""
+    """Average number of cores that other processes on this machine used during the run."""
 
 
 def quietest(attempt: Callable[[], table.Row], tries: int, patience_s: float) -> table.Row:
-    """The first row made while nobody else used the machine, or the quietest of `tries`. Raises FailedError.
+    """Repeat a run until no other process has used much CPU during it, and return its row of figures.
 
-    Waits before each for others to be done, if that is not too long.
+    After `tries` runs, return the row of the run during which other processes used least CPU. Before each run, wait up
+    to `patience_s` seconds until other processes use little CPU. Raises FailedError if a run fails.
     """
     rows: list[table.Row] = []
     while len(rows) < tries and (not rows or rows[-1][OTHERS] > _QUIET_CORES):
@@ -75,7 +76,10 @@ def quietest(attempt: Callable[[], table.Row], tries: int, patience_s: float) ->
 
 @contextmanager
 def once(client: Client, folder: Path, setting: Setting, *, memory: bool = False) -> Iterator[Outcome]:
-    """Runs the client, installed in `folder`. What it wrote is there until the context ends. Raises FailedError."""
+    """Run the load generator that is installed in `folder`, and yield the outcome.
+
+    The files that it wrote exist until the context ends. Raises FailedError if there are no results.
+    """
     with tempfile.TemporaryDirectory() as place:
         scratch, log = Path(place) / "client", Path(place) / "server.jsonl"
         scratch.mkdir()
@@ -96,7 +100,10 @@ def once(client: Client, folder: Path, setting: Setting, *, memory: bool = False
 
 @contextmanager
 def _server(setting: Setting, log: Path) -> Iterator[str]:
-    """This process, which has nothing to do meanwhile, stays on the server's core."""
+    """Start a simulated server on its core, and yield its URL.
+
+    The current process stays on this core too, because it only waits during the run.
+    """
     config = SimulatedConfig(
         server="vllm",
         model=model.NAME,
@@ -110,7 +117,10 @@ def _server(setting: Setting, log: Path) -> Iterator[str]:
 
 
 def _kept(client: Client, command: list[str], scratch: Path, setting: Setting, *, memory: bool) -> dict[str, Any]:
-    """Starts the keeper with the command. Returns what the keeper wrote. Raises FailedError."""
+    """Run the command under keeper.py, and return the resource usage that keeper.py has measured.
+
+    Raises FailedError if the command failed or exceeded the time limit.
+    """
     result = scratch.parent / "usage.json"
     cores = ",".join(map(str, setting.client_cores))
     options = [str(result), cores, str(setting.limit_s), "yes" if memory else "no"]
@@ -133,7 +143,11 @@ def _kept(client: Client, command: list[str], scratch: Path, setting: Setting, *
 
 
 def _environment(client: Client) -> dict[str, str]:
-    """Ours without what would let a client find our packages or keep it from caching its bytecode."""
+    """Return the environment variables for a load generator.
+
+    Variables of Python are removed. With them, the load generator could import loadgen's packages, or could not cache
+    its bytecode.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, "HF_HUB_OFFLINE": "1", **client.environment}
 
@@ -163,5 +177,5 @@ def _last_words(scratch: Path) -> str:
 
 
 def _end_of(text: str) -> str:
-    """On one line, without what would end a cell of a table."""
+    """Return the end of a text on one line, without the character `|` that would end a table cell."""
     return " ".join(text.replace("|", "/").split())[-_LAST_WORDS:]

@@ -1,4 +1,6 @@
-"""evalscope perf: one asyncio loop, aiohttp, SQLite while it runs (Apache-2.0, modelscope/evalscope)."""
+"""evalscope perf: one asyncio loop with aiohttp, which writes to SQLite during the run (Apache-2.0,
+modelscope/evalscope).
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ def _command(folder: Path, load: Load) -> list[str]:
 
 
 def _reported(scratch: Path) -> Reported:
-    """Its own summary is text in a spreadsheet; the medians are taken from its figures per request, in seconds."""
+    """Return the medians over the requests, from the latencies of each request in seconds.
+
+    The summary of genai-bench is text in a spreadsheet, and is not used.
+    """
     (file,) = (scratch / "results").glob("*_concurrency_*.json")
     requests = json.loads(file.read_text("utf-8"))["individual_request_metrics"]
     return Reported(

@@ -1,4 +1,4 @@
-"""guidellm: worker processes of asyncio and httpx (Apache-2.0, vllm-project/guidellm)."""
+"""guidellm: several worker processes with asyncio and httpx (Apache-2.0, vllm-project/guidellm)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _install(folder: Path) -> None:
 
 
 def _command(folder: Path, load: Load) -> list[str]:
-    """`throughput` is its way to send as many as may be in flight, at once."""
+    """Return the command line. With the profile `throughput`, guidellm sends all requests at once."""
     return [
         str(folder / "bin/guidellm"),
         "run",
@@ -32,7 +32,10 @@ def _command(folder: Path, load: Load) -> list[str]:
 
 
 def _reported(scratch: Path) -> Reported:
-    """Its "TPOT" holds the first token too; its "ITL" is what everybody else calls TPOT."""
+    """Return the reported medians.
+
+    The "TPOT" of guidellm includes the first token. Its "ITL" is what other load testers call TPOT.
+    """
     (benchmark,) = json.loads((scratch / "report.json").read_text("utf-8"))["benchmarks"]
     metrics = benchmark["metrics"]
     return Reported(

@@ -1,4 +1,4 @@
-"""Puts clients where they can be started from, once per version."""
+"""Installs load generators, each version once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _STAMP = "installed-version"
 
 
 def ensure(client: Client, environments: Path) -> Path:
-    """The client's folder, made now unless this version was made before. Raises what its `install` does."""
+    """Return the folder in which the load generator is installed. Install it if this version is not there yet.
+
+    Raises the errors of `client.install`.
+    """
     folder = environments / client.name.replace(" ", "-")
     stamp = folder / _STAMP
     if not stamp.exists() or stamp.read_text("utf-8") != client.version:
@@ -25,15 +28,15 @@ def ensure(client: Client, environments: Path) -> Path:
 
 
 def environment_with(folder: Path, *requirements: str) -> None:
-    """A virtual environment with these packages from the package index. Raises CalledProcessError."""
+    """Create a virtual environment with these packages from the package index. Raises CalledProcessError on failure."""
     run(sys.executable, "-m", "venv", str(folder))
     run(str(folder / "bin/python"), "-m", "pip", "install", "-q", *requirements)
 
 
 def run(*command: str) -> None:
-    """Runs it quietly. Raises CalledProcessError, with all that the command said."""
+    """Run a command without showing its output. On failure, raises CalledProcessError with the output."""
     subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def nothing(folder: Path) -> None:
-    """For clients that are here already."""
+    """Install nothing, for load generators that are already part of this repository."""

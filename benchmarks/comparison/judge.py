@@ -1,4 +1,4 @@
-"""What really happened in a burst, from the simulated server's log."""
+"""Computes the true figures of a burst from the simulated server's log."""
 
 from __future__ import annotations
 
@@ -16,34 +16,40 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """One run as the server's side knows it."""
+    """True figures of one run, as the server measured them."""
 
     requests: int
-    """That came, warm-ups and those that the client gave up included."""
+    """Number of requests that arrived, including warm-up requests and requests that the client cancelled."""
     events: int
-    """Sends that held tokens, in all of them."""
+    """Number of sends with tokens, over all requests."""
     first_request_ns: int
-    """CLOCK_REALTIME at which the first request for tokens had come."""
+    """Arrival of the first request for tokens, in ns (CLOCK_REALTIME)."""
     skew_ms: float
-    """From the first request of the burst to its last."""
+    """Time from the arrival of the first request of the burst to the arrival of its last request, in ms."""
     ttft_ms: float
-    """Median: from a request's arrival to the server's send of its first token. No client can see less."""
+    """Median time from a request's arrival to the send of its first token, in ms. No client can measure less."""
     tpot_ms: float
-    """Median: (last send - first send) / (tokens - those of the first send)."""
+    """Median of `(last send - first send) / (tokens - tokens of the first send)`, in ms."""
     server_late_ms: float
-    """p99 of how much later than its clock wanted the server sent."""
+    """p99 of the server's delay between the due time and the send of a token, in ms."""
     stamps: str
-    """Where arrivals are from: `ring`, the kernel's stamps, or `user`, what the server noted when it read them."""
+    """Source of the arrival times: `ring` (timestamps of the kernel) or `user` (times at which the server read)."""
 
 
 def read_log(file: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The requests for tokens, in order of arrival, and the summary. Raises OSError, ValueError, LookupError."""
+    """Return the requests for tokens, in order of arrival, and the summary line of a server log.
+
+    Raises OSError, ValueError or LookupError if the log cannot be read.
+    """
     *requests, last = (json.loads(line) for line in file.read_text("utf-8").splitlines())
     return sorted(requests, key=lambda line: int(line["received_ns"])), last["summary"]
 
 
 def judge(requests: Sequence[dict[str, Any]], summary: dict[str, Any], n: int) -> Truth:
-    """Says what happened to the burst. Raises ValueError when there is none: fewer than `n` requests got tokens."""
+    """Return the true figures of a burst of `n` requests.
+
+    Raises ValueError if fewer than `n` requests were answered with tokens.
+    """
     answered = [(int(line["received_ns"]), line) for line in requests if line["sent_ns"]]
     if len(answered) < n:
         raise ValueError(f"the server answered {len(answered)} of {n} requests")
@@ -61,14 +67,15 @@ def judge(requests: Sequence[dict[str, Any]], summary: dict[str, Any], n: int) -
 
 
 def _closest(answered: list[tuple[int, dict[str, Any]]], n: int) -> list[tuple[int, dict[str, Any]]]:
-    """The burst: of all runs of `n` neighbours the shortest. Some clients send others first, to try the server, or
-    start again while the last answers are still coming."""
+    """Return the burst: the `n` consecutive requests that arrived within the shortest time.
+
+    Some load generators send test requests before the burst, or start a second burst before the first one has ended."""
     start = min(range(len(answered) - n + 1), key=lambda first: answered[first + n - 1][0] - answered[first][0])
     return answered[start : start + n]
 
 
 def tpot_ms(line: dict[str, Any]) -> float:
-    """Of one request of the log."""
+    """Return the TPOT of one request of the log, in ms."""
     sent_ns: list[int] = line["sent_ns"]
     tokens: list[int] = line["tokens"]
     return (sent_ns[-1] - sent_ns[0]) / max(1, sum(tokens) - tokens[0]) / _NS_PER_MS

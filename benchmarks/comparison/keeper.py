@@ -1,11 +1,15 @@
-"""Runs one command and says what all of it cost. A script of its own, so that nothing else is counted.
+"""Runs one command, and reports its time, CPU time and memory.
+
+This is a separate script, so that the CPU time of other Python code is not counted.
 
     python keeper.py RESULT.json CORE,CORE SECONDS yes|no COMMAND...
 
-The command's whole process tree is on these cores. What it leaves behind is adopted, waited for and counted: the CPU
-time is the kernel's own for all children that have ended, from the first instruction of the command on. With `yes`,
-memory is sampled ten times a second: the sum over the tree of the proportional set size, in which a page shared by
-four processes counts as a quarter in each. That costs time on the same cores, so such a run's CPU time means nothing.
+All processes of the command run on the given cores. Processes that outlive their parents are adopted, waited for and
+counted. The CPU time is the kernel's total for all child processes that have ended, including their start-up.
+
+With `yes`, memory is sampled ten times a second: the sum of the proportional set sizes of all processes. A page that
+four processes share counts as a quarter in each. Sampling uses CPU time on the same cores, so the CPU time of such a
+run is meaningless.
 """
 
 from __future__ import annotations
@@ -27,12 +31,15 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """prctl(2): a signal when the parent dies; orphans below this process become its children, and not init's."""
 _SAMPLE_S = 0.1
 _STRAGGLERS_S = 5.0
-"""So long may processes go on when the command itself has ended."""
+"""Maximum time for which child processes may run after the command itself has ended, in s."""
 _KIB = 1024
 
 
 def main(result: str, cores: str, limit_s: str, memory: str, *command: str) -> None:
-    """Writes `launched_ns` (CLOCK_REALTIME), `wall_s`, `cpu_s`, `exit_code`, `timed_out` and `peak_bytes` as JSON."""
+    """Run the command and write its resource usage to the file `result`, as JSON.
+
+    The keys are `launched_ns` (CLOCK_REALTIME), `wall_s`, `cpu_s`, `exit_code`, `timed_out` and `peak_bytes`.
+    """
     _die_with_parent()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
@@ -56,7 +63,7 @@ def main(result: str, cores: str, limit_s: str, memory: str, *command: str) -> N
 
 
 class Peak:
-    """The largest memory of all processes below this one, sampled in a thread."""
+    """Measures the peak memory of all descendants of this process, by sampling in a thread."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -65,7 +72,7 @@ class Peak:
         self._thread.start()
 
     def stop(self) -> int:
-        """Ends the sampling. Returns bytes."""
+        """Stop sampling. Return the peak memory in bytes."""
         self._ended.set()
         self._thread.join()
         return self._bytes
@@ -76,7 +83,7 @@ class Peak:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """Ids of all processes below `process`, as far as they are there when looked at."""
+    """Yield the ids of all current descendants of a process. Processes that end during the search may be missed."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{process}/task").iterdir():
             for child in map(int, (task / "children").read_text("ascii").split()):
@@ -93,7 +100,7 @@ def _proportional_bytes(process: int) -> int:
 
 
 def _die_with_parent() -> None:
-    """Whoever ends the benchmark ends the client with it."""
+    """Kill all child processes when this process receives SIGTERM or when its parent dies."""
 
     def end(*_: object) -> None:
         _kill_all()
@@ -104,7 +111,7 @@ def _die_with_parent() -> None:
 
 
 def _wait(child: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Waits for the command. Returns whether it had to be ended because its time was up."""
+    """Wait for the command. Kill it after `limit_s` seconds. Return True if it was killed."""
     try:
         child.wait(limit_s)
     except subprocess.TimeoutExpired:

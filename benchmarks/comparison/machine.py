@@ -1,4 +1,4 @@
-"""Where the figures come from: the machine, and how its cores are shared out."""
+"""Describes the machine of a benchmark, and assigns its cores to server and client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _LOOK_S = 2.0
 
 
 def cores() -> tuple[int, tuple[int, ...]]:
-    """The server's core and the client's: the first and the second, or the same where there is one."""
+    """Return the core of the server and the cores of the client: the first and the second usable core.
+
+    If there is only one core, server and client share it.
+    """
     usable = sorted(os.sched_getaffinity(0))
     return usable[0], (usable[1] if len(usable) > 1 else usable[0],)
 
 
 @contextmanager
 def pinned(*numbers: int) -> Iterator[None]:
-    """What is started meanwhile runs on the cores of these numbers, as a child inherits them."""
+    """Pin this process to these cores while the context is open. Processes that are started in it inherit the cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, numbers)
     try:
@@ -30,7 +33,7 @@ def pinned(*numbers: int) -> Iterator[None]:
 
 
 def described() -> str:
-    """One line: processor, kernel, Python, and how busy it is."""
+    """Return one line about the machine: cores, processor, kernel, Python version and load average."""
     names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     name = names[0] if names else platform.machine()
     python = platform.python_version()
@@ -39,9 +42,10 @@ def described() -> str:
 
 
 def watch_others() -> Callable[[], float]:
-    """Starts watching. The returned function says how much CPU everybody else has used since, in cores.
+    """Start to measure the CPU use of other processes.
 
-    Everybody else is not this process, nor any child of it that has been waited for in the meantime.
+    Return a function that returns the average number of cores that other processes have used since. This process, and
+    its children that have been waited for, are not counted.
     """
     start_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
 
@@ -53,7 +57,7 @@ def watch_others() -> Callable[[], float]:
 
 
 def wait_for_quiet(cores: float, limit_s: float) -> None:
-    """Returns when everybody else has used less than so many cores for a while, or when the time is up."""
+    """Wait until other processes use less than `cores` cores, or until `limit_s` seconds have passed."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
         others = watch_others()
@@ -63,7 +67,9 @@ def wait_for_quiet(cores: float, limit_s: float) -> None:
 
 
 def _busy_s() -> float:
-    """CPU time of the whole machine that was neither idle nor waiting (proc(5), /proc/stat), in seconds."""
+    """Return the CPU time of the whole machine that was neither idle nor waiting for I/O (proc(5), /proc/stat), in
+    seconds.
+    """
     user, nice, system, _, _, interrupts, soft, *_ = map(int, _lines("/proc/stat")[0].split()[1:])
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 

@@ -1,5 +1,7 @@
-"""The folder that peers take for a model: what `loadgen mock-server --write-model` writes, so that 512 tokens are 512
-on both sides and the peers that check their prompts against `/tokenize` find nothing to repair."""
+"""The model folder for other load testers, as `loadgen mock-server --write-model` writes it.
+
+With this tokenizer, client and server count the same number of tokens in a prompt. Load testers that check their
+prompts with `/tokenize` find nothing to correct."""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from pathlib import Path
 from loadgen.servers.simulated.tokenizer import write_model
 
 NAME = "benchmark"
-"""Under which the simulated server serves it. Peers read a name with a slash as one on a hub."""
+"""Name of the model on the simulated server. Other load testers look up a name with a slash on a hub."""
 CONTEXT_TOKENS = 16_384
 
 
 def make(folder: Path) -> Path:
-    """Writes the folder and returns it."""
+    """Write the model folder and return it."""
     write_model(folder, CONTEXT_TOKENS)
     return folder

@@ -1,4 +1,4 @@
-"""loadgen, as a whole command: prompts made, everything decoded, run file and summary written."""
+"""loadgen as a whole command: it builds prompts, decodes every event, and writes the run file and the summary."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from benchmarks.comparison.client import Client, Load, Reported
 from benchmarks.comparison.install import nothing
 
 RUN = "run"
-"""Where the run lies in a scratch folder."""
+"""Name of the run's folder in the scratch folder."""
 _LIMITED = 5
 _ROOT = Path(__file__).parents[2]
 
 
 def client(workers: int = 1) -> Client:
-    """Exit code 5 says that the client was the limit: there are results, and a verdict on them."""
+    """Return loadgen as a client of the comparison.
+
+    Exit code 5 is accepted, because it means that the client was the limit. The results exist in this case too.
+    """
     return Client(
         name="loadgen" if workers == 1 else f"loadgen, {workers} workers",
         version=_version(),

@@ -1,4 +1,4 @@
-"""Figures of several runs of several tools, as one Markdown table in which each column's best is bold."""
+"""Formats the figures of several tools as one Markdown table, with the best value of each column in bold."""
 
 from __future__ import annotations
 
@@ -9,37 +9,40 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure: its heading with the unit, how many digits it is worth, and which of two is the better."""
+    """A column of the table: its heading with the unit, its number of decimals, and which values are better."""
 
     title: str
     digits: int
     worse: Callable[[float], float] | None = None
-    """Larger is worse; None where no figure is better than another."""
+    """Sort key: a value with a larger key is worse. None if no value of the column is better than another."""
     signed: bool = False
 
 
 def smaller(value: float) -> float:
-    """Less is better."""
+    """Sort key of a column in which smaller values are better."""
     return value
 
 
 def larger(value: float) -> float:
-    """More is better."""
+    """Sort key of a column in which larger values are better."""
     return -value
 
 
 Row = Mapping[str, float]
-"""A figure per column's title; a column may be missing."""
+"""Values by column title. A column may be missing."""
 
 
 def medians(rows: Sequence[Row]) -> Row:
-    """Figure by figure, over the runs that have it."""
+    """Return the median of each figure over all rows that contain it."""
     titles = {title: None for row in rows for title in row}
     return {title: median(row[title] for row in rows if title in row) for title in titles}
 
 
 def markdown(columns: Sequence[Column], rows: Mapping[str, Row | str], floor: str = "") -> str:
-    """The table. A row that is a text says why there are no figures. The row `floor` does not compete."""
+    """Return the table. The keys of `rows` are the names of the tools.
+
+    A row may be a text that explains why there are no figures. No value of the row `floor` is shown as the best one.
+    """
     competing = [row for name, row in rows.items() if name != floor and not isinstance(row, str)]
     best = {column.title: _best(column, competing) for column in columns}
     lines = [_line(["tool", *(column.title for column in columns)])]
@@ -54,7 +57,7 @@ def markdown(columns: Sequence[Column], rows: Mapping[str, Row | str], floor: st
 
 
 def _best(column: Column, rows: Sequence[Row]) -> str:
-    """As it will be shown, so that equal figures are equally good."""
+    """Return the best value of a column as it is displayed, so that equal displayed values are equally good."""
     values = [row[column.title] for row in rows if column.title in row]
     return _shown(column, min(values, key=column.worse)) if column.worse and len(values) > 1 else ""
 

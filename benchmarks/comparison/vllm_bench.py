@@ -1,7 +1,8 @@
-"""vLLM's two clients (Apache-2.0, vllm-project/vllm): `vllm bench serve` on asyncio and aiohttp, and the one in Rust.
+"""The two benchmark clients of vLLM (Apache-2.0, vllm-project/vllm).
 
-Neither needs a GPU. The Python one comes with the CPU build of vLLM that the tests use; of the official wheel, only
-the program `vllm-rs` is kept.
+`vllm bench serve` uses asyncio and aiohttp, and `vllm-rs bench serve` is written in Rust. Neither needs a GPU. The
+Python client comes with the CPU build of vLLM that the tests use. The Rust client is the only file that is kept of the
+official wheel.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _python(folder: Path, load: Load) -> list[str]:
 
 
 def _rust(folder: Path, load: Load) -> list[str]:
-    """It sends token ids, which its own help calls the faster way."""
+    """Return the command line of the Rust client. It sends token ids, which is faster according to its help."""
     return [str(folder / "vllm/vllm-rs"), *_arguments(load), "--prompt-token-ids"]
 
 

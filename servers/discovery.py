@@ -60,9 +60,9 @@ def resolve(
 ) -> ServerFacts | None:
     """Find the requested server and return its facts, or None if a simulated server should replace it.
 
-    The URL of the server is `url`, or else the environment variable LOADGEN_<SERVER>_URL. If there is a URL, the
-    requested server must answer at this URL. Without a URL, the backend's default port on this machine is tried, and
-    the result is None if no such server answers there.
+    The URL of the server is `url`, or the value of the environment variable LOADGEN_<SERVER>_URL if `url` is empty. If
+    there is a URL, the requested server must answer at this URL. Without a URL, the backend's default port on this
+    machine is tried. The result is None if no such server answers on this port.
 
     Raises the errors of `probe`. Raises UnreachableError instead of returning None if `real` is set, or if the backend
     has no simulated server."""
@@ -96,7 +96,7 @@ def resolve(
 
 
 class _ProbeClient:
-    """Sends each GET of a probe once, and remembers the responses.
+    """Sends each GET request of a probe once, and caches the responses.
 
     Some gateways of hosted servers have their OpenAI routes directly below the base URL, as in
     `/api/v3/chat/completions`. If the list of models is at `/models` and not at `/v1/models`, all OpenAI routes are
@@ -142,8 +142,9 @@ def probe(
     """Identify the server at `url`, and return its version, model and limits.
 
     `server` is a key of BACKENDS, or "" to accept any backend. `model` is the model to request, by default the first
-    model that the server lists. A model that is not listed may be an alias, so it is accepted, and `facts.listed` is
-    False. `say` is called with a line whenever the probe waits for a busy server. Raises
+    model that the server lists. A model that the server does not list is accepted, because it may be an alias. The
+    field `listed` of the result is then False. `say` is called with a line whenever the probe waits for a busy server.
+    Raises
 
     - UnreachableError if no server answers.
     - UnauthorizedError if the server requires an API key, or refuses the one that was sent.
@@ -155,7 +156,7 @@ def probe(
     with closing(JsonClient(address.url, access, say=say)) as client:
         get_json = _ProbeClient(client)
         generic = _most_specific_first()[-1]
-        # For a generic protocol the name of the model is enough, even if a gateway does not publish the list of models.
+        # For the generic backend, a model name is enough, even if a gateway does not publish the list of models.
         model_is_enough = bool(model) and server in ("", generic.name)
         facts = None
         try:
@@ -190,20 +191,20 @@ def probe(
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """Return the facts of a simulated server if `mark` is given, otherwise the unchanged facts.
+    """Return `facts` with the information that the server is simulated, or unchanged if `mark` is None.
 
-    Every response of a simulated server says SIMULATED and states the server's clock speed. `mark` contains this
-    information, or is None if the server is real."""
+    Every response of a simulated server says SIMULATED and states the server's clock speed. `mark` contains the clock
+    speed. It is None if the server is real."""
     if mark is None or facts.simulated:
         return facts
     return replace(facts, simulated=True, speed=mark.speed)
 
 
 def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
-    """Return the URL of the container behind a port that Docker publishes, or "" if `url` leads to no such port.
+    """Return the direct URL of a container whose published port is the port of `url`, or "" if there is none.
 
     Docker starts a `docker-proxy` process for each published port. Every byte from loopback passes through this
-    process."""
+    process. The direct URL avoids the process."""
     requested = urlsplit(url)
     if requested.hostname not in ("localhost", "127.0.0.1", "::1"):
         return ""
@@ -215,7 +216,7 @@ def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
                 continue
             host_address = ipaddress.ip_address(options["-host-ip"])
             container_address = ipaddress.ip_address(options["-container-ip"])
-            # The namespace of another user's process cannot be read. The process is assumed to be in this one.
+            # The network namespace of another user's process cannot be read. It is assumed to be that of this process.
             with suppress(PermissionError):
                 if (process / "ns/net").stat().st_ino != (proc / "self/ns/net").stat().st_ino:
                     continue
@@ -297,11 +298,11 @@ def check_limits(
 
 
 def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) -> int:
-    """Return the number of output tokens that the server generates for a request of `output_tokens` tokens.
+    """Return the number of output tokens that the server generates if a request asks for `output_tokens` tokens.
 
-    Some servers generate long responses in pieces of fixed size. Such a response ends with the piece that reaches
-    `output_tokens`. The response ends earlier if the next piece would exceed a limit of the server. The prompt and the
-    tokens generated so far count toward this limit."""
+    Most servers generate `output_tokens` tokens. Some servers generate long responses in pieces of fixed size. Such a
+    response usually ends with the piece that reaches `output_tokens`. It ends earlier if the prompt and the output with
+    the next piece would exceed a limit of the server."""
     piece_tokens = facts.notes.get("prompt_piece_tokens", 0)
     tokens = round_up_to_pieces(output_tokens, piece_tokens)
     if tokens <= piece_tokens:
@@ -316,14 +317,15 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
 
 
 def exceeded_request_limit(facts: ServerFacts, n: int) -> str:
-    """Return a message if `n` concurrent requests exceed the server's limit, otherwise ""."""
+    """Return a message if `n` concurrent requests exceed the server's limit on requests, otherwise ""."""
     return "; ".join(sentence for sentence, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
 
 
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
     """Return the limits that `value` exceeds, as pairs of a message and the server option that raises the limit.
 
-    Only limits with this value of `ServerLimit.bounds` are checked. `load` describes `value` in the message."""
+    `bounds` is the quantity that `value` counts: `total`, `prompt` or `requests`. Only limits of this quantity are
+    checked (see `ServerLimit.bounds`). `load` describes `value` in the message."""
     return [
         (f"{load} exceed its {name} of {facts.limits[name]}", limit.flag)
         for name, limit in BACKENDS[facts.name].limits.items()
@@ -332,11 +334,10 @@ def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tu
 
 
 class ServerTokenizer(msgspec.Struct, frozen=True):
-    """Counts tokens with HTTP requests to the server under test, over persistent connections.
+    """Counts tokens with HTTP requests to the server under test.
 
-    Many texts are counted side by side over several connections.
-
-    Raises UncountableError if a response contains no count, and UnreachableError if a request fails."""
+    Several persistent connections are used, so that many texts are counted at the same time. Methods raise
+    UncountableError if a response contains no count, and UnreachableError if a request fails."""
 
     client: JsonClient
     route: Route[int]
@@ -347,23 +348,26 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
     do this."""
     words: tuple[str, ...] = ()
     more_clients: Callable[[int], Sequence[JsonClient]] = lambda _: ()
-    """Returns up to this number of further connections."""
+    """Function that returns additional connections. Its argument is the requested number of connections."""
 
     @property
     def mark(self) -> Mark | None:
-        """The mark that says SIMULATED in the server's responses, or None for a real server."""
+        """The mark by which the server's responses say that the server is simulated, or None for a real server."""
         return self.client.mark
 
     @property
     def counting_path(self) -> str:
-        """Path of a route that only counts tokens, or else of one that runs the model and reports the count."""
+        """Path of the route that counts tokens.
+
+        If the server has no route that only counts, this is the path of a route that runs the model and reports the
+        count."""
         return self.plain.route.path if self.plain else self.route.path
 
     @property
     def generates(self) -> bool:
-        """True if the server runs the model on a text to count its tokens.
+        """True if the server must run the model on a text to count its tokens.
 
-        The text then stays in the server's prefix cache."""
+        In this case, the text stays in the server's prefix cache."""
         return self.route.generates
 
     def count(self, texts: Sequence[str]) -> list[int]:
@@ -398,8 +402,8 @@ def open_tokenizer(
 ) -> Iterator[ServerTokenizer]:
     """Connect to the server, and yield a tokenizer that counts prompt tokens for the dialect.
 
-    `timeout_s` is the time limit of a response in seconds. It applies only if the server must generate a token to
-    count."""
+    `timeout_s` is the time limit of a response in seconds. It applies only if the server must generate a token to count
+    the tokens of a prompt."""
     from loadgen.servers.json_client import JsonClient
 
     def if_available(route: Route[ResultT] | None) -> Route[ResultT] | None:
@@ -452,9 +456,10 @@ def _identify(client: GetJson, url: str, backends: Iterable[Backend]) -> ServerF
 
 
 def _without_model_list(get_json: _ProbeClient, generic: Backend, address: ServerUrl) -> ServerFacts | None:
-    """Return the facts of a server that has no list of models, but accepts a request for ANY_MODEL, or None.
+    """Return the facts of a server without a list of models, if the server accepts a request for the model ANY_MODEL.
 
-    Servers of a single model often ignore the name of the model."""
+    Servers of a single model often ignore the model name in a request. The result is None if the server has a list of
+    models or refuses the request."""
     from loadgen.servers.endpoint_probe import accepts_request, relocated
 
     if get_json.response(MODELS_PATH).status not in (404, 405):
@@ -472,7 +477,7 @@ def _without_model_list(get_json: _ProbeClient, generic: Backend, address: Serve
 def _is_listed(get_json: GetJson, facts: ServerFacts, model: str | None) -> bool:
     """Return False if the server lists models and `model` is not one of them.
 
-    None stands for the server's first model, which is always listed."""
+    A `model` of None stands for the server's first model, which is always listed."""
     known = {facts.model} - {""}
     with suppress(UnauthorizedError):
         known |= {str(card["id"]) for card in model_cards(get_json(MODELS_PATH)[1]) if "id" in card}

@@ -1,8 +1,8 @@
-"""Finds an endpoint that the server accepts requests on, and the request fields that it refuses there.
+"""Finds an endpoint on which the server accepts requests, and the request fields that the server refuses.
 
-Both are found by sending requests for one token, because a GET says nothing: many servers answer 404 to a GET of a
-route that exists. A run is not started if the server has none of the endpoints, redirects the request, or refuses the
-model.
+The module sends test requests for one token. A GET request would not help, because many servers answer 404 to a GET of
+a route that exists. A run is not started if the server has none of the endpoints, redirects the test request, or
+refuses the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MISSING_STATUSES = (404, 405, 501)
 FIELD_STATUSES = (400, 406, 411, 412, 415, 416, 417, 418, 421, 422)
 """HTTP statuses with which servers refuse a field."""
 NAMED_FIELD_STATUSES = (*FIELD_STATUSES, 500)
-"""The same with 500, which LiteLLM answers. It is a refusal of a field only if it names one."""
+"""HTTP statuses of a refusal that names the refused field. 500 comes from LiteLLM."""
 MODELS_LISTED = 20
 """Maximum number of models that a message names."""
 _ECHOES = frozenset({"input", "ctx", "url", "body", "request"})
@@ -70,7 +70,7 @@ class Trial(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """True if the server has no API at this path."""
+        """True if the server has no API at the path of this endpoint. A web page is not an API."""
         return self.response.status in MISSING_STATUSES or (self.response.status < 300 and not self.accepted)
 
     @property
@@ -97,8 +97,8 @@ def choose_endpoint(
     """Return the first dialect whose requests the server accepts, without the fields that the server refuses.
 
     `request` is a request for one token. `say` is called with a line for each fact that changes the requests of the
-    run. If the server refuses the request for any other reason, such as overload, the dialect is returned all the same,
-    because the run records the reason. Raises
+    run. If the server refuses every request for another reason, such as overload, the first dialect whose endpoint
+    exists is returned. The run then records the reason. Raises
 
     - NoEndpointError if every endpoint is missing, or if the request is redirected;
     - RefusedModelError if the server refuses the model;
@@ -142,7 +142,7 @@ def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
 
 
 def list_models(cards: Sequence[dict[str, Any]]) -> str:
-    """Return the names of models in a list, for a message."""
+    """Return a comma-separated list of model names for a message. After MODELS_LISTED names, only a number follows."""
     names = sorted(str(card["id"]) for card in cards if "id" in card)
     more = f" and {len(names) - MODELS_LISTED} more" if len(names) > MODELS_LISTED else ""
     return ", ".join(names[:MODELS_LISTED]) + more
@@ -177,9 +177,10 @@ def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Requ
 
 
 def _without_named_field(trial: Trial) -> Dialect | None:
-    """Return the dialect without the first field that the server's refusal names, or None if it names none.
+    """Return the dialect without the first field that the server's refusal names.
 
-    A refusal that names the output length may concern its value: some servers refuse to generate one token."""
+    If the refusal names the output length, the dialect may keep the field and request FEW_TOKENS tokens, because some
+    servers refuse to generate one token. The result is None if the refusal names no field."""
     dialect = trial.dialect
     words = _words(trial.response.content)
     for field in dialect.refusable_fields:
@@ -196,7 +197,9 @@ def _without_named_field(trial: Trial) -> Dialect | None:
 
 
 def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
-    """Yield variants with fewer fields, for a server whose refusal names no field."""
+    """Yield variants of the dialect with fewer fields or with FEW_TOKENS output tokens.
+
+    They are tried if the server's refusal names no field."""
     dropped = dialect.dropped_fields
     left = [field for field in dialect.refusable_fields if field not in dropped]
     optional = tuple(field for field in left if not REFUSABLE[field])
@@ -211,9 +214,10 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 
 
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
-    """Return the accepted trial with every field restored that the server does not refuse.
+    """Restore the dropped fields that the server accepts, and return the last accepted trial.
 
-    A field is restored before the fields inside it: `stream_options` before `continuous_usage_stats`."""
+    The fields in `start.dropped_fields` stay dropped. `stream_options` is restored before `continuous_usage_stats`,
+    which is a field inside it."""
     for field in reversed(trial.dialect.dropped_fields):
         kept = tuple(name for name in trial.dialect.dropped_fields if name != field)
         if field in start.dropped_fields or not kept:
@@ -227,7 +231,9 @@ def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) ->
 
 
 def _report(trial: Trial, failed: Sequence[Trial], facts: ServerFacts, say: Say) -> None:
-    """Say which endpoint is used, which model is requested without being listed, and which fields are left out."""
+    """Pass the user-visible results of the probe to `say`.
+
+    The results are a change of the endpoint, a model that the server does not list, and fields that are left out."""
     dialect = trial.dialect
     if failed:
         say(f"{failed[0].words}; using {dialect.path} (--endpoint {dialect.endpoint})")
@@ -284,7 +290,9 @@ def _model_error(trial: Trial, client: JsonClient, facts: ServerFacts) -> Refuse
 
 
 def _words(content: bytes) -> str:
-    """Return all text in an error response, whatever its form, without repeated parts of the request."""
+    """Return the text in an error response of any format.
+
+    Text that names fields without refusing them is left out: copies of the request, and lists of supported fields."""
     try:
         value = msgspec.json.decode(content)
     except DECODE_ERRORS:
@@ -293,7 +301,7 @@ def _words(content: bytes) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every string in a decoded error response."""
+    """Yield every string in a decoded error response, except in fields that repeat the request (_ECHOES)."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Errors about the server under test, and safe readers for external files and response bodies.
 
-Every error that is detected before the first request is a ServerError. The readers limit the size of their input, so
-that no content takes long to read. They raise only the errors that they document.
+An error that is detected before a run sends its first request is a ServerError. The readers limit the size of their
+input, so that a hostile file or response cannot block them for long. They raise only the errors that they document.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class LaunchError(ServerError):
 
 
 def decompress(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """Return at most `limit_bytes` of a decompressed gzip or deflate body.
+    """Return the first `limit_bytes` bytes of a decompressed gzip or deflate body.
 
-    `coding` is the Content-Encoding of the body. The body is returned unchanged if it has another coding or is
-    corrupted."""
+    `coding` is the Content-Encoding of the body. A body that has another coding or is corrupted is returned
+    unchanged."""
     if coding not in ("gzip", "x-gzip", "deflate"):
         return body
     try:

@@ -1,8 +1,8 @@
 """A small HTTP client for JSON requests outside the load: probing a server, counting tokens, reading metrics.
 
 The client uses http.client from the standard library, because counting the tokens of a thousand prompts takes a
-thousand requests before a burst. A request costs 0.1 ms of CPU with http.client and 0.3 ms with httpx, whose import
-alone takes 0.1 s. The client ignores the proxy settings of the environment. Otherwise the proxy would be measured.
+thousand requests. A request costs 0.1 ms of CPU with http.client and 0.3 ms with httpx, whose import alone takes 0.1 s.
+The client ignores the proxy settings of the environment, because a run must not measure a proxy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class JsonResponse(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The status with the server's own error message, or with the target of a redirect: `503: Loading model`."""
+        """The HTTP status, and the server's error message or the target of a redirect, such as `503: Loading model`."""
         if self.location:
             return f"{self.status}, a redirect to {self.location}"
         if self.status == http.client.OK:
@@ -131,14 +131,15 @@ class JsonClient:
         return response.status, value
 
     def note_mark(self, value: object) -> None:
-        """Remember the mark of a simulated server in the decoded JSON of a response, if it has one."""
+        """Remember that the server is simulated, if the decoded JSON of a response contains the mark that says so."""
         self.mark = self.mark or in_value(value)
 
     def request(self, path: str, body: object = None) -> JsonResponse:
         """Send GET `path`, or POST `path` if there is a `body`, and return the response.
 
-        If the server is busy (429 or 503), the request is repeated after the time that the server states, or up to
-        three times within two seconds. Raises UnreachableError if the request fails."""
+        If the server is busy (429 or 503), the request is repeated after the time in the header Retry-After. Without
+        this header, the request is repeated up to three times within two seconds. Raises UnreachableError if the
+        request fails."""
         method = "GET" if body is None else "POST"
         data = None if body is None else msgspec.json.encode(body)
         attempt = 0
@@ -153,10 +154,10 @@ class JsonClient:
             attempt += 1
 
     def _retry_delay_s(self, response: JsonResponse, attempt: int) -> float | None:
-        """Return the time to wait before a request is repeated, or None if it must not be repeated.
+        """Return the time in seconds to wait before a request is repeated, or None if it must not be repeated.
 
-        If a server states no time and stays busy through all attempts, later requests are not repeated either, because
-        the server would probably still be busy."""
+        If a server sends no Retry-After and stays busy through all attempts, later requests are not repeated either,
+        because the server would probably still be busy."""
         if response.status not in BUSY_STATUSES:
             return None
         stated_s = response.retry_after_s
@@ -174,13 +175,14 @@ class JsonClient:
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
         """Send GET `path`. Return the HTTP status and the body, whatever its content type.
 
-        `limit_s` is the time limit in seconds for connecting, and again for reading the page. Raises UnreachableError
-        if the request fails, or if the page takes longer, is incomplete, or has more than `limit_bytes` bytes."""
+        `limit_s` is the time limit in seconds, for connecting and separately for reading the page. Raises
+        UnreachableError if the request fails or exceeds the limit, or if the page is incomplete or has more than
+        `limit_bytes` bytes."""
         response = self._send("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
         return response.status, response.content
 
     def unauthorized(self, path: str, response: JsonResponse) -> UnauthorizedError:
-        """Return the error for a 401 or 403 response to a request for `path`, with the server's own words."""
+        """Return the error for a 401 or 403 response to a request for `path`, with the server's error message."""
         hint = key_hint(self._headers)
         if response.status == http.client.FORBIDDEN:
             hint += "; a gateway may require another header, such as --header 'X-Tenant: NAME'"
@@ -273,7 +275,7 @@ class _DeadlineReader(io.RawIOBase):
 
 
 def raise_if_local_limit(url: str, host: str, port: int, error: OSError) -> None:
-    """Raise ClientLimitError if a limit of this machine caused the error of a connection."""
+    """Raise ClientLimitError if a limit of this machine caused the connection error `error`."""
     limit = local_limits.local_limit_of_host(host, port, error)
     if limit is not None:
         cause, _, remedy = str(limit.strerror).partition(". ")

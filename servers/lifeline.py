@@ -2,7 +2,7 @@
 
 A child watches its parent in a separate thread, so that the child also ends if its main thread is busy or blocked. The
 thread sleeps in poll() until the parent's pidfd (Linux) reports that the parent has ended, or until the pipe or socket
-to the parent is closed. A forked sibling inherits the side of the pipe that the parent holds. The pipe would then stay
+to the parent is closed. A sibling that is forked later inherits the parent's end of this pipe, and would keep the pipe
 open after the parent has ended. The sibling therefore calls `close_inherited` first.
 """
 
@@ -35,22 +35,22 @@ class Closable(Protocol):
 
 @contextmanager
 def lifeline(end: Closable | None) -> Iterator[None]:
-    """Register `end`, the parent's end of a pipe to a child, while the block runs.
+    """Return a context manager that registers `end`, the parent's end of a pipe to a child, while the context is open.
 
-    Processes that are forked during the block close `end` with `close_inherited`."""
+    Processes that are forked in the meantime close `end` by calling `close_inherited`."""
     assert end is not None
     _open.append(end)
     try:
         yield
     finally:
-        with suppress(ValueError):  # A forked process has already closed and removed it
+        with suppress(ValueError):  # A forked process has already closed and removed `end`
             _open.remove(end)
 
 
 def close_inherited() -> None:
     """Close the inherited ends of the parent's pipes to its other children.
 
-    A forked process calls this function before any other."""
+    A forked process must call this function before any other function."""
     while _open:
         with suppress(OSError):
             _open.pop().close()

@@ -46,7 +46,7 @@ def word(speed: float) -> str:
 
 
 def in_header(value: str | None) -> Mark | None:
-    """Return the mark in the value of the header HEADER, or None if the header is missing."""
+    """Return the mark from the value of the header `x-simulated-speed`, or None if the response has no such header."""
     return None if value is None else Mark(_speed(value))
 
 
@@ -86,7 +86,7 @@ def in_value(value: Any) -> Mark | None:
 
 
 def _speed(value: Any) -> float | None:
-    """Return a clock speed that is given as a number or text, or None if the value is no positive finite number."""
+    """Return a clock speed from a number or text, or None if the value is not a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

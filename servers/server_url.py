@@ -39,7 +39,7 @@ class ServerUrl(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The base with the query."""
+        """The base URL with the query, if there is a query."""
         return f"{self.base}?{self.query}" if self.query else self.base
 
 
@@ -65,7 +65,7 @@ def parse_server_url(text: str) -> ServerUrl:
 
 
 def check_server_url(text: str) -> str:
-    """Return the text without surrounding spaces if `parse_server_url` accepts it. Raises the same errors."""
+    """Return the URL without surrounding spaces. Raises the errors of `parse_server_url` for an invalid URL."""
     parse_server_url(text)
     return text.strip()
 
@@ -84,12 +84,13 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 def _with_scheme(text: str) -> str:
     """Return the URL with `http://` or `https://` at its start. A missing scheme is added, and a doubled one removed.
 
-    A host without a scheme must have a port or a dot, or be `localhost`, because any other text may not be a host. Port
-    443 and public host names without a port get https. Raises ValueError for any other text."""
+    Without a scheme, the text must begin with a port, or with a host that has a port or a dot, is `localhost` or is an
+    IPv6 address. Raises ValueError for other text, because it may not be a host. Port 443 and public host names without
+    a port get https, all other hosts get http."""
     scheme = _SCHEME.match(text)
     if scheme:
         rest = text[scheme.end() :]
-        # http://http://host is a paste after a prefix that was already there.
+        # http://http://host results from pasting a URL after a prefix that was already in the input field.
         return _with_scheme(rest) if "://" in rest[:8] else f"{scheme[1].lower()}://{rest}"
     if text.lower().startswith(("http://", "https://")):
         return text.lower()  # without a host, so that the caller refuses it
@@ -105,7 +106,9 @@ def _with_scheme(text: str) -> str:
 
 
 def _is_public(host: str) -> bool:
-    """Return True if the host name looks like one of the public Internet: it has dots and is not an IP address."""
+    """Return True if the host name looks public: it has dots, and no private ending such as `.local`.
+
+    An IP address is not a host name."""
     with suppress(ValueError):
         ipaddress.ip_address(host.strip("[]"))
         return False
@@ -113,7 +116,7 @@ def _is_public(host: str) -> bool:
 
 
 def _endpoint_paths() -> list[tuple[str, str]]:
-    """Return the end of the path of each endpoint of any backend, longest first, with the name of the endpoint."""
+    """Return pairs (end of the URL path, name) for the endpoints of all backends, longest path first."""
     dialects = (dialect for backend in BACKENDS.values() for dialect in backend.dialects.values())
     paths = {dialect.path.removeprefix(API_PATH): dialect.endpoint for dialect in dialects}
     return sorted([*paths.items(), _GENERATE], key=lambda pair: -len(pair[0]))

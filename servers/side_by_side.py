@@ -1,6 +1,7 @@
-"""Sends control requests over several connections at the same time, such as hundreds of texts to count.
+"""Sends requests outside the load over several connections at the same time.
 
-One after the other, 120 requests to a server that is 100 ms away take 12 s. Over 32 connections they take 0.4 s.
+For example, counting the tokens of 120 texts on a server that is 100 ms away takes 12 s over one connection, and 0.4 s
+over 32 connections.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ Result = TypeVar("Result")
 
 
 def map_side_by_side(functions: Sequence[Callable[[Item], Result]], items: Sequence[Item]) -> list[Result]:
-    """Apply the functions to the items and return the results in order. Each function runs in a separate thread.
+    """Process each item with one of the functions, and return the results in the order of the items.
 
-    Some servers and gateways refuse several requests at the same time. After the first error, the remaining items are
-    therefore processed one after the other, by the first function. Its errors are raised."""
+    Each function runs in a separate thread and usually has a separate connection. Some servers and gateways refuse
+    several requests at the same time. After the first error, the remaining items are therefore processed one after the
+    other, by the first function. An error in this phase is raised."""
     results: dict[int, Result] = {}
     numbers = iter(range(len(items)))
     lock = threading.Lock()

@@ -51,7 +51,7 @@ _REJECTION_MESSAGE = re.compile(
 _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
 _TYPE_FIELDS = ("error_type", "type", "code")
 
-_LIMIT_BYTES = 4_096  # Text and HTML are cut here, because the patterns below are quadratic on hostile bytes
+_LIMIT_BYTES = 4_096  # Text and HTML are cut to this size, because the patterns below are quadratic on hostile bytes
 _MARKUP = re.compile(r"<(head|script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>", re.DOTALL | re.IGNORECASE)
 _MAY_BE_AN_ERROR = re.compile(rb"error|exception|detail|message|msg|success|\\\\", re.IGNORECASE)
 """Matches in every event that may be an error. An escape may hide one of the words."""
@@ -62,7 +62,7 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)", re.IGNORECASE)
 def error_text(status: int, body: bytes) -> str:
     """Return the error message in a response body, as one line of at most 300 characters.
 
-    The body may have any form. If it contains no text, the message states the HTTP status."""
+    The body may be JSON, HTML or any other bytes. If the body contains no text, the message states the HTTP status."""
     try:
         message = _message(msgspec.json.decode(body))
     except DECODE_ERRORS:
@@ -74,7 +74,9 @@ def error_text(status: int, body: bytes) -> str:
 
 
 def _page_text(title: str, body: str) -> str:
-    """Return title and body of an HTML page as one line. The title is left out if the body begins with it."""
+    """Return the title and the text of an HTML page as one line.
+
+    If the text begins with the title, the title is not repeated."""
     title, body = one_line(html.unescape(title)), one_line(html.unescape(body), LIMIT_CHARACTERS * 4)
     if body.casefold().startswith(title.casefold()):
         return body
@@ -84,9 +86,10 @@ def _page_text(title: str, body: str) -> str:
 def error_in(payload: bytes) -> str:
     """Return the error message of a stream event as one line, or "" if the event is not an error.
 
-    The payload of the event need not be JSON. An event is an error if it has an error field that is not empty. An event
-    without content is also an error in these cases:
+    A payload that is not JSON is never an error. An event is an error if it has a nonempty error field, such as
+    `error`. An event without content (`choices`, `token`, `usage`, `generated_text`) is also an error in these cases:
 
+    - It has an error field that contains an empty object or list.
     - Its type or status ends in "error", or its `success` is false.
     - It has an HTTP error status or an error code, together with a message.
     - It has FastAPI's field `detail`.
@@ -98,7 +101,7 @@ def error_in(payload: bytes) -> str:
 
 
 def error_inside(payload: bytes) -> str:
-    """Return the message of a JSON error object within an unreadable payload, or "" if there is none."""
+    """Return the message of a JSON error object anywhere inside an unreadable payload, or "" if there is none."""
     text = payload.decode("utf-8", "replace")
     for start in islice(_ERROR_OBJECT.finditer(text), ERRORS_INSIDE_MAX):
         try:
@@ -119,7 +122,7 @@ def is_rejection(status: int, body: bytes) -> bool:
 
     - The HTTP status, or a status code in the error, is one of REJECTION_STATUSES.
     - The type of the error is one that means overload, such as `rate_limit_error`.
-    - The error has no status code, or only TGI's 422, and its message says that the server is overloaded.
+    - The message of the error says that the server is overloaded, and the error has no status code except TGI's 422.
     """
     if status in REJECTION_STATUSES:
         return True
@@ -151,9 +154,10 @@ def _status_code(value: object) -> int:
 
 
 def _bare_type(value: object) -> str:
-    """Return the type of an error in lower case and without punctuation, or "" if the value is not a type.
+    """Return the type of an error in lower case and without punctuation.
 
-    For example, `SERVICE_UNAVAILABLE` and `ServiceUnavailable` both become `serviceunavailable`."""
+    For example, `SERVICE_UNAVAILABLE` and `ServiceUnavailable` both become `serviceunavailable`. The result is "" if
+    the value is not text or has more than 100 characters."""
     return re.sub(r"[^a-z]", "", value.lower()) if isinstance(value, str) and len(value) <= 100 else ""
 
 
@@ -161,7 +165,7 @@ def _error_text(event: dict[str, Any]) -> str:
     """Return the error message of a decoded event as one line, or "" if the event is not an error."""
     has_content = any(event.get(field) for field in CONTENT_FIELDS)
     error = next((event[field] for field in ERROR_FIELDS if event.get(field)), None)
-    response = event.get("response")  # of the Responses API
+    response = event.get("response")  # The Responses API puts the error into this field
     if error is None and isinstance(response, dict) and response.get("error"):
         return _error_text(response)
     if error is None and not has_content:
@@ -199,7 +203,7 @@ def one_line(text: str, max_length: int = LIMIT_CHARACTERS) -> str:
 
 
 def _message(answer: Any) -> str:
-    """Return the message in a decoded JSON error, followed by the type or code of the error."""
+    """Return the message in a decoded JSON error, with the type or code of the error in parentheses."""
     if isinstance(answer, list):
         return "; ".join(_message(item) for item in answer[:3])
     if not isinstance(answer, dict):

@@ -42,7 +42,7 @@ class UnreadableEventError(Exception):
 
 
 def plain(payload: bytes) -> bytes:
-    """Return the payload without surrounding white space. A quoted `[DONE]` becomes DONE."""
+    """Return the payload without surrounding white space. A `[DONE]` also loses its quotation marks."""
     payload = payload.strip()
     return DONE if payload == b'"[DONE]"' else payload
 
@@ -69,7 +69,7 @@ def parse(payload: bytes) -> Any:
 def read(payload: bytes, event_type: type[Event]) -> Event | None:
     """Decode a payload leniently into an event, or return None if the event is unreadable.
 
-    Fields with an unexpected type are left out. A heartbeat and `[DONE]` become an empty event."""
+    A field whose value has an unexpected type is left out. A heartbeat or `[DONE]` becomes an empty event."""
     if plain(payload) in (b"", DONE):
         return event_type()
     value = parse(payload)
@@ -91,17 +91,17 @@ def _type_info(event_type: Hashable) -> Any:
 
 
 def _inspect() -> Any:
-    """Return the module msgspec.inspect, which is slow to import and rarely needed."""
+    """Import and return the module msgspec.inspect, which is slow to import and rarely needed."""
     from msgspec import inspect
 
     return inspect
 
 
 def _fit(value: Any, info: Any) -> Any:
-    """Return a JSON value without the parts that do not match the type `info`.
+    """Return a decoded JSON value without the fields that have an unexpected type.
 
-    Raises TypeMismatchError if the value itself does not match, and UnreadableEventError if it makes its event
-    unreadable."""
+    `info` is the expected type of the value, as described by msgspec.inspect. Raises TypeMismatchError if the value
+    itself has another type, and UnreadableEventError if the value makes the whole event unreadable."""
     types = _inspect()
     if isinstance(info, types.UnionType):
         return _fit_union(value, info)
@@ -139,12 +139,12 @@ def _fit_union(value: Any, info: Any) -> Any:
         except TypeMismatchError:
             continue
     if isinstance(value, dict) and any(isinstance(kind, _inspect().ListType) for kind in info.types):
-        return [value]  # a single part in place of a list of parts
+        return [value]  # the server sent a single part instead of a list of parts
     raise TypeMismatchError
 
 
 def _fit_count(value: Any, info: Any) -> int:
-    """Return a token count, which the server may write as an integer, as text or as `12.0`.
+    """Return a token count as an integer. The server may write the count as `12`, `"12"` or `12.0`.
 
     Raises UnreadableEventError for an impossible count, and TypeMismatchError for a value that is not a number."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:
@@ -163,9 +163,9 @@ def _fit_count(value: Any, info: Any) -> int:
 
 
 def _finish_reason(value: Any) -> Any:
-    """Return a finish reason as text, or None if there is none.
+    """Return a finish reason as text, or None if the value is empty.
 
-    Some servers send a number, or an object with a type: `{"type": "length"}`."""
+    Some servers send a number, or an object such as `{"type": "length"}`."""
     if isinstance(value, dict):
         value = value.get("type") or value.get("reason") or ("unknown" if value else None)
     return str(value) if value and not isinstance(value, str) else value or None

@@ -2,9 +2,13 @@
 
 The endpoints are `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
 
-The server validates a request only after it has sent status 200. Up to version 1.1.0, a refused request ends with a
-closed connection. Since 1.2.0, it ends with an error event. A response is therefore complete only after the `finished`
-event, or in chat after the finish reason or `[DONE]`.
+The server validates a request only after it has sent status 200. To refuse the request, the server then closes the
+connection (up to version 1.1.0) or sends an error event (since 1.2.0). A response is therefore complete only after one
+of these signs:
+
+- `/generate_stream`: an event with `finished`.
+- `/v1/completions`: `[DONE]`.
+- `/v1/chat/completions`: a finish reason or `[DONE]`.
 """
 
 from __future__ import annotations
@@ -31,9 +35,9 @@ from loadgen.workloads.request import Request
 
 
 class LightllmToken(msgspec.Struct, gc=False):
-    """A generated token, with the token counts of the response so far.
+    """A generated token, with the number of output tokens so far and the number of prompt tokens.
 
-    The counts are None or 0 if the server does not send them (version 0.0.1, before 2024)."""
+    Both numbers are None or 0 if the server does not send them, as LightLLM did before 2024."""
 
     count_output_tokens: TokenCount | None = None
     prompt_tokens: TokenCount | None = None
@@ -67,7 +71,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             answer.prompt_tokens = token.prompt_tokens or None
         elif token is not None:
             answer.tokens[index] = 1
-            count += bool(count)  # continues the server's count if there was one before
+            count += bool(count)  # this event has no count: add its token to the last count, if there was one
         if event.finished and answer.end_event is None:
             answer.end_event = index
             note_finish(answer, event.finish_reason or "", payloads[index])
@@ -81,15 +85,16 @@ def _text(payloads: Sequence[bytes]) -> str:
 
 
 def _exact(request: Request) -> dict[str, Any]:
-    # Version 1.1.0 ignores `do_sample` in chat and always samples. The temperature of 0 makes it greedy there.
+    # Version 1.1.0 ignores `do_sample` in chat and always samples. A temperature of 0 makes the sampling greedy.
     return {"ignore_eos": request.ignore_eos, "do_sample": bool(request.body.get("temperature"))}
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
     """Return True if a chat chunk without text stands for a token.
 
-    Up to version 1.1.0, every chunk has a role and is a token. Since 1.2.0, only the first chunk has a role, and this
-    chunk is not a token. The signature is that of EmptyRule in loadgen.servers.backends.openai."""
+    Up to version 1.1.0, every chunk has a role, and every chunk stands for a token. Since 1.2.0, only the first chunk
+    has a role, and the rules of `unless_marker` apply. The signature is that of EmptyRule in
+    loadgen.servers.backends.openai."""
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)
 
@@ -116,9 +121,10 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 
 
 def _token_load(answer: Any) -> float:
-    """Return the share of the KV cache that is in use, from a response to `/token_load`.
+    """Return the fraction of the KV cache that is in use, from a response to `/token_load`.
 
-    The server reports one share, or a list with one share per data-parallel replica. The mean of a list is returned."""
+    The server reports one fraction, or a list with one fraction per data-parallel replica. For a list, the result is
+    the mean."""
     load = answer["current_load"]
     shares = load if isinstance(load, list) else [load]
     if not shares or not all(isinstance(share, int | float) for share in shares):
@@ -179,7 +185,7 @@ LIGHTLLM = base.Backend(
         "max_req_total_len": base.ServerLimit("--max_req_total_len"),
         "running_max_req_size": base.ServerLimit(
             "--running_max_req_size"
-        ),  # further requests wait in no particular order
+        ),  # requests above this limit wait in no particular order
     },
     port=8003,
     metrics=base.MetricNames(
@@ -219,6 +225,6 @@ LIGHTLLM = base.Backend(
         "0.0.1": "loadgen.servers.simulated.lightllm_0_0_1:PROTOCOL",
         "0.0.1-tgi-api": "loadgen.servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
     },
-    # The share is 0.9 in versions 1.0 and 1.1, and 0.8 since.
+    # LightLLM takes 90 % of the memory in versions 1.0 and 1.1, and 80 % in later versions.
     notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
 )

@@ -1,10 +1,11 @@
 """The OpenAI protocol: `/v1/completions` and `/v1/chat/completions` of any server that implements it.
 
-Requests contain only standard fields, because strict servers refuse unknown fields. The output length can therefore not
-be forced, and a response that ends early counts as truncated. The one exception is `continuous_usage_stats`, which
-makes many servers report the token count of each chunk. Some servers refuse this field or even standard fields:
-`stream_options` (transformers), `max_tokens` and `temperature` (OpenAI's reasoning models). A refused field is left out
-or sent under its newer name.
+Requests contain only standard fields, because strict servers refuse unknown fields. The one exception is
+`continuous_usage_stats`, which makes many servers report the token count of each chunk. No standard field forces the
+output length, so a response may end early. Such a response counts as truncated.
+
+Some servers refuse `continuous_usage_stats` or even standard fields: `stream_options` (transformers), `max_tokens` and
+`temperature` (OpenAI's reasoning models). A refused field is left out or sent under its newer name.
 
 The OpenAI routes of vLLM, TGI and LightLLM use the same decoder. These servers differ in two points: the meaning of a
 chunk without text, and whether every complete stream ends with `[DONE]`.
@@ -118,7 +119,7 @@ class UsageDetails(msgspec.Struct, gc=False):
 
     @property
     def cached(self) -> int | None:
-        """Number of prompt tokens in the server's prefix cache, or None if the server does not report it."""
+        """Number of prompt tokens that the server read from its prefix cache, or None if the server reports none."""
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
     @property
@@ -129,9 +130,10 @@ class UsageDetails(msgspec.Struct, gc=False):
 
     @property
     def generated(self) -> int | None:
-        """Number of generated tokens including reasoning, or None if the server does not report it.
+        """Number of generated tokens including reasoning, or None if the server does not report this number.
 
-        Some servers exclude reasoning tokens from `completion_tokens`, and they are then added. Such a server is
+        The number is usually `completion_tokens`, or `total_tokens - prompt_tokens` if that field is missing. Some
+        servers do not count reasoning in `completion_tokens`. The reasoning tokens are then added. Such a server is
         detected if `reasoning > completion_tokens` or `prompt_tokens + completion_tokens + reasoning == total_tokens`.
         """
         completion = self.completion_tokens
@@ -166,7 +168,7 @@ without text is a token."""
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-"""Field that requests usage at the end and in each chunk. vLLM, SGLang and TensorRT-LLM support the latter."""
+"""Field that requests `usage` in each chunk and at the end. vLLM, SGLang and TensorRT-LLM can send it in each chunk."""
 
 REFUSABLE = {
     "continuous_usage_stats": "",  # stands before the field that contains it, because refusals name both
@@ -202,8 +204,8 @@ def decode(
     2. The growth of the running total in `usage`.
     3. One token for a chunk with text. This is exact only if the server sends one token per event (`one_per_event`).
 
-    `empty_is_token` decides whether a chunk without text is a token. With `always_done`, only `[DONE]` proves that the
-    stream is complete. Without `always_done`, a finish reason proves it too."""
+    `empty_is_token` decides whether a chunk without text stands for a token. A stream is complete if it has `[DONE]` or
+    a finish reason. With `always_done`, a finish reason is not enough."""
     retained, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _is_plain_token)
     choices = [chunk.choices[0] if chunk.choices else _NO_CHOICE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]
@@ -247,7 +249,8 @@ def decode(
 def answer_text(payloads: Sequence[bytes]) -> str:
     """Return the text of a response, without reasoning and tool calls.
 
-    Chat templates leave out reasoning and tool calls of earlier turns too."""
+    The text becomes part of the chat history of the next turn. Chat templates leave reasoning and tool calls out of the
+    history too."""
     chunks, _ = decode_events(payloads, _CHUNKS)
     choices = (chunk.choices[0] for chunk in chunks if chunk.choices)
     parts = (choice.text or (choice.delta and _content_text(choice.delta.content)) or "" for choice in choices)
@@ -266,7 +269,8 @@ def openai_dialect(
 ) -> Dialect:
     """Return the dialect of a server for one of the OpenAI endpoints.
 
-    Requests contain the standard fields, changed and extended by `extra_fields`."""
+    Requests contain the standard fields and those that `extra_fields` returns. `empty_rule`, `always_done` and
+    `one_per_event` are arguments of `decode`. `others` are further fields of Dialect."""
 
     def request_form(dropped: tuple[str, ...], test_tokens: int) -> tuple[Encode, Route[int]]:
         def one_token(text: str, model: str) -> dict[str, Any]:
@@ -298,9 +302,10 @@ def openai_dialect(
 
 
 def _without(fields: dict[str, Any], dropped: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a request without the dropped ones, or with their newer names in REFUSABLE.
+    """Return the fields of a request without the fields in `dropped`.
 
-    A field of `stream_options` may be dropped by its own name."""
+    A dropped field that has a newer name in REFUSABLE is renamed instead. `dropped` may also contain names of fields
+    inside `stream_options`."""
     if not dropped:
         return fields
     names = {field: REFUSABLE[field] if field in dropped else field for field in fields}
@@ -321,10 +326,10 @@ def messages(text: str) -> list[dict[str, str]]:
 
 
 def _standard_fields(endpoint: str, request: Request, model: str) -> dict[str, Any]:
-    """Return the standard body of a request for a stream of at most `request.output_tokens` tokens.
+    """Return the standard fields of a request for a stream of at most `request.output_tokens` tokens.
 
-    A chat request without a history contains one user message. Chat requests also use `max_tokens`, because servers
-    from before October 2024 support no other limit."""
+    A chat request without a history contains one user message. Chat requests use `max_tokens` and not
+    `max_completion_tokens`, because servers from before October 2024 support only the former."""
     if endpoint == "chat":
         assert isinstance(request.prompt, str), "chat accepts only text"
         history = request.messages or (("user", request.prompt),)
@@ -352,8 +357,8 @@ def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
     exceptions:
 
     - A chunk with a role opens the response and is not a token.
-    - A chunk with a finish reason closes the response. It is a token only if the server's total exceeds the tokens so
-      far.
+    - A chunk with a finish reason closes the response. It is a token only if the server's total exceeds the number of
+      tokens that were counted so far (`missing`).
     """
     return missing if choices[index].finish_reason else not has_role(choices[index])
 
@@ -381,7 +386,7 @@ def _tokens_in(choice: Choice) -> int:
 
 
 def _has_text(value: Any) -> bool:
-    """Return True if a part of the content, or any part of a list of parts, contains text."""
+    """Return True if a value in a chunk contains generated text, at any depth of lists and objects."""
     if isinstance(value, dict):
         return any(_has_text(inner) for field, inner in value.items() if field not in _NO_TEXT)
     if isinstance(value, list):
@@ -390,7 +395,7 @@ def _has_text(value: Any) -> bool:
 
 
 def _content_text(content: str | list[Any] | None) -> str:
-    """Return the text of a message's content, without thinking."""
+    """Return the text of a message's content, without parts that contain reasoning."""
     if not isinstance(content, list):
         return content or ""
     parts = (part.get("text") if isinstance(part, dict) else part for part in content)
@@ -432,11 +437,11 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
 
 
 def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails) -> None:
-    """Store the values for `Record.marks` in the answer: a count and the index of an event.
+    """Store the number of cached prompt tokens and the end of the reasoning in the answer.
 
-    The count is the number of cached prompt tokens, if the server reports it. The event is the first one with text
-    after the reasoning, if the response begins with reasoning. `runs[i]` is the number of repeated events that were
-    dropped after event i."""
+    `answer.counts` gets the number of cached prompt tokens, if the server reports this number. If the response begins
+    with reasoning, `answer.events` gets the index of the first event with text after the reasoning. `runs[i]` is the
+    number of repeated events that were dropped after event i."""
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
     with_text = (index for index, choice in enumerate(choices) if _tokens_in(choice))
@@ -454,7 +459,7 @@ def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], 
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the counts of the last nonempty `usage` object, and how many repetitions of its event were dropped."""
+    """Return the last nonempty `usage` object, and the number of repeated events that were dropped after its event."""
     for index in reversed(range(len(usages))):
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
@@ -471,11 +476,13 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 
 
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
-    """Store the number of hidden tokens in the answer, if there may be any.
+    """Store the number of hidden tokens in the answer, which the server generated and counted but did not stream.
 
-    Hidden tokens are generated and counted by the server, but not streamed. `hidden` is the number of hidden reasoning
-    tokens. If every chunk with text was counted as one token, the size of the text is stored too. It shows later
-    whether chunks have several tokens instead."""
+    `hidden` is the number of hidden reasoning tokens. The number is stored if the server counted more tokens than it
+    streamed, or if a chunk has more than MANY_AT_ONCE tokens.
+
+    If every chunk with text was counted as one token, the server's count may be higher for another reason: chunks may
+    have several tokens. The size of the text is therefore stored too. It allows a later check to find the reason."""
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
     if not any(answer.tokens) or not (missing or has_large_chunk):
@@ -508,11 +515,11 @@ def _shows_reasoning(delta: Delta) -> bool:
 def _read_running_totals(
     with_choice: list[int], choices: list[Choice], usages: list[Usage | None], tokens: list[int]
 ) -> bool:
-    """Set `tokens` from the running totals in the server's `usage` objects. Return False if they cannot be used.
+    """Set `tokens` from the running totals in the server's `usage` objects. Return True if the totals are usable.
 
-    `with_choice` lists the indices of events with a choice. The totals are used only if each choice with text has a
-    total that grew by at least the tokens of the choice. Choices without text open or close the stream and add no
-    token, so they need no total. If the totals cannot be used, `tokens` stays unchanged."""
+    `with_choice` lists the indices of events with a choice. The totals are usable if each choice with text has a total,
+    and each total has grown by at least the number of tokens in its choice. Choices without text need no total. If the
+    totals are not usable, `tokens` stays unchanged, and the result is False."""
     totals = [usage.completion_tokens or 0 for index in with_choice if (usage := usages[index])]
     if not totals or any(map(_TOKEN_IDS, choices)):
         return False
@@ -523,10 +530,11 @@ def _read_running_totals(
     growth = [*map(sub, totals, [0, *totals])]
     shown = [*map(tokens.__getitem__, with_choice)]
     if any(map(lt, growth, shown)):
-        return False  # the total was stated once, at the start or the end, and is not a running one
+        return False  # the server stated its total once, at the start or the end, and not as a running total
     if growth != shown:
         for index, new in zip(with_choice, growth, strict=True):
-            # Many tokens in a chunk without text were not streamed: a total with hidden tokens ends the stream.
+            # A chunk without text that adds many tokens streams none of them. The total at its end includes hidden
+            # tokens.
             tokens[index] = 0 if new > MANY_AT_ONCE and not tokens[index] else new
     return True
 
@@ -554,8 +562,8 @@ def _read_empty(
 ) -> None:
     """Count one token for each choice without text or token ids that `rule` accepts as a token.
 
-    If the sum would then exceed the server's total, none of these choices is counted, because it is unknown which of
-    them the server counted."""
+    If the sum of all tokens would then exceed the server's total `total`, none of these choices is counted, because it
+    is unknown which of them the server counted."""
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []
     known = sum(tokens)
@@ -571,8 +579,8 @@ def _read_empty(
 def _read_empty_between(with_choice: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
     """Count one token for each choice without text between the first text and the end of the stream.
 
-    Such a choice may be half of a character, for example. The choices are counted only if the sum then equals the
-    server's total."""
+    Such a choice may be half of a character, for example. The choices are counted only if the sum of all tokens then
+    equals the server's total `total`."""
     missing = total - sum(tokens)
     if missing <= 0:
         return

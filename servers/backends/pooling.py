@@ -5,8 +5,8 @@ The server sends one JSON response per request and generates no tokens:
     embeddings  POST /v1/embeddings  {"model", "input"}                -> {"data": [...], "usage": {...}}
     rerank      POST /v1/rerank      {"model", "query", "documents"}   -> {"results": [...], "usage": {...}}
 
-For rerank, the prompt is split in two. Its first words are the query, and the rest is the only document. If the user's
-fields contain `documents`, the whole prompt is the query.
+For rerank, the prompt is split in two: its first words are the query, and the remaining text is the only document. If
+the user's request fields contain `documents`, the whole prompt is the query.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 
 def decode(payloads: Sequence[bytes]) -> Answer:
-    """Decode an embeddings or rerank response, which is the only payload."""
+    """Decode an embeddings or rerank response, which consists of one payload."""
     events, broken = decode_events(payloads, _ANSWERS)
     answer = Answer([0] * len(payloads))
     for index, event in enumerate(events):

@@ -26,7 +26,7 @@ from loadgen.servers.backends.stream_events import decode_events
 
 
 class Counted(Protocol):
-    """An event that may report a running total of tokens, as `totals.completion_tokens`."""
+    """An event that may report a running total of generated tokens, in `totals.completion_tokens`."""
 
     @property
     def totals(self) -> Any: ...
@@ -35,7 +35,7 @@ class Counted(Protocol):
 Event = TypeVar("Event", bound=Counted)
 
 SHORT_RUN = 8
-"""Minimum number of repeated events in a run for which the search saves time. A run of fewer events is short."""
+"""Minimum number of repeated events for which the search saves time. A run of fewer events is a short run."""
 MAX_SHORT_RUNS = 4
 """After this many short runs the rest of a response is decoded event by event."""
 MAX_TOTAL = 8_192
@@ -51,7 +51,7 @@ _NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
 def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """Decode the payloads, except those of events that only repeat the event before with another token.
+    """Decode the payloads, but drop events that differ from the previous event only in the text of one token.
 
     `is_plain_token` returns True if an event stands for exactly one token, and contains nothing about this token except
     its text. Only such events can be dropped. Returns:
@@ -103,11 +103,11 @@ def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
 
 
 def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> int:
-    """Return how many of the events directly after event `first` are repetitions of it.
+    """Return the number of consecutive events after event `first` that repeat this event with other text.
 
-    Event `first` stands for one token. A repetition differs from it only in the text, which must not be empty. If event
-    `first` reports the running total `total`, this total must also grow by one per event. The result may be too small,
-    but is never too large."""
+    Event `first` stands for one token. A repetition has the same bytes except for the text, which must not be empty. If
+    event `first` reports the running total `total`, the total must also grow by one per event. The result may be too
+    small, but is never too large."""
     payload = payloads[first]
     following = payloads[first + 1 :]
     text = _TEXT.search(payload)
@@ -128,7 +128,7 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
     closings = _closings(template, offsets, 1 << end.bit_length())[begin:end]
     following = following[: len(closings)]
     texts = [*map(bytes.removesuffix, map(bytes.removeprefix, following, repeat(opening)), closings)]
-    # Less is removed from an event that does not repeat, so comparing one sum checks all events.
+    # Fewer bytes are removed from an event that is no repetition. Comparing the sums therefore checks all events.
     removed_bytes = sum(map(len, following)) - sum(map(len, texts))
     if removed_bytes != sum(map(len, closings)) + len(following) * len(opening):
         removed = map(sub, map(len, following), map(len, texts))
@@ -147,11 +147,11 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return the closing (the part after the text) of an event, for each running total from 0 to `count` - 1 tokens.
+    """Return the end of an event (the bytes after its text) for each running total from 0 to `count` - 1 tokens.
 
-    `template` is the closing with a `%d` in place of each number. Each number is the running total plus the entry of
-    `offsets` that belongs to this `%d`. The result is cached, because responses to prompts of equal length have the
-    same closings."""
+    `template` is the end of the event with a `%d` in place of each token count. Each count is the running total plus
+    the entry of `offsets` for this `%d`. The result is cached, because responses to prompts of equal length have the
+    same ends."""
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 
 

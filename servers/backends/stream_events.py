@@ -24,9 +24,10 @@ def decode_events(
 ) -> tuple[list[Event], str]:
     """Decode one event per payload, up to the first unreadable event.
 
-    Returns the events and a description of the unreadable event ("" if there is none). In the description, events are
-    counted from `number`. `[DONE]` becomes an empty event, so that event i belongs to payload i. Events that the typed
-    decoder refuses are decoded by loadgen.servers.backends.lenient."""
+    Returns the events and a description of the unreadable event ("" if there is none). The description contains the
+    index of this event in the response. `number` is the index of the first payload in the response. `[DONE]` becomes an
+    empty event, so that event i belongs to payload i. Events that the typed decoder refuses are decoded by
+    loadgen.servers.backends.lenient."""
     events: list[Event] = []
     try:
         events.extend(map(decoder.decode, payloads))  # if one raises, the events before it are kept
@@ -59,18 +60,18 @@ def _decode_leniently(
 
 
 def join_halves(text: str) -> str:
-    """Return the text with each surrogate pair joined, even if its halves arrived in separate chunks.
+    """Return the text with each surrogate pair joined into one character. The halves may come from separate chunks.
 
-    A half without its counterpart becomes U+FFFD, so that the next turn of a session can quote the text."""
+    A half without its counterpart becomes U+FFFD, because the next request of a session could not contain the half."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
     """Set the number of output tokens of an answer, and check how its stream ended.
 
-    The number is `total`, the number that the server reported. If `total` is None, or 0 although tokens were streamed,
-    the number is the sum over the events. `broken` describes an unreadable event ("" if there is none). After such an
-    event, the end of the stream is unknown. Tokens after the end marker are an error."""
+    The number of output tokens is `total`, as reported by the server. If `total` is None, or 0 although tokens were
+    streamed, the tokens of all events are added up instead. `broken` describes an unreadable event ("" if there is
+    none). After an unreadable event, or if tokens follow the end marker, the answer gets an error and no end."""
     streamed = sum(answer.tokens)
     if total == 0 and streamed:
         total = None

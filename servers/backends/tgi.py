@@ -26,7 +26,7 @@ class TgiToken(msgspec.Struct, gc=False):
 
 
 class Details(msgspec.Struct, gc=False):
-    """The details in the last event of a response, if the request asked for them.
+    """The object `details` in the last event of a response, which the server sends on request.
 
     `input_length` is sent since version 2.3.0, and includes special tokens that the server adds."""
 
@@ -49,14 +49,15 @@ _TOP_LEVEL_FIELDS = ("parameters", "add_special_tokens", "multimodal_params")
 
 
 def generate_body(request: Request, **defaults: bool) -> bytes:
-    """Return the JSON body of a request to `/generate_stream`, which LightLLM adopted from TGI.
+    """Return the JSON body of a request to `/generate_stream` of TGI or LightLLM.
 
-    The server ignores unknown fields outside `parameters`. The user's fields are therefore added to `parameters`,
-    together with `defaults`."""
+    The server ignores unknown fields outside `parameters`. The user's fields are therefore put into `parameters`,
+    except for those in _TOP_LEVEL_FIELDS. `defaults` are further entries of `parameters`, which the user can
+    override."""
     top_level = {name: value for name, value in request.body.items() if name in _TOP_LEVEL_FIELDS}
     users = {name: value for name, value in request.body.items() if name not in top_level}
     users |= top_level.pop("parameters", {})
-    # Any temperature but 1.0 enables sampling, and the server refuses 0. Greedy decoding means sending none.
+    # Any temperature except 1.0 enables sampling, and the server refuses 0. For greedy decoding, none is sent.
     do_sample = bool(users.get("temperature"))
     if not do_sample:
         users.pop("temperature", None)
@@ -87,7 +88,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    """Return the whole text of a response, without special tokens. The last event contains it."""
+    """Return the text of a response, without special tokens, from the field `generated_text` of the last event."""
     events, _ = decode_events(payloads, _EVENTS)
     return join_halves("".join(event.generated_text or "" for event in events))
 
@@ -110,7 +111,7 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 _BASE_MODEL = {"model": "tgi"}  # The server takes any other name in `model` for a LoRA adapter
 
 # Since 2.2.0 every stream ends with [DONE], so a stream that stops after its finish reason is incomplete. Earlier
-# versions did not send it on the OpenAI routes.
+# versions did not send [DONE] on the OpenAI routes.
 _ALWAYS_DONE = VersionRule(
     lambda version: base.version_at_least(version, 2, 2, 0),
     decode=partial(decode, empty_is_token=every_chunk_is_token, always_done=True, one_per_event=True),
@@ -166,7 +167,7 @@ TGI = base.Backend(
         "max_total_tokens": base.ServerLimit("--max-total-tokens", "total"),
         "max_concurrent_requests": base.ServerLimit(
             "--max-concurrent-requests", "requests"
-        ),  # refuses further requests
+        ),  # the server refuses requests above this limit
         "max_batch_total_tokens": base.ServerLimit("--max-batch-total-tokens"),  # in 1.x and 2.x
     },
     port=8002,

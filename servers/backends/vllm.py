@@ -4,11 +4,11 @@ The main endpoints are `/v1/completions` (native, accepts token ids) and `/v1/ch
 fields, which versions without support ignore:
 
 - `ignore_eos` and `min_tokens` fix the output length.
-- `continuous_usage_stats` reports the token count of each chunk, because a chunk holds several tokens under load.
+- `continuous_usage_stats` adds token counts to each chunk. Under load, a chunk contains several tokens.
 - `include_usage` adds an event with the total token counts.
 
-Two fields are never sent. `return_token_ids` makes the first event repeat the prompt's ids, and stop strings make the
-server hold text back. `[DONE]` ends every response, also a failed one.
+Two fields are never sent. `return_token_ids` makes the first event repeat the prompt's token ids, and `stop` makes the
+server hold text back. Every response ends with `[DONE]`, even a failed one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 
 
 def _cache_config(samples: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """Return the KV-cache capacity of all engines in tokens, and the share of GPU memory that vLLM reserves.
+    """Return the KV-cache capacity of all engines in tokens, and the fraction of GPU memory that vLLM reserves.
 
-    Both values come from labels of the metric `vllm:cache_config_info`. Values that are not there are omitted."""
+    `samples` contains the labels of the metric `vllm:cache_config_info`, one mapping per engine. A value that is not
+    among the labels is left out of the result."""
     result: dict[str, float] = {}
     for labels in samples:
         # vLLM writes Python's repr into labels: `16384`, `0.92` or `None`.
@@ -150,7 +151,7 @@ VLLM = base.Backend(
     simulated="loadgen.servers.simulated.vllm:PROTOCOL",
     notes={
         "memory_option": "--gpu-memory-utilization",
-        "memory_taken": "90 to 92 % by default",  # 0.90 up to version 0.10.2, 0.92 since
-        "split_endpoint": "rerank",  # models that compute embeddings run each text by itself; others read both
+        "memory_taken": "90 to 92 % by default",  # 0.90 up to version 0.10.2, 0.92 in later versions
+        "split_endpoint": "rerank",  # embedding models process query and document separately, other models together
     },
 )

@@ -1,7 +1,7 @@
 """Data-sheet figures and measured constants of GPUs, links, models, number formats and inference engines.
 
-The functions only read tables, so the simulator, the matrix and the analysis can all use them. Every table is a CSV
-file in this folder, with one row per entry. Users add GPUs and models in a TOML file with the same columns:
+The figures come from CSV files in this folder, with one row per entry. Users can add GPUs and models in a TOML file
+with the same columns:
 
     [gpus."My card"]
     bf16_TFLOPs = 148
@@ -65,7 +65,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection between GPUs: a row of links.csv. The rate is that of one GPU."""
+    """A connection between GPUs: a row of links.csv. The rates are those of one GPU."""
 
     name: str
     bytes_per_s: float  # In one direction
@@ -138,18 +138,19 @@ class Gpu:
         return self.peaks["bf16"]
 
     def effective_format(self, number_format: Format) -> Format:
-        """Return the format in which this GPU stores weights and computes GEMMs if `number_format` is requested.
+        """Return the format that this GPU really uses if `number_format` is requested.
 
-        If the tensor cores do not support the requested format, only the weights have it, and GEMMs compute in bf16.
+        If the tensor cores do not support the requested format, weights are stored in the requested format, but GEMMs
+        compute in bf16.
         """
         if number_format.compute_type in self.peaks:
             return number_format
         return replace(number_format, activation_bytes=2.0, compute_type="bf16", operand_bytes=2.0)
 
     def link_for(self, gpus: int) -> Link:
-        """Return the link over which `gpus` GPUs communicate.
+        """Return the link over which a group of `gpus` GPUs communicates.
 
-        An NVLink bridge connects only two GPUs. A larger number of GPUs communicates over PCIe.
+        An NVLink bridge connects only two GPUs, so a larger group communicates over PCIe.
         """
         return self.pcie if self.link.name == "NVLink bridge" and gpus > 2 else self.link
 
@@ -172,13 +173,13 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Number of elements of the matrices in all layers: Q, K, V, attention output and MLP."""
+        """Number of parameters in the matrices of all layers: Q, K, V, attention output and MLP."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + self.mlp_matrices * self.hidden * self.intermediate)
 
     @property
     def head_parameters(self) -> int:
-        """Number of elements of the output head, which processes only the last token of a sequence."""
+        """Number of parameters in the matrix of the output head."""
         return self.hidden * self.vocabulary
 
     @property
@@ -188,15 +189,19 @@ class ModelShape:
 
 
 def gpu(name: str, file: Path | None = None) -> Gpu:
-    """Return a GPU by name, from a user's TOML file or from gpus.csv. The user's file takes precedence.
+    """Return the figures of a GPU by name, from the user's TOML file `file` or from gpus.csv.
 
-    Raises HardwareError for an unknown name. The message suggests the nearest name and lists all names.
+    The user's file takes precedence. Raises HardwareError for an unknown name. The message suggests the nearest name
+    and lists all names.
     """
     return _find_entry("GPU", name, "gpus", _gpu_from_row, file)
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
-    """Return the count and name of GPUs, written as `H100` or `4 x A100`. Raises HardwareError for an unknown GPU."""
+    """Parse text such as `H100` or `4 x A100`, and return the number and the name of the GPUs.
+
+    Raises HardwareError for an unknown GPU.
+    """
     match = re.match(r"([1-9]\d{0,2})\s*x\s*(?=\S)", text, re.IGNORECASE)
     if match is None:
         return 1, gpu(text).name
@@ -204,9 +209,10 @@ def parse_gpus(text: str) -> tuple[int, str]:
 
 
 def model(name: str, file: Path | None = None) -> ModelShape:
-    """Return a model by its name (see `listed_model`), or by the path of a Hugging Face config.json or its folder.
+    """Return the dimensions of a model.
 
-    Raises HardwareError for an unknown name or an invalid file.
+    `name` is a model name (see `listed_model`), or the path of a Hugging Face config.json or its folder. Raises
+    HardwareError for an unknown name or an invalid file.
     """
     if name.endswith(".json") or os.path.isfile(f"{name}/config.json"):  # noqa: PTH113 - False where Path raises
         from loadgen.servers.hardware.huggingface import shape_of
@@ -216,10 +222,10 @@ def model(name: str, file: Path | None = None) -> ModelShape:
 
 
 def listed_model(name: str, file: Path | None = None) -> ModelShape:
-    """Return a model by name, from a user's TOML file or from models.csv.
+    """Return the dimensions of a model by name, from the user's TOML file `file` or from models.csv.
 
-    The name may also be one that a server reports, such as `meta-llama/Llama-2-7b-chat-hf`. The function never opens a
-    file called `name`, because the name may come from a server. Raises HardwareError for an unknown name.
+    The name may come from a server, such as `meta-llama/Llama-2-7b-chat-hf`. It is therefore never used as the path of
+    a file. Raises HardwareError for an unknown name.
     """
     name = _VARIANT_SUFFIX.sub("", name.rpartition("/")[2])
     return _find_entry("model", name, "models", shape_from_row, file)
@@ -252,7 +258,7 @@ _PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
-    """Return the GPU with changed figures. A change is text such as `memory_bandwidth=8TB/s`.
+    """Return a copy of the GPU with changed figures. Each change is text such as `memory_bandwidth=8TB/s`.
 
     Raises HardwareError for an unknown figure or an invalid value.
     """
@@ -286,7 +292,7 @@ def _with_setting(card: Gpu, name: str, value: float) -> Gpu:
 
 
 def tables() -> dict[str, list[dict[str, str]]]:
-    """Return the rows of every table with all columns, by table name. The documentation is generated from them."""
+    """Return the rows of every CSV table, by table name. The documentation is generated from these rows."""
     return {table: [dict(row) for row in _builtin_table(FOLDER, table).values()] for table in TABLES}
 
 
@@ -309,7 +315,7 @@ def _architectures() -> dict[str, Architecture]:
 
 @cache
 def gpu_links() -> dict[str, Link]:
-    """Return every link of links.csv by name, with the rate that its row gives."""
+    """Return every row of links.csv as a Link, by name."""
     columns = [field.name for field in fields(Link)[2:]]
     links = {}
     for name, row in _builtin_table(FOLDER, "links").items():
@@ -355,7 +361,7 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
     if link_gb_per_s:
         link = replace(gpu_links()[row.get("link") or DEFAULT_LINK], bytes_per_s=1e9 * link_gb_per_s / 2)
     else:
-        _read_number(name, row, "pcie_GBps")  # raises if missing: the GPU needs one of the two
+        _read_number(name, row, "pcie_GBps")  # raises if missing: the GPU needs link_GBps or pcie_GBps
         link = pcie
     peaks = {"bf16": 1e12 * _read_number(name, row, "bf16_TFLOPs")}
     for compute_type, column in {"fp8": "fp8_TFLOPs", "int8": "int8_TOPs", "fp4": "fp4_TFLOPs"}.items():
@@ -380,7 +386,10 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
 
 
 def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
-    """Return a model from a row with the columns of models.csv. Raises HardwareError for an invalid value."""
+    """Return the dimensions of a model from a row with the columns of models.csv.
+
+    Raises HardwareError for an invalid value.
+    """
     required = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
     figures = {column: _read_number(name, row, column) for column in required}
@@ -391,7 +400,7 @@ def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
 def _read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
     """Return the number in one column of a row, or `default` if the cell is empty.
 
-    Raises HardwareError for anything but a positive number. 0 is also accepted if there is a default.
+    The number must be positive. If there is a default, 0 is accepted too. Raises HardwareError for any other value.
     """
     value = row.get(column)
     if value in (None, "") and default is not None:
@@ -407,7 +416,7 @@ def _read_number(name: str, row: Mapping[str, Any], column: str, default: float 
 
 @cache
 def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of the CSV file of a table, by their name in the first column."""
+    """Return the rows of a table's CSV file, by the name in the first column."""
     with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
         return {next(iter(row.values())): row for row in csv.DictReader(lines)}
 
@@ -432,13 +441,14 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
 def _find_entry(
     kind: str, name: str, table: str, from_row: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
 ) -> _Entry:
-    """Return the entry with this name or alias (column `also`). Case, spaces and hyphens do not matter.
+    """Return the entry of `table` that has `name` as its name or alias (column `also`).
 
-    Raises HardwareError for an unknown name, and for any invalid entry in the user's file.
+    Upper and lower case, spaces and punctuation do not matter. `kind` describes the entry in error messages. Raises
+    HardwareError for an unknown name, and for any invalid entry in the user's file.
     """
     user_rows = _read_user_table(table, file) if file else {}
     for user_name, row in user_rows.items():
-        from_row(user_name, row)  # validates every entry, so that an error in an unused one is reported too
+        from_row(user_name, row)  # validates every entry, so that an error in an unused entry is reported too
     rows = _builtin_table(FOLDER, table) | user_rows
     if name not in rows:
         names = {}
@@ -457,6 +467,9 @@ def _find_entry(
 
 
 def _normalise_name(name: str) -> str:
-    """Return a name in lower case, without spaces, hyphens and `nvidia`, so that spellings can be compared."""
+    """Return a name in a form for comparison: in lower case, without a leading `nvidia`, spaces and punctuation.
+
+    Dots are retained.
+    """
     plain = "".join(character for character in name.casefold() if character.isalnum() or character == ".")
     return plain.removeprefix("nvidia")

@@ -13,7 +13,7 @@ from loadgen.servers.hardware import HardwareError, ModelShape, shape_from_row
 
 
 def shape_of(path: Path) -> ModelShape:
-    """Return the dimensions of a dense model from its config.json, with the keys of Llama, GPT-2 or related models.
+    """Return the dimensions of a dense model from its config.json, such as that of Llama, GPT-2 or a related model.
 
     `path` is the config.json or its folder. Raises HardwareError if the file is invalid or describes a mixture of
     experts.

@@ -5,8 +5,8 @@ A step processes two groups of sequences:
 - prefill: `prompts` sequences of `tokens` new tokens each.
 - decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
-Arguments are numbers or NumPy arrays, and times are in seconds. `lower_bounds_s` returns minimum times: it ignores
-latencies and overheads, and uses data-sheet rates.
+Arguments are numbers or NumPy arrays, and times are in seconds. `predict_step` returns expected times. `lower_bounds_s`
+returns minimum times, at data-sheet rates and without latencies and overheads.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """One matrix multiplication of a layer, or the output head, on one GPU. Its weights are a k by n matrix."""
+    """One matrix multiplication of a layer or of the output head, on one GPU. The weights are a k by n matrix."""
 
     name: str
     n: int
@@ -147,8 +147,8 @@ GEMM_BLOCKS = (ATTENTION, ATTENTION, MLP, MLP, OUTPUT_HEAD)
 def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
     """Return the GEMMs of one layer and the output head on one GPU.
 
-    Tensor parallelism splits them as in Megatron-LM (arXiv 1909.08053): the attention output and the down projection by
-    rows, and all others by columns.
+    Tensor parallelism splits the weight matrices as in Megatron-LM (arXiv 1909.08053): the attention output and the
+    down projection by rows, and all other matrices by columns.
     """
     model = deployment.model
     tensor = deployment.tensor
@@ -173,7 +173,8 @@ def predict_step(
 ) -> Step:
     """Return the predicted duration of one step, by component.
 
-    - Prefill: `prompts` sequences of `tokens` new tokens each. `before` tokens of each are already in the KV cache.
+    - Prefill: `prompts` sequences with `tokens` new tokens each, and `before` tokens each that are already in the KV
+      cache.
     - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
     Under pipeline parallelism the sequences are divided among the stages, and a step lasts until each sequence has
@@ -210,7 +211,7 @@ def predict_step(
 
 
 def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
-    """Return the seconds of the GEMMs in one attention block, in one MLP block, and in the output head.
+    """Return the seconds of the GEMMs as a list: those of one attention block, one MLP block, and the output head.
 
     The output head has one row per sequence. The other GEMMs have `rows` rows.
     """
@@ -248,12 +249,12 @@ def _elementwise_bytes(deployment: Deployment) -> float:
 
 
 def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attention: Seconds, mlp: Seconds) -> Seconds:
-    """Return the seconds that a step waits for all-reduces, which take `reduce` seconds each.
+    """Return the seconds that a step waits for its all-reduces, each of which takes `reduce` seconds.
 
-    In the architecture `ladder`, an all-reduce runs during the next block, which takes `attention` or `mlp` seconds.
-    The step waits for the part of the all-reduce that is left after this block, but at least for the constant
-    `join_s`, the time that joining the two takes. The last all-reduce has no next block. In other architectures the
-    step waits for every all-reduce.
+    In most architectures, the step waits for the whole time of every all-reduce. In the architecture `ladder`, an
+    all-reduce runs during the next block, which takes `attention` or `mlp` seconds. The step then waits only for the
+    part of the all-reduce that is left after this block. The wait is at least the constant `join_s`, the time to
+    synchronise the block and the all-reduce. The last all-reduce has no next block, so the step waits for all of it.
     """
     if architecture == "ladder":
         joining = constant("join_s")
@@ -266,9 +267,9 @@ def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attent
 def lower_bounds_s(
     deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0
 ) -> dict[str, Any]:
-    """Return the minimum seconds of a step for each resource: `compute`, `memory` and `network`.
+    """Return the minimum seconds that a step needs of each resource: `compute`, `memory` and `network`.
 
-    The arguments are those of `predict_step`. The largest value is a lower bound of the step's duration.
+    The arguments have the same meaning as in `predict_step`. The step takes at least the largest of the three values.
     """
     gpu = deployment.gpu
     model = deployment.model
@@ -297,7 +298,7 @@ def lower_bounds_s(
 
 
 def all_reduce_lower_bound_s(deployment: Deployment, rows: Any) -> Seconds:
-    """Return the minimum seconds of one all-reduce of the activations of `rows` tokens.
+    """Return the minimum seconds of one all-reduce over the activations of `rows` tokens.
 
     In a ring of N GPUs, each byte crosses the link of a GPU `2 * (N - 1) / N` times. If the switch computes the sums,
     each byte crosses the link once in each direction.

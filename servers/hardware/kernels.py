@@ -1,7 +1,7 @@
 """Predicts the duration of one kernel on one GPU, and of one collective operation between GPUs.
 
-The models extend the roofline model (Williams, Waterman and Patterson, CACM 2009) by tiles, waves, the L2 cache and
-latencies. Other sources:
+The predictions extend the roofline model (Williams, Waterman and Patterson, CACM 2009) with tiles, waves, the L2 cache
+and latencies. Other sources:
 
 - Tile and wave quantisation: NVIDIA's "Matrix Multiplication Background User's Guide".
 - Ring collectives: Patarasuk and Yuan (JPDC 2009).
@@ -41,7 +41,7 @@ class Rates:
 
 
 def rates(gpu: Gpu, number_format: Format) -> Rates:
-    """Return the rates that kernels reach: the rates of the data sheet times the measured shares."""
+    """Return the rates that kernels reach: data-sheet rates times the measured efficiencies of the architecture."""
     architecture: Architecture = gpu.architecture
     peak = gpu.peaks[gpu.effective_format(number_format).compute_type]
     compute_share = min(constant("compute_most"), architecture.compute_share * power_scale(gpu))
@@ -55,10 +55,10 @@ def rates(gpu: Gpu, number_format: Format) -> Rates:
 def power_scale(gpu: Gpu) -> float:
     """Return the factor that corrects the FLOP/s of this GPU for its power limit.
 
-    The share of the peak FLOP/s that kernels reach was measured on one GPU per architecture. A GPU with fewer watts per
-    TFLOP/s lowers its clock under load, and therefore reaches a smaller share. The factor is
-    `(w / w0)**power_exponent`, with `w` watts per TFLOP/s for this GPU and `w0` for the measured GPU. It is 1 if the
-    power of this GPU is unknown.
+    The fraction of the peak FLOP/s that kernels reach was measured on one GPU per architecture. A GPU with fewer watts
+    per TFLOP/s lowers its clock under load, and therefore reaches a smaller fraction. The factor is
+    `(w / w0)**power_exponent`, where `w` is the power of this GPU in watts per TFLOP/s, and `w0` is that of the
+    measured GPU. If the power of this GPU is unknown, the factor is 1.
     """
     if not gpu.watts:
         return 1.0
@@ -69,8 +69,8 @@ def power_scale(gpu: Gpu) -> float:
 def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
     """Return the duration of `C[m, n] = A[m, k] @ B[k, n]`, where B holds weights.
 
-    The duration is the longer of computation and memory access, plus the time to start the kernel and to quantise
-    activations.
+    The duration is about the longer of computation and memory access (see `_smooth_max`). The times to start the kernel
+    and to quantise activations are added.
     """
     rate = rates(gpu, number_format)
     m = as_float(m)
@@ -91,10 +91,10 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 
 
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
-    """Return the computation time of a GEMM, for the fastest tile size and split.
+    """Return the computation time of a GEMM, for the fastest tile size and split of the inner dimension.
 
-    The tiles of the output are distributed over the SMs in whole waves. A tile takes as long as the slower of its FLOPs
-    and its loads from L2.
+    The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the longer of its
+    computation and its loads from L2, plus a constant.
     """
     best: Any = math.inf
     row_bytes = weight_bytes = number_format.operand_bytes
@@ -112,8 +112,8 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
 def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds:
     """Return the duration of the kernel that quantises activations before a GEMM, with one scale per token.
 
-    The duration is 0 for 16-bit activations. It is also 0 for formats with one scale per tensor, where the previous
-    kernel quantises.
+    The duration is 0 for 16-bit activations. It is also 0 for formats with one scale per tensor, because the kernel
+    before the GEMM then also quantises.
     """
     if number_format.activation_bytes >= 2 or number_format.operand_bytes == number_format.activation_bytes:
         return 0.0
@@ -123,13 +123,13 @@ def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds
 def _smooth_max(first: Any, second: Any, power: float) -> Any:
     """Return the smooth maximum of two times, `(first**power + second**power)**(1 / power)`.
 
-    If both times are similar, the result is longer than either of them, because neither hides the other completely.
+    If both times are similar, the result is longer than either of them, because the activities overlap incompletely.
     """
     return (first**power + second**power) ** (1 / power)
 
 
 def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any) -> Seconds:
-    """Return the duration of attention for one new token per sequence.
+    """Return the duration of attention in a decode step, which adds one token to each of `batch` sequences.
 
     The KV cache is read from L2 if it fits there, otherwise from memory. An SM processes one sequence and KV head at a
     time. A long cache is split over several SMs, and their results are combined (Flash-Decoding, 2023).
@@ -144,7 +144,7 @@ def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_d
 
 
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
-    """Return the duration of causal attention for `tokens` new tokens after `before` cached ones.
+    """Return the duration of causal attention for `tokens` new tokens per sequence, after `before` cached tokens.
 
     An SM processes a block of 128 queries at a time (FlashAttention-2, arXiv 2307.08691).
     """
@@ -163,8 +163,9 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
     The algorithms depend on `library`:
 
     - `nccl`: a ring, or NVLS if the switch can compute sums.
-    - `custom`: those of `nccl`, and two algorithms in which GPUs read from each other directly. In the first one, each
-      GPU reads everything at once (one shot). The second one is a reduce-scatter followed by an all-gather (two shots).
+    - `custom`: the algorithms of `nccl`, and two more in which GPUs read from each other directly. In the one-shot
+      algorithm, each GPU reads the whole tensor of every other GPU. The two-shot algorithm is a reduce-scatter followed
+      by an all-gather.
     """
     if gpus == 1:
         return 0.0 * as_float(message_bytes)
@@ -187,7 +188,7 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
 def ring_s(link: Link, ranks: int, message_bytes: Any, collective: str) -> Seconds:
     """Return the duration of an all-gather, a reduce-scatter, an all-to-all or a point-to-point transfer.
 
-    `collective` names the operation. `message_bytes` is the total size on each rank.
+    `collective` names the operation. `message_bytes` is the size of the whole tensor in bytes.
     """
     if ranks == 1:
         return 0.0 * as_float(message_bytes)

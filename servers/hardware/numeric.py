@@ -1,7 +1,7 @@
 """Elementwise functions that accept numbers and NumPy arrays.
 
-NumPy is imported only if an argument is an array. Without this import, a command that computes a single load starts
-twice as fast.
+NumPy is imported only if an argument is an array. A command that needs no arrays starts twice as fast without this
+import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def as_float(value: Any) -> Any:
 
 
 def ceiling(value: Any) -> Any:
-    """Return a number, or each element of an array, rounded up to a whole number, as a float."""
+    """Round a number, or each element of an array, up to the next whole number. The results are floats."""
     if isinstance(value, float | int):
         return float(math.ceil(value))
     import numpy as np

@@ -1,6 +1,6 @@
 """Computes the hardware limits of a model under a load, and the times that an inference engine is expected to reach.
 
-`loadgen limits` prints the result, a `Limits`. `loadgen.analysis.hardware_limit` compares measured runs with it.
+`loadgen limits` prints the results. `loadgen.analysis.hardware_limit` compares measured runs with them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class GemmBound:
-    """Limits of one GEMM of the model in prefill or decode. An m by k matrix is multiplied by k by n weights.
+    """Limits of one GEMM of the model in prefill or decode: `m`, `n`, `k`, its bottleneck and its duration.
 
-    `bound` is the slowest resource: compute, memory or network. It is network if the all-reduce after the GEMM takes
-    longest.
+    The GEMM multiplies an m by k matrix of activations by a k by n matrix of weights. `bound` is the slowest resource:
+    compute, memory or network. The network is the slowest if the all-reduce after the GEMM takes longest.
     """
 
     gemm: str
@@ -105,12 +105,11 @@ def make_deployment(
     file: Path | None = None,
     changes: Sequence[str] = (),
 ) -> Deployment:
-    """Return a deployment, after looking up its GPU, model, number format and engine by name.
+    """Look up GPU, model, number format and engine by name, and return a deployment of them.
 
     `file` is a TOML file with additional GPUs and models. `changes` replace figures of the GPU, for example
-    `memory_bandwidth=8TB/s`.
-    The KV cache has the engine's default format for this weight format. Raises HardwareError for an unknown name or an
-    invalid value.
+    `memory_bandwidth=8TB/s`. The KV cache gets the format that the engine uses by default with this weight format.
+    Raises HardwareError for an unknown name or an invalid value.
     """
     if tensor < 1 or pipeline < 1:
         raise HardwareError(f"{tensor} x {pipeline} GPUs: give 1 or more for --tp and --pp")
@@ -127,7 +126,9 @@ def make_deployment(
 def compute_limits(
     deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION, replicas: int = 1
 ) -> Limits:
-    """Return the limits and expected figures of `replicas` deployments together, each of which serves `load`.
+    """Return the hardware limits and the expected figures of `replicas` deployments, each of which serves `load`.
+
+    Throughput, requests in flight and KV cache are those of all replicas together.
 
     Raises HardwareError if the model does not fit into the GPU memory.
     """
@@ -192,7 +193,7 @@ def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list
 def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, sequences: int) -> GemmBound:
     """Return the limits of one GEMM.
 
-    The output head has one row per sequence, for its last token. Other GEMMs have one row per token.
+    The output head processes one row per sequence, for the last token. Other GEMMs process one row per token.
     """
     card = deployment.gpu
     m = tokens if gemm.count > 1 else sequences

@@ -3,17 +3,20 @@
 Each step decodes one token for every running request. While one request decodes, the prompt of every other request is
 computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
-    share = interference * (in flight - 1) / output tokens
-    TPOT  = (1 - share) * decode step + share * step with a prompt
-    TTFT  = server path + decode step / 2 + step with the prompt + queueing.
+    prompts = interference * (in flight - 1) / output tokens
+    TPOT    = (1 - prompts) * decode step + prompts * step with a prompt
+    TTFT    = server path + decode step / 2 + step with the prompt + queueing.
 
-`share` is the number of prompts per step. If it exceeds 1, every step computes `share` prompts, and TPOT is the
-duration of such a step. `interference` is the share of the other prompts that is computed while a request decodes, and
-not while it waits. The server path is the time in the server outside of steps: from the arrival of a request to its
-first step, and from the first token to the client.
+- `prompts` is the number of prompts per step. If it exceeds 1, every step computes `prompts` prompts, and TPOT is the
+  duration of such a step.
+- `interference` is the fraction of other requests' prompts that are computed while a request decodes. The remaining
+  prompts are computed while the request waits for its first token.
+- `server path` is the time in the server outside of steps: from the arrival of a request to its first step, and from
+  the first token to the client.
+- `queueing` is the wait of requests that arrive at the same time. The first prompt is computed alone, the others in
+  groups that fit into a step.
 
-Queueing is the wait of requests that arrive at the same time: the first prompt is computed alone, the others in groups
-that fit into a step. Requests that do not fit into the KV cache wait until other requests have ended.
+Requests that do not fit into the KV cache wait until other requests have ended.
 """
 
 from __future__ import annotations
@@ -49,9 +52,9 @@ class LoadTimes:
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
-    """Return how many of the requests in flight fit into the KV cache at the same time.
+    """Return the number of requests in flight that fit into the KV cache at the same time, at least 1.
 
-    A request takes `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half its response.
+    A request takes `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its response.
     """
     request_tokens = load.prompt_tokens + load.output_tokens / 2
     capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)
@@ -59,9 +62,9 @@ def running_requests(deployment: Deployment, load: Load, memory_fraction: float)
 
 
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """Return the times that are expected with the measured overheads of the inference engine.
+    """Return the times under `load` that are expected with the measured overheads of the inference engine.
 
-    No time is better than that of `limit_times`.
+    No expected time is shorter than the time from `limit_times`.
     """
     framework = deployment.framework
     prompt = load.prompt_tokens
@@ -92,9 +95,9 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
 
 
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """Return the best times that the data sheet allows.
+    """Return the shortest times under `load` that the data sheet allows.
 
-    Compute, memory and network work at their peaks, and fully overlap.
+    The result assumes that compute, memory and network work at their peak rates and fully overlap.
     """
     prompt = load.prompt_tokens
     batch = running_requests(deployment, load, memory_fraction)
@@ -116,7 +119,7 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
 def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:
     """Return the busiest resource under the load: `compute`, `memory` or `network`.
 
-    All resources work at the rates of the data sheet.
+    The result assumes that all resources work at the rates of the data sheet.
     """
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
@@ -146,7 +149,8 @@ def _with_kv_wait(
 ) -> LoadTimes:
     """Return the times under the load, with the wait for free KV cache added to the TTFT.
 
-    The wait is `response * (in_flight / batch - 1)`, with `response = ttft + (output_tokens - 1) * tpot`.
+    `batch` is the number of requests that fit into the KV cache. The wait is `response * (in_flight / batch - 1)`,
+    where `response` is the duration of a response: `ttft + (output_tokens - 1) * tpot`.
     """
     response = ttft + (load.output_tokens - 1) * tpot
     kv_wait = response * (load.in_flight / batch - 1)
@@ -162,11 +166,11 @@ def _with_kv_wait(
 
 
 def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone: Any) -> Any:
-    """Return the mean time that each of `batch` prompts waits for other prompts if all of them arrive together.
+    """Return the mean time that a prompt waits for other prompts in a closed loop of `batch` requests.
 
-    The first prompt is computed alone, the others in groups. In a closed loop, each request starts when another one
-    ends. Their arrivals therefore drift apart over time, and more so if there are many groups. The result takes this
-    into account by dividing the time by `1 + groups / drift_groups`.
+    All prompts are first assumed to arrive together. The first prompt is then computed alone, the others in groups. In
+    a closed loop, however, the arrivals drift apart over time, because each request starts when another one ends. More
+    groups drift apart further. The waiting time is therefore divided by `1 + groups / drift_groups`.
     """
     following = elementwise_max(batch - 1, 1e-9)
     prompts_per_step = elementwise_max(deployment.framework.chunk_tokens // prompt, 1)

@@ -98,7 +98,7 @@ class IterationTime:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
-    """Memory in bytes on a GPU of the first pipeline stage, which needs more than other stages.
+    """Memory in bytes on a GPU of the first pipeline stage, which needs more memory than other stages.
 
     The embedding is not counted.
     """
@@ -115,7 +115,7 @@ class TrainingMemory:
 
 
 def layer_activation_bytes(training: TrainingSetup) -> float:
-    """Return the bytes that one layer stores on each GPU, per micro-batch, for the backward pass."""
+    """Return the bytes of activations that one layer stores on each GPU, per micro-batch, for the backward pass."""
     model = training.model
     tensor = training.tensor
     tokens = training.sequence * training.micro_batch
@@ -130,10 +130,10 @@ def layer_activation_bytes(training: TrainingSetup) -> float:
 
 
 def predict_memory(training: TrainingSetup) -> TrainingMemory:
-    """Return the memory on a GPU of the first pipeline stage.
+    """Return the predicted memory on a GPU of the first pipeline stage.
 
-    This stage stores the activations of `pipeline` micro-batches. As in arXiv 2205.05198, only the parameters of the
-    layers are counted.
+    This stage stores the activations of `pipeline` micro-batches. As in arXiv 2205.05198, the embedding and the output
+    head are not counted.
     """
     model = training.model
     parameters = model.layer_parameters / (training.tensor * training.pipeline)
@@ -160,7 +160,7 @@ def predict_memory(training: TrainingSetup) -> TrainingMemory:
 def adapter_parameters(training: TrainingSetup) -> int:
     """Return the number of parameters of all LoRA adapters.
 
-    Each matrix of attention and MLP has two thin matrices as its adapter.
+    Each matrix of attention and MLP has an adapter, which consists of two thin matrices.
     """
     model = training.model
     rank = training.adapter_rank
@@ -171,7 +171,7 @@ def adapter_parameters(training: TrainingSetup) -> int:
 
 
 def predict_iteration(training: TrainingSetup) -> IterationTime:
-    """Return the duration of one iteration, by component.
+    """Return the predicted duration of one iteration, by component.
 
     The duration is that of the last pipeline stage, which is the busiest, because it also computes the output head.
     """
@@ -200,8 +200,8 @@ def predict_iteration(training: TrainingSetup) -> IterationTime:
 def mfu(training: TrainingSetup, seconds: float) -> float:
     """Return the model FLOPs utilisation of an iteration that takes `seconds` (arXiv 2204.02311).
 
-    This is `flops / (seconds * peak FLOP/s of all GPUs)`. `flops` contains 6 FLOPs per parameter and token, and those
-    of attention.
+    The utilisation is `flops / (seconds * peak FLOP/s of all GPUs)`. `flops` consists of 6 FLOPs per parameter and
+    token, plus the FLOPs of attention.
     """
     model = training.model
     tokens = training.batch * training.sequence
@@ -211,13 +211,11 @@ def mfu(training: TrainingSetup, seconds: float) -> float:
 
 
 def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
-    """Return the forward times of one layer for one micro-batch, in seconds.
+    """Return three times of the forward pass of one layer for one micro-batch, in seconds.
 
-    The three values are:
-
-    - the layer without all-reduces.
-    - the part of the layer's time that its attention core takes.
-    - one all-reduce.
+    - the time of the whole layer without all-reduces.
+    - the part of this time that is spent on attention scores and their products.
+    - the time of one all-reduce.
     """
     model = training.model
     gpu = training.gpu
@@ -249,8 +247,7 @@ def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
 def _gemm_format(training: TrainingSetup) -> Format:
     """Return the number format of the GEMMs.
 
-    Training scales a tensor as a whole, so operands are already in the format of the activations when a GEMM loads
-    them.
+    Training uses one scale per tensor, so the operands are already quantised when a GEMM loads them.
     """
     stored = training.gpu.effective_format(number_format(training.number))
     return replace(stored, operand_bytes=stored.activation_bytes)
@@ -277,7 +274,7 @@ def _head_s(training: TrainingSetup) -> float:
 def _hop_s(training: TrainingSetup) -> float:
     """Return the time to send the activations of a micro-batch from one pipeline stage to the next.
 
-    The link is InfiniBand, because each stage fills its node.
+    Each stage is assumed to be on a separate node, so the link is InfiniBand.
     """
     if training.pipeline == 1:
         return 0.0
@@ -286,9 +283,9 @@ def _hop_s(training: TrainingSetup) -> float:
 
 
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
-    """Return the time of the gradient all-reduce between replicas, without the part that the backward pass hides.
+    """Return the time of the gradient all-reduce between replicas, minus the part that overlaps with the backward pass.
 
-    ZeRO stage 3 transfers 1.5 times as much, because it also gathers the weights twice.
+    ZeRO stage 3 transfers 1.5 times as many bytes, because it gathers the weights twice per iteration.
     """
     if training.data == 1:
         return 0.0
@@ -305,7 +302,7 @@ def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
 def _optimiser_s(training: TrainingSetup) -> float:
     """Return the duration of the optimiser step, which reads and writes every state once.
 
-    With offloading, the states are in host memory, and gradients and parameters are transferred over PCIe.
+    With offloading, the states are in host memory. Gradients and parameters are then transferred over PCIe.
     """
     memory = predict_memory(training)
     if not training.offload:

@@ -1,14 +1,14 @@
-"""Predicts the peak memory of one training step in plain PyTorch by counting its tensors. Nothing is fitted.
+"""Predicts the peak memory of one training step in plain PyTorch by counting its tensors.
 
-The counted model is the Llama of `loadgen.dissect.models.llama`. All values have the number format of the run. The
-prediction includes:
+No constant is fitted to measurements. The counted model is the Llama of `loadgen.dissect.models.llama`. All values have
+the number format of the run. The prediction includes:
 
 - embedding, output head and loss.
 - Adam with two moments.
 - the tensors that autograd saves for each operator.
 
-ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its own shard of the
-weights and, until the backward pass, a full copy as well.
+ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its shard of the weights, and
+also a full copy of each layer until the backward pass of this layer.
 
 `loadgen.servers.hardware.training` predicts Megatron-LM instead. Like arXiv 2205.05198, it counts only the layers, in
 mixed precision.
@@ -27,7 +27,7 @@ MOMENTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchStep:
-    """One training step of plain PyTorch on each of `data` devices."""
+    """A training step of plain PyTorch, which runs on each of `data` devices."""
 
     model: ModelShape
     sequences: int  # On each device
@@ -73,7 +73,7 @@ def peak_memory(step: TorchStep) -> StepMemory:
 
 
 def _memory_over_time(step: TorchStep) -> Iterator[tuple[float, float]]:
-    """Yield the bytes of stored gradients and of temporary tensors at each moment that may be the peak.
+    """Yield (bytes of gradients, bytes of activations and temporary tensors) for each moment that may be the peak.
 
     The moments are:
 
@@ -118,17 +118,17 @@ def _memory_over_time(step: TorchStep) -> Iterator[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Bytes of the parts of a model outside its layers: embedding, last norm and output head."""
+    """Memory of the parts of a model outside its layers: embedding, last norm and output head. All values in bytes."""
 
-    saved: float
+    saved: float  # Activations that are saved for the backward pass
     head_gradient: float
     embedding_gradient: float
 
 
 def _ends(step: TorchStep) -> _Ends:
-    """Return the bytes of embedding, last norm and output head.
+    """Return the memory for activations and gradients of embedding, last norm and output head.
 
-    With adapters these parts are frozen, so they have no gradients.
+    With adapters, these parts of the model are frozen and have no gradients.
     """
     matrix = step.model.head_parameters * step.value_bytes
     norm = step.model.hidden * step.value_bytes
@@ -138,7 +138,7 @@ def _ends(step: TorchStep) -> _Ends:
 
 
 def _norm_bytes(step: TorchStep) -> float:
-    """Return the bytes that one RMSNorm saves for its backward pass, including its result.
+    """Return the bytes that one RMSNorm saves for its backward pass, including the result of the RMSNorm.
 
     On a GPU, the fused kernel saves its input and its result. On a CPU, these tensors are saved:
 
@@ -184,7 +184,7 @@ def _saved_bytes(step: TorchStep) -> float:
 def _mlp_backward_bytes(step: TorchStep) -> float:
     """Return the bytes of temporary tensors in the backward pass of an MLP.
 
-    These are two gradients of the intermediate width and two of the hidden width.
+    The tensors are two gradients of the intermediate width and two gradients of the hidden width.
     """
     model = step.model
     return step.tokens * (2 * model.intermediate + 2 * model.hidden) * step.value_bytes
@@ -223,10 +223,11 @@ def _optimiser_bytes(step: TorchStep) -> float:
 
 
 def _gathered_bytes(step: TorchStep, remaining: int) -> float:
-    """Return the bytes of complete weights that a device holds in addition to its own part.
+    """Return the bytes of gathered weights that a device holds in addition to its own shard.
 
-    `remaining` layers have not finished their backward pass. ZeRO stage 2 holds the weights of all these layers. Stage
-    3 holds the current layer and the one that is being fetched. Lower stages hold no additional weights.
+    `remaining` is the number of layers that have not finished their backward pass. At ZeRO stage 2, a device holds the
+    weights of all these layers. At stage 3, it holds those of the current layer and of the layer that is being fetched.
+    At both stages, it also holds the embedding and the output head. At lower stages, the result is 0.
     """
     if step.zero < 2:
         return 0.0
@@ -238,16 +239,17 @@ def _gathered_bytes(step: TorchStep, remaining: int) -> float:
 def _gradient_copies(step: TorchStep, in_buckets: bool) -> float:
     """Return the size of temporary copies of a gradient, relative to the gradient.
 
-    There are two possible copies. DDP copies gradients into buckets before it sums them (`in_buckets`). GEMMs that sum
-    in fp32 keep an fp32 copy of their result, which is `FP32_BYTES / value_bytes` times as large as the gradient.
+    There are two possible copies. With `in_buckets`, DDP copies gradients into buckets before it sums them. GEMMs that
+    sum in fp32 keep an fp32 copy of their result. It is `FP32_BYTES / value_bytes` times as large as the gradient.
     """
     return in_buckets + step.sums_in_fp32 * FP32_BYTES / step.value_bytes
 
 
 def _summing_bytes(step: TorchStep, gradients: float) -> float:
-    """Return the bytes of complete gradients, and of the copies that are sent, while devices sum gradients.
+    """Return the bytes of temporary tensors while devices sum gradients of `gradients` bytes.
 
-    They exist only at ZeRO stages 2 and 3, where each device keeps a part of the sum. Lower stages return 0.
+    At ZeRO stages 2 and 3, these tensors are the complete gradients and the copies that are sent. At lower stages, the
+    result is 0.
     """
     if step.zero < 2:
         return 0.0

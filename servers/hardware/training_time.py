@@ -1,4 +1,4 @@
-"""Predicts how long one training step of plain PyTorch takes, for the model of `hardware.training_memory`.
+"""Predicts how long one training step of plain PyTorch takes, for the model in `loadgen.dissect.models.llama`.
 
 The predicted time is the sum of the times for:
 
@@ -29,7 +29,7 @@ MAPPED_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class TorchMachine:
-    """Hardware that each process of a training step uses."""
+    """Hardware of one process in a training step."""
 
     gpu: Gpu
     links: Mapping[str, Link]
@@ -111,7 +111,7 @@ def _gemm_s(step: TorchStep, machine: TorchMachine, n: float, k: float) -> float
 
 
 def _layer_gemms_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the forward time of the seven matrices of a layer, multiplied one by one, and of its attention."""
+    """Return the forward time of a layer's attention and GEMMs. Each of the seven matrices needs a separate GEMM."""
     gemms = sum(_gemm_s(step, machine, n, k) for n, k in _matrices(step))
     model = step.model
     gpu = machine.gpu
@@ -145,7 +145,7 @@ def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
 
     Operands of GEMMs are not included. The forward pass moves this number of values per element:
 
-    - a norm: 8 (square, mean, product with the root, product with the weight), or 2 if it is fused.
+    - a norm: 8 (square, mean, product with the root, product with the weight), or 2 as a fused kernel.
     - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum).
     - reordering of heads and back: 8.
     - SiLU with its product: 5.
@@ -153,7 +153,7 @@ def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
     - attention scores: 8 (scaled, masked in a copy, normalised).
 
     The backward pass applies the same operators to the gradients, and computes one gradient for each factor of a
-    product. Where several operators read one value, their gradients are added up.
+    product. If several operators read the same value, their gradients are added up.
     """
     model = step.model
     rotated = (model.heads + model.kv_heads) * model.head_dim
@@ -192,14 +192,14 @@ def _adapters_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _adapter_bytes(step: TorchStep) -> float:
-    """Return the bytes that are moved to scale one layer's adapter results and add them to the base's results."""
+    """Return the bytes that one layer moves to scale the results of its adapters and add them to the base results."""
     if not step.adapter_rank:
         return 0.0
     return step.tokens * step.value_bytes * 5 * sum(n for n, _ in _matrices(step))
 
 
 def _dequantising_s(step: TorchStep, machine: TorchMachine) -> float:
-    """Return the time to dequantise the base weights of all layers, which precedes the GEMMs of each pass."""
+    """Return the time to dequantise the base weights of all layers once, for the GEMMs of one pass."""
     if step.base_bytes is None:
         return 0.0
     layer_bytes = step.model.layer_parameters / step.model.layers * (step.base_bytes + step.value_bytes) / 2
@@ -207,7 +207,7 @@ def _dequantising_s(step: TorchStep, machine: TorchMachine) -> float:
 
 
 def _large_gradients(step: TorchStep) -> list[float]:
-    """Return the bytes of the gradients of embedding and output head, which are freed after each step."""
+    """Return the sizes in bytes of two gradients that are freed after each step: those of embedding and output head."""
     if step.adapter_rank:
         return []
     return [step.model.head_parameters * step.value_bytes] * 2
@@ -228,7 +228,7 @@ def _fresh_memory_s(machine: TorchMachine, sizes: list[float]) -> float:
 
 
 def _communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of collective operations and of the copies that they need, each by phase."""
+    """Return the seconds of collective operations, and the seconds of the copies that they need, both by phase."""
     if step.data == 1:
         return _phases(), _phases()
     return _fsdp_communication(step, machine) if step.zero >= 2 else _ddp_communication(step, machine)
@@ -239,10 +239,10 @@ def _phases() -> dict[str, float]:
 
 
 def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of FSDP's collective operations and of the copies that they need, each by phase.
+    """Return the seconds of FSDP's collective operations, and the seconds of the copies that they need, both by phase.
 
-    FSDP gathers the weights of each layer before the layer is computed, and scatters its gradients. At stage 3 it
-    gathers the weights for the backward pass again.
+    FSDP gathers the weights of each layer before the layer is computed, and reduce-scatters the gradients of the layer.
+    At ZeRO stage 3, the weights are gathered again for the backward pass.
     """
     ranks = step.data
     groups = _group_bytes(step)
@@ -267,7 +267,7 @@ def _fsdp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[st
 
 
 def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of DDP's collective operations and of the copies that they need, each by phase.
+    """Return the seconds of DDP's collective operations, and the seconds of the copies that they need, both by phase.
 
     DDP sums gradients during the backward pass. At ZeRO stage 1, the updated weights are broadcast after the optimiser.
     """
@@ -283,7 +283,7 @@ def _ddp_communication(step: TorchStep, machine: TorchMachine) -> tuple[dict[str
 
 
 def _group_bytes(step: TorchStep) -> list[float]:
-    """Return the bytes of weights that are transferred together.
+    """Return the size in bytes of each group of weights that FSDP transfers together.
 
     Each layer is one group. The weights outside the layers are the last group.
     """
@@ -308,8 +308,8 @@ def _trained_share(step: TorchStep) -> float:
 def _optimiser_s(step: TorchStep, machine: TorchMachine) -> float:
     """Return the duration of an AdamW step, which moves seven values per parameter.
 
-    AdamW reads weight, gradient and two moments, and writes all of them except the gradient. With offloading, the host
-    runs AdamW, and gradients and weights are transferred over PCIe.
+    AdamW reads weight, gradient and two moments, and writes weight and moments. With offloading, the host runs AdamW.
+    Gradients and weights are then transferred over PCIe.
     """
     own_bytes = sum(_group_bytes(step)) * _trained_share(step) / (step.data if step.zero else 1)
     if not step.offload:

@@ -1,4 +1,4 @@
-"""Support for models with Ladder Residual (arXiv 2501.06589): checkpoints, and a plugin with which vLLM serves them."""
+"""Support for models with Ladder Residual (arXiv 2501.06589): a checkpoint converter, and a plugin for vLLM."""
 
 from pathlib import Path
 

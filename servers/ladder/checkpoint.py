@@ -1,6 +1,6 @@
 """Converts a Llama checkpoint to a model with Ladder Residual (arXiv 2501.06589), here called a ladder model.
 
-Weights and their names are unchanged. Only config.json names another architecture.
+The weights and their names are unchanged. Only config.json changes: it names another architecture.
 """
 
 from __future__ import annotations

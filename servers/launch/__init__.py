@@ -1,12 +1,12 @@
-"""Starts servers with one of four launch methods.
+"""Launches servers with one of four methods.
 
-- `compose`: in a container.
-- `process`: as a process of this machine.
-- `simulated`: a simulated server.
-- `running`: not at all, because the server already runs.
+- `compose`: start the server in a container.
+- `process`: start the server as a process of this machine.
+- `simulated`: start a simulated server.
+- `running`: use a server that already runs.
 
-Every launch method is a context manager. The server is ready on entry. On exit it is stopped, unless it already ran
-before.
+Every launch method is a context manager. The server is ready on entry, and is stopped on exit. The method `running`
+does not stop the server.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["LAUNCHERS", "LaunchMethod", "LaunchSpec", "RunningServer", "Say", "l
 def launched_server(spec: LaunchSpec, say: Say) -> AbstractContextManager[RunningServer]:
     """Return a context manager that starts the server of `spec` on entry and stops it on exit.
 
-    `say` receives progress messages. Raises LaunchError if the server does not start, and the errors of
-    `loadgen.servers.discovery.probe`."""
+    The launch method `running` neither starts nor stops the server. `say` receives progress messages. Raises
+    LaunchError if the server does not start, and the errors of `loadgen.servers.discovery.probe`."""
     return LAUNCHERS[spec.method](spec, say)
 
 
@@ -36,7 +36,7 @@ def launched_server(spec: LaunchSpec, say: Say) -> AbstractContextManager[Runnin
 def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     """Run a simulated server in a separate process.
 
-    The options of `spec` are fields of SimulatedConfig. Raises ConfigError for an option that is not such a field."""
+    The options of `spec` are fields of SimulatedConfig. Raises ConfigError for any other option."""
     from loadgen.servers.simulated import ConfigError, StartError
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn_process

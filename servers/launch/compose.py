@@ -31,7 +31,7 @@ from loadgen.servers.launch.spec import LOCAL, LOOK_AT_LOG, Host, LaunchSpec, Ru
 CALL_TIMEOUT_S = 60.0  # For every call except those that may pull an image or stop a server
 PULL_TIMEOUT_S = 7200.0  # Images of these servers are 10 to 30 GB
 STOP_TIMEOUT_S = 180.0  # More than the stop_grace_period of docker-compose.yml
-UNREACHABLE_AFTER_S = 60.0  # A container that has been healthy for this long without answering here never will
+UNREACHABLE_AFTER_S = 60.0  # Time after which a healthy container that does not answer here counts as unreachable
 OPTIONS = frozenset(("file", "env", "tensor_parallel", "gpus", "timeout_s", "poll_s", "unreachable_s", "api_key_env"))
 _POLL_S = 3.0
 _PROJECT_LABEL, _SERVICE_LABEL = "com.docker.compose.project", "com.docker.compose.service"
@@ -44,12 +44,12 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
     These options are supported:
 
-    - `file`: another docker-compose.yml.
+    - `file`: path of a docker-compose.yml to use instead of the default file.
     - `env`: additional variables for docker-compose.yml.
     - `tensor_parallel`: number of GPUs that share the model.
     - `gpus`: see LaunchSpec.gpus.
     - `timeout_s`: maximum time until the server is ready.
-    - `poll_s`: time between two checks.
+    - `poll_s`: time between two checks of the server.
     - `unreachable_s`: maximum time for which a healthy container may be unreachable.
     - `api_key_env`: name of the environment variable with the API key.
 
@@ -142,7 +142,7 @@ def describe_state(row: dict[str, Any]) -> str:
 
 
 def has_container(spec: LaunchSpec) -> bool:
-    """Return True if the server has a container, and False if not or if Docker cannot be used."""
+    """Return True if the server has a container. If Docker cannot be used, return False."""
     with suppress(LaunchError):
         return bool(status(spec))
     return False
@@ -156,8 +156,8 @@ def logs(spec: LaunchSpec, *, lines: int) -> str:
 def server_url(row: Mapping[str, Any], spec: LaunchSpec) -> str:
     """Return the URL at which this machine reaches the server.
 
-    Its port is the one that Docker has published. The default port may have been changed by a variable such as
-    VLLM_PORT, which can be set in the hosts file, in the shell or in a `.env` file next to docker-compose.yml."""
+    The port is the one that Docker has published. It differs from the default port if a variable such as VLLM_PORT is
+    set in the hosts file, in the shell or in a `.env` file next to docker-compose.yml."""
     address = f"[{spec.host.address}]" if ":" in spec.host.address else spec.host.address
     publishers = row.get("Publishers") or ()
     published = (publisher["PublishedPort"] for publisher in publishers if publisher.get("PublishedPort"))
@@ -165,10 +165,10 @@ def server_url(row: Mapping[str, Any], spec: LaunchSpec) -> str:
 
 
 def compose_file(named: str | Path | None = None) -> Path:
-    """Return the path of the named docker-compose.yml, or of the one installed with loadgen if `named` is None.
+    """Return the path of the docker-compose.yml to use: `named`, or by default the file that is installed with loadgen.
 
-    A file in the working folder is never used by default, because it may belong to another project. Raises LaunchError
-    if the file does not exist."""
+    A docker-compose.yml in the working folder is never the default, because it may belong to another project. Raises
+    LaunchError if the file does not exist."""
     package = Path(__file__).resolve().parent
     installed = [folder / "docker-compose.yml" for folder in (package.parents[1], package)]  # checkout, wheel
     candidates = [Path(named)] if named else installed
@@ -202,8 +202,9 @@ def _project(spec: LaunchSpec) -> str:
 def _env(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables for docker-compose.yml.
 
-    They are those of the server and its host, then `env` of the hosts file, then options["env"]. A later value replaces
-    an earlier one. Raises LaunchError if the address of the host cannot be resolved."""
+    The variables come from three sources: the properties of the server and its host, `env` in the hosts file, and
+    options["env"]. A later source replaces values of an earlier source. Raises LaunchError if the address of the host
+    cannot be resolved."""
     try:
         address = str(socket.getaddrinfo(spec.host.address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as problem:
@@ -223,8 +224,8 @@ def _env(spec: LaunchSpec) -> dict[str, str]:
 def _require_free_gpus(spec: LaunchSpec) -> None:
     """Raise LaunchError if a running container of loadgen already uses a GPU of this server.
 
-    Each server reserves nearly all memory of its GPUs, so the second one would fail, minutes later and with an unclear
-    message."""
+    Each server reserves nearly all memory of its GPUs. Without this check, a second server would fail minutes later
+    with an unclear message."""
     own = _gpu_ids(spec)
     containers = docker(spec.host, "container", "ls", "--quiet", "--filter", f"label={_PROJECT_LABEL}").split()
     for container in msgspec.json.decode(docker(spec.host, "inspect", *containers)) if own and containers else ():
@@ -248,7 +249,7 @@ def _require_free_gpus(spec: LaunchSpec) -> None:
 def _gpu_ids(spec: LaunchSpec) -> set[str]:
     """Return the GPUs that docker-compose.yml reserves for the server, with all variables filled in.
 
-    Each GPU is named by its index or UUID. The result is empty if the file reserves none by name."""
+    Each GPU is an index or a UUID. The result is empty if the file reserves no GPU by index or UUID."""
     with suppress(LookupError, TypeError, *DECODE_ERRORS):
         service = msgspec.json.decode(_compose(spec, "config", "--format", "json"))["services"][spec.server]
         devices = service["deploy"]["resources"]["reservations"]["devices"]
@@ -280,8 +281,8 @@ def _make_volume(host: Host) -> None:
 def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
     """Return a function that returns the state of the container as text.
 
-    The function raises LaunchError if the container has ended, is unhealthy, or has been healthy for `unreachable_s`
-    without answering at `url`."""
+    The function is called until the server answers at `url`. It raises LaunchError if the container has ended, is
+    unhealthy, or has been healthy for more than `unreachable_s` seconds."""
     healthy_s: list[float] = []
 
     def watch() -> str:
@@ -383,8 +384,8 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
 def _run(command: Sequence[str], env: Mapping[str, str], timeout_s: float, say: Say | None) -> tuple[int, str, str]:
     """Run a command, and return its exit code, standard output and standard error.
 
-    The output goes to temporary files instead of pipes. A process that continues after the command, such as a shared
-    ssh connection, would keep a pipe open."""
+    The output goes to temporary files instead of pipes. A background process that the command leaves behind, such as a
+    shared ssh connection, would keep a pipe open. Raises LaunchError if the command takes longer than `timeout_s`."""
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
         child = subprocess.Popen(  # noqa: S603 - docker, with arguments of ours
             command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err

@@ -1,8 +1,8 @@
-"""Starts servers without containers, as processes of this machine. They are real servers or simulated ones.
+"""Starts real or simulated servers without containers, as processes of this machine.
 
 Each server leads a separate process group. A server is identified by its process id, never by its name. Process ids are
-reused, so the id is stored together with the start time of the process (/proc/PID/stat, field 22). Later commands read
-the file with these facts to find the server. The module runs only on Linux.
+reused, so the id is stored in a file together with the start time of the process (/proc/PID/stat, field 22). Later
+commands read this file to find the server. The module runs only on Linux.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BackgroundServer:
-    """A server that was started and left running, as described in a file for later commands."""
+    """A server that was started and left running. A file with these fields describes the server for later commands."""
 
     server: str
     url: str
@@ -79,8 +79,8 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
     If this process is killed, `loadgen servers` still finds the server. These options are supported:
 
-    - `python`: interpreter of the environment that has the server.
-    - `port`: port of the server, by default any free one.
+    - `python`: Python interpreter of the environment in which the server is installed.
+    - `port`: port of the server, by default any free port.
     - `name`: name under which the server offers the model.
     - `arguments`: arguments added to the command.
     - `env`: variables added to the environment.
@@ -201,8 +201,8 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
     """Return the environment variables that the server needs to serve a ladder model (see `servers.ladder`).
 
-    Raises LaunchError if the server does not support ladder models. It would silently serve the weights as a standard
-    model."""
+    Raises LaunchError if the server does not support ladder models. Such a server would silently serve the weights as a
+    standard model."""
     if not command.ladder:
         able = join_or(name for name, backend in BACKENDS.items() if backend.process and backend.process.ladder)
         raise LaunchError(f"the model is a ladder, which {server} does not support", f"serve it with --server {able}")
@@ -210,7 +210,9 @@ def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
 
 
 def _program(spec: LaunchSpec, command: ProcessCommand, values: Mapping[str, object]) -> list[str]:
-    """Return the start of the command: the server's program if it is installed, otherwise `python -m MODULE`."""
+    """Return the first words of the command: the server's program if it is installed, otherwise `python -m MODULE`.
+
+    Raises LaunchError if there is neither the program nor a Python interpreter."""
     named = spec.options.get("python")
     # The path is not resolved, because the interpreter of a virtual environment is a symbolic link.
     python = str(Path(named).expanduser().absolute()) if named else None
@@ -282,7 +284,7 @@ def _end_of(log: Path, limit_bytes: int = 1 << 18) -> str:
 def _state_folder() -> Path:
     """Return the folder for the logs and descriptions of servers, and create it if necessary.
 
-    It is $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen by default."""
+    The folder is $XDG_STATE_HOME/loadgen, or ~/.local/state/loadgen by default."""
     base = os.environ.get("XDG_STATE_HOME", "")
     state = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
     folder = state / "loadgen"
@@ -296,7 +298,7 @@ def log_file(server: str, host: str) -> Path:
 
 
 def read_background_server(server: str) -> BackgroundServer | None:
-    """Return the stored description of a server, or None if there is none or it cannot be read."""
+    """Return the stored description of a server, or None if there is no readable description."""
     try:
         return msgspec.json.decode((_state_folder() / f"{server}.json").read_bytes(), type=BackgroundServer)
     except (OSError, *DECODE_ERRORS):
@@ -337,8 +339,8 @@ def start_process(command: Sequence[str], env: Mapping[str, str], log: Path) -> 
 def end_process(pid: int, *, timeout_s: float = END_TIMEOUT_S) -> None:
     """End a process that `start_process` started, and all other processes of its group.
 
-    The process itself gets SIGTERM first. When it has ended, the rest of its group gets SIGTERM. Processes that do not
-    end in time get SIGKILL. A process that has already ended is not an error."""
+    The process itself gets SIGTERM first. When it has ended, the other processes of its group get SIGTERM. Processes
+    that do not end in time get SIGKILL. If the process has already ended, no error is raised."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     if _wait(lambda: start_ticks(pid) is None, timeout_s):
@@ -391,7 +393,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until `done()` returns True, and return True. Return False if this does not happen within `timeout_s`."""
+    """Wait until `done()` returns True, for at most `timeout_s` seconds. Return False if the time runs out."""
     deadline_s = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() >= deadline_s:

@@ -1,6 +1,6 @@
-"""Defines what to start and where (`LaunchSpec`, `Host`), and functions that several launch methods share.
+"""The description of a server to start (`LaunchSpec`, `Host`), and functions that several launch methods share.
 
-These functions wait until a server is ready, and turn its log into an error message with a hint.
+The functions wait until a server is ready, and turn its log into an error message with a hint.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class LaunchSpec:
 
     @property
     def gpus(self) -> str:
-        """GPUs of the server, as a comma-separated list that Docker and CUDA accept. Empty: the default GPUs.
+        """GPUs of the server, as a comma-separated list that Docker and CUDA accept. Empty: the default GPU.
 
-        The first of these that is available is used:
+        The GPUs come from the first of these sources that has enough GPUs:
 
         - options["gpus"].
-        - the GPUs that the host lists for this server, if there are at least `tensor_parallel`.
-        - the first `tensor_parallel` GPUs of the machine."""
+        - the GPUs that the host lists for this server.
+        - the first GPUs of the machine, or the default GPU if `tensor_parallel` is 1."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count = self.tensor_parallel
@@ -116,10 +116,10 @@ class RunningServer:
 
 
 def read_hosts(path: Path) -> Mapping[str, Host]:
-    """Read the hosts of a TOML file, which has one table `[NAME]` per host.
+    """Read the hosts of a TOML file, which has one table `[NAME]` per host. Return them by name.
 
-    The result also contains `local`, which is this machine unless the file defines another `local`. Raises HostsError
-    with a list of all mistakes, including unknown keys."""
+    The result always contains the host `local`. It is this machine by default, but the file can define another `local`.
+    Raises HostsError with a list of all mistakes, including unknown keys."""
     try:
         tables = read_toml(path)
     except OSError as problem:
@@ -188,9 +188,9 @@ def wait_until_ready(
 ) -> float:
     """Wait until the health route of the server at `url` answers. Return the waiting time in seconds.
 
-    `watch` is called before each check, every `poll_s` seconds. It returns the server's state, which `say` receives
-    every ten seconds, and raises LaunchError if the server has ended. After `timeout_s`, LaunchError with the end of
-    `log()` is raised."""
+    The server is checked every `poll_s` seconds. Before each check, `watch` is called. It returns the server's state as
+    text, and raises LaunchError if the server has ended. `say` receives the state every ten seconds. If the server is
+    not ready after `timeout_s` seconds, LaunchError with the end of `log()` is raised."""
     start_s = time.monotonic()
     last_message_s = start_s
     while True:
@@ -215,7 +215,8 @@ def wait_until_ready(
 def ended_error(server: str, log: str, reason: str, hint: str = LOOK_AT_LOG, *, where: str = "") -> LaunchError:
     """Return the error for a server that ended during startup.
 
-    If the log shows a known failure, the error states its cause and remedy. Otherwise it has `reason` and `hint`."""
+    If the log shows a known failure, the error states the cause and the remedy of this failure. Otherwise the error
+    states `reason` and `hint`."""
     fault = known_fault(log, "log", server)
     if fault:
         reason, hint = fault
@@ -227,9 +228,9 @@ def ended_error(server: str, log: str, reason: str, hint: str = LOOK_AT_LOG, *, 
 
 
 def known_fault(text: str, table: Literal["docker", "log"], server: str = "") -> tuple[str, str] | None:
-    """Return the cause and the remedy of a known failure that the text shows, or None if there is none.
+    """Return the cause and the remedy of a known failure whose pattern matches `text`, or None if there is none.
 
-    Known failures are defined by the server's backend and by `table` in faults.toml."""
+    Known failures are defined in the server's backend, and in the table `table` of faults.toml."""
     rows = tomllib.loads(Path(__file__).with_name("faults.toml").read_text("utf-8"))[table]
     common = [KnownFault(**row) for row in rows]
     own = BACKENDS[server].faults if server else ()
@@ -250,12 +251,12 @@ def known_fault(text: str, table: Literal["docker", "log"], server: str = "") ->
 def readable_log(log: bytes) -> str:
     """Return the output of a server or of Docker as text without secrets.
 
-    This removes the secrets in the environment variables, and API keys in command lines that the output shows."""
+    Secrets from environment variables are removed, and also API keys in command lines."""
     redact(os.environ)
     return hide_secrets(_KEY.sub(rf"\1{HIDDEN}", log.decode(errors="replace")))
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """Return the last `lines` lines of a log that are not empty. Longer lines are cut to 400 characters."""
+    """Return the last `lines` nonempty lines of a log. Lines of more than 400 characters are cut."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in nonempty[-lines:])

@@ -9,12 +9,14 @@ server ──> process                                    HTTP, in this process 
 
 
 class SimulatedError(ValueError):
-    """Raised for a mistake by the user who starts a simulated server. The message says what to change."""
+    """A mistake by the user who starts a simulated server. The message says what to change."""
 
 
 class ConfigError(SimulatedError):
-    """Raised for an invalid configuration or fault of a simulated server. The message lists every mistake."""
+    """The configuration of a simulated server, or a fault that it must produce, is invalid.
+
+    The message lists every mistake."""
 
 
 class StartError(SimulatedError):
-    """Raised when a simulated server does not start. The message ends with the server's error output."""
+    """A simulated server did not start. The message ends with the server's error output."""

@@ -1,7 +1,7 @@
 """Kernel timestamps of the requests that arrive at a simulated server.
 
-When many requests arrive at once, the server reads them one after the other. The time of the read is then too late for
-most of them. The kernel timestamps each request when it arrives. The server gets these timestamps from a packet ring
+When many requests arrive at once, the server reads them one after the other, most of them long after their arrival. The
+kernel, however, timestamps each packet when it arrives. The server gets these timestamps from a packet ring
 (loadgen.servers.wire.packet_ring).
 """
 
@@ -24,8 +24,8 @@ address of other clients are not known in advance."""
 def open_arrivals(listening: socket.socket) -> TimestampSource:
     """Return a source of kernel timestamps for packets from loopback to the socket `listening`.
 
-    Return `PLAIN`, the source of user-space timestamps, if this process cannot open a packet ring. The calling thread
-    permanently gives up its capability to open packet sockets.
+    If this process cannot open a packet ring, the result is `PLAIN`, the source of user-space timestamps. The calling
+    thread permanently gives up its capability to open packet sockets.
     """
     family = listening.family
     port = listening.getsockname()[1]

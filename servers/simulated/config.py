@@ -33,7 +33,10 @@ _RULE = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """A fault and the requests that get the fault. `at` is K in `NAME@K`; None means the fault's default."""
+    """A fault and the requests that get the fault.
+
+    `at` is K in the notation `NAME@K`. None selects the default of the fault.
+    """
 
     name: str
     at: int | None = None
@@ -62,7 +65,7 @@ def parse_rule(text: str) -> FaultRule:
 
 
 def parse_fault(text: str) -> FaultRule:
-    """Parse the header `X-Simulated-Fault`, such as `reset@12`. Raises ConfigError if it is invalid."""
+    """Parse the value of the header `X-Simulated-Fault`, such as `reset@12`. Raises ConfigError if it is invalid."""
     if ":" in text or "=" in text:
         raise ConfigError(f"{text!r} is not a fault for one request: write NAME or NAME@K")
     return parse_rule(text)
@@ -134,7 +137,7 @@ class SimulatedConfig:
             raise ConfigError("; ".join(problems))
 
     def _checks(self) -> tuple[tuple[str, bool], ...]:
-        """Return (error message, valid) for every check. `valid` is False if the config fails the check."""
+        """Return a pair (error message, valid) for every check. `valid` is False if the check fails."""
         backends = simulated_backends()
         versions = simulated_versions().get(self.server, ())
         clocks = ("script", "batching")

@@ -1,6 +1,6 @@
 """A simulated inference engine that runs in virtual time.
 
-Virtual time advances from step to step, so a simulation never sleeps. Consecutive decode steps with the same jobs are
+Virtual time advances from step to step, so a simulation never sleeps. Consecutive decode steps of the same requests are
 computed together.
 """
 
@@ -13,7 +13,7 @@ from loadgen.servers.simulated.step_time import StepDurations
 
 FOREVER_NS = 1 << 62
 MAX_STEP_ENDS = 1 << 18
-"""If more step end times than this are in memory, those that no job needs any more are dropped."""
+"""If more step end times than this are in memory, the end times that no job needs any more are dropped."""
 
 
 class FrontEnd:
@@ -30,7 +30,7 @@ class FrontEnd:
         self._batch: list[Job] = []
         self._next_batch: list[Job] = []
         self.busy_until_ns = FOREVER_NS
-        """When the current batch is done; FOREVER_NS while the front end is idle."""
+        """Time when the current batch will be done. FOREVER_NS: the front end is idle."""
 
     def accept(self, job: Job, now_ns: int) -> None:
         """Add a job that arrives at `now_ns`. Jobs must be added in order of arrival.
@@ -72,7 +72,7 @@ class FrontEnd:
 class TokenTimes:
     """The times in ns at which the tokens of a job were generated.
 
-    `instants` is complete when the job has ended. Before that, tokens of recent decode steps are missing.
+    `instants` is complete when the job has ended. Until then, the tokens of recent decode steps are missing.
     """
 
     job: Job
@@ -83,7 +83,7 @@ class TokenTimes:
 
 
 class VirtualEngine:
-    """A simulated engine: runs a Scheduler in virtual time, with the step durations of `step_time`."""
+    """A simulated engine, which runs a Scheduler in virtual time. `step_time` predicts the duration of each step."""
 
     def __init__(self, scheduler: Scheduler, step_time: StepDurations) -> None:
         self.scheduler = scheduler
@@ -102,7 +102,7 @@ class VirtualEngine:
         self._live[job] = TokenTimes(job)
 
     def cancel(self, job: Job) -> list[int]:
-        """Remove a job, and return the times in ns at which its tokens were generated."""
+        """Remove a job, and return the times in ns at which its tokens so far were generated."""
         times = self._live.pop(job)
         if times.first_token_step >= 0:
             decoding = job in self.scheduler.decoding
@@ -158,7 +158,7 @@ class VirtualEngine:
         return len(step_ends) - known_ends
 
     def _finish(self, steps: int) -> list[TokenTimes]:
-        """Finish `steps` steps in the scheduler, and return the token times of the jobs that ended."""
+        """Tell the scheduler that `steps` steps have ended, and return the token times of the jobs that ended."""
         started, ended = self.scheduler.finish(steps)
         for job in started:
             times = self._live[job]
@@ -173,7 +173,7 @@ class VirtualEngine:
         return ended_times
 
     def _settle(self, times: TokenTimes, emitted: int) -> None:
-        """Add the missing times of a job's first `emitted` tokens to `times`.
+        """Complete the times of a job's first `emitted` tokens in `times`.
 
         The missing tokens were generated in consecutive decode steps, so their times are the end times of these steps.
         """
@@ -181,7 +181,7 @@ class VirtualEngine:
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
     def _drop_settled_steps(self) -> None:
-        """Delete the end times of decode steps before the first token of every unfinished job. No job needs them."""
+        """Delete the end times of decode steps that no unfinished job needs, because they precede its first token."""
         first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
         first_needed = min(first_tokens, default=self.scheduler.decode_steps)
         del self._step_ends[: first_needed - self._dropped_steps]

@@ -1,4 +1,4 @@
-"""Build texts that match a JSON schema or a regular expression.
+"""Builds texts that match a JSON schema or a regular expression.
 
 A simulated server sends such a text when a request restricts the output to a grammar.
 """
@@ -23,13 +23,13 @@ _CATEGORIES = {
 
 
 class GrammarError(ValueError):
-    """Raised for a grammar that no text can match, or that the simulated server does not support."""
+    """A grammar is invalid, or the simulated server does not support it."""
 
 
 def json_text(schema: Mapping[str, Any], word: str) -> str:
-    """Return a JSON document that matches `schema`. Raises GrammarError.
+    """Return a JSON document that matches the JSON schema `schema`.
 
-    The value of every unrestricted string is `word`.
+    The value of every string without a restriction is `word`. Raises GrammarError for an unsupported schema.
     """
     return json.dumps(_value(schema, schema, word, 0), ensure_ascii=False)
 
@@ -86,7 +86,10 @@ def _referred(path: str, root: Mapping[str, Any]) -> Any:
 
 
 def regex_text(pattern: str) -> str:
-    """Return a text that matches the whole regular expression `pattern`. Raises GrammarError."""
+    """Return a text that matches the whole regular expression `pattern`.
+
+    Raises GrammarError for an invalid or unsupported pattern.
+    """
     try:
         return _matched(_parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as problem:
@@ -98,9 +101,9 @@ def _matched(parsed: Sequence[tuple[Any, Any]]) -> str:
 
 
 def _piece(operation: str, argument: Any) -> str:
-    """Return the shortest text for one operation of a parsed regular expression.
+    """Return a short text that matches one operation of a parsed regular expression.
 
-    An optional operation, such as `a?` or `a*`, occurs once.
+    For an optional operation, such as `a?` or `a*`, the text contains one occurrence.
     """
     if operation not in _GENERATORS:
         raise GrammarError(f"{operation} is not supported")
@@ -113,7 +116,7 @@ def _repeated(argument: tuple[int, int, Any]) -> str:
 
 
 def _member(members: Sequence[tuple[Any, Any]]) -> str:
-    """Return one character of a parsed character set, such as `[a-f]` or `[^0-9]`."""
+    """Return one character that belongs to a parsed character set, such as `[a-f]` or `[^0-9]`."""
     if str(members[0][0]) == "NEGATE":
         excluded = re.compile("[" + "".join(_pattern_of(*member) for member in members[1:]) + "]")
         return next((letter for letter in "abcdefghij0 " if not excluded.match(letter)), "\x7f")

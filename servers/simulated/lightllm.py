@@ -177,9 +177,10 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 def _openai_completion(
     state: ServerState, request: CompletionRequest, prompt: Any, max_tokens: Any, *, add_bos: bool
 ) -> Completion:
-    """Check the parameters of a request to an OpenAI route, and generate a completion. Raises ErrorReply.
+    """Check the parameters of a request to an OpenAI route, and generate a completion.
 
-    The checks apply to LightLLM's native parameters, which are derived from the body.
+    The OpenAI parameters are first converted to LightLLM's native parameters, as in the real server. Raises ErrorReply
+    for an invalid parameter.
     """
     body = request.body
     names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -193,9 +194,9 @@ def _openai_completion(
 def _completion(
     state: ServerState, request: CompletionRequest, prompt: Any, max_tokens: Any, *, stops: list[str], add_bos: bool
 ) -> Completion:
-    """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply.
+    """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply for an invalid length.
 
-    The real server checks the lengths of a streamed request after it has sent status 200. The error is then an event.
+    If the request is streamed, the error is an event of a response with status 200, as in the real server.
     """
     try:
         prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)
@@ -216,7 +217,7 @@ def _completion(
 
 
 def _prompt_tokens(state: ServerState, prompt: Any, *, add_bos: bool) -> int:
-    """Return the number of tokens of a prompt. Raises ValueError with LightLLM's message if it is invalid."""
+    """Return the number of tokens of a prompt. Raises ValueError with LightLLM's message if the prompt is invalid."""
     if isinstance(prompt, str):
         max_characters = state.max_model_len * _MAX_CHARACTERS_PER_TOKEN
         if len(prompt) > max_characters:
@@ -264,7 +265,7 @@ def _check_values(parameters: Mapping[str, Any]) -> None:
 
 
 def _stop_strings(value: Any) -> list[str]:
-    """Return the stop strings of a request. Raises ErrorReply if there are more than LightLLM allows."""
+    """Return the stop strings of a request. Raises ErrorReply if their number exceeds LightLLM's limit."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list):
         return []

@@ -57,22 +57,22 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("max_new_tokens", lambda value: value >= 1, "max_new_tokens must be at least 1 , got {}."),
     ("min_new_tokens", lambda value: value >= 1, "min_new_tokens must be at least 1 , got {}."),
 )
-# These are checked with `do_sample` only.
+# Parameters that are checked only if `do_sample` is true.
 _SAMPLING_ONLY = ("temperature", "top_p", "top_k")
 # Metrics that only later versions have.
 _LATER_METRICS = ("request_failure_total", "num_running_reqs", "prompt_tokens_total", "generation_tokens_total")
 
 
 def error(message: str, status: int = 417) -> Reply:
-    """Return the error response of a route that generates tokens."""
+    """Return an error response in the format of the routes that generate tokens."""
     return Reply(protocol.dumps({"message": message}), status)
 
 
 def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> Encoding:
     """Encode the response to POST /generate or /generate_stream.
 
-    With `tgi_api`, the response has the format that LightLLM's option `--use_tgi_api` selects, which is similar to
-    TGI's format. Otherwise it has LightLLM's native format.
+    Without `tgi_api`, the response has LightLLM's native format. With `tgi_api`, it has the TGI-like format that
+    LightLLM's option `--use_tgi_api` selects.
     """
     body = request.body
     for name in ("inputs", "parameters"):
@@ -90,9 +90,9 @@ def native(state: ServerState, request: CompletionRequest, *, tgi_api: bool) -> 
 
 
 def _parameters(value: Any, *, tgi_api: bool) -> tuple[dict[str, Any], bool]:
-    """Check the parameters of a request, and return (parameters, details). Raises ErrorReply.
+    """Check the parameters of a request, and return (parameters, details).
 
-    `details` is True if the response must contain details of its tokens.
+    `details` is True if the response must contain details of its tokens. Raises ErrorReply for an invalid parameter.
     """
     if not isinstance(value, Mapping):
         raise ErrorReply(error("argument after ** must be a mapping"))
@@ -116,10 +116,10 @@ def _parameters(value: Any, *, tgi_api: bool) -> tuple[dict[str, Any], bool]:
 def _completion(
     state: ServerState, request: CompletionRequest, prompt: Any, parameters: Mapping[str, Any]
 ) -> Completion:
-    """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply.
+    """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply for an invalid length.
 
-    The real server checks the lengths of a streamed request after it has sent the response head. It then closes the
-    connection.
+    If the request is streamed, the connection is closed after the response head instead of an error message, as in the
+    real server.
     """
     prompt_tokens = 1 + tokenizer.count(prompt) if isinstance(prompt, str) else 0
     requested = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_MAX_TOKENS)) or _DEFAULT_MAX_TOKENS
@@ -139,7 +139,7 @@ def _completion(
 
 
 def _length_problem(prompt_tokens: int, requested: int, max_model_len: int) -> str:
-    """Return the server's error message if prompt or output is too long, and an empty string otherwise."""
+    """Return the server's error message if the lengths of prompt and output are invalid, otherwise an empty string."""
     if not prompt_tokens:
         return "text input must be of type `str`"  # this version does not accept token ids
     if prompt_tokens > max_model_len - 1:

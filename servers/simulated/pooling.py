@@ -34,7 +34,7 @@ def embeddings(count_tokens: PromptTokens, state: ServerState, request: Completi
 
 
 def rerank(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/rerank. The prompt for each document is the query plus the document."""
+    """Encode the response to POST /v1/rerank. The prompt for each document consists of the query and the document."""
     query = _required_field(request, "query")
     documents = _required_field(request, "documents")
     if not isinstance(documents, list):
@@ -65,7 +65,7 @@ def _bad_request(message: str, name: str) -> ErrorReply:
 def _encoding(
     state: ServerState, request: CompletionRequest, prompt_tokens: int, prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """Return the encoding of a response that has no tokens. `prefix` is the first part of the response's id."""
+    """Return the encoding of a response without tokens. The id of the response begins with `prefix`."""
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     if prefix == "embd":
         usage |= {"completion_tokens": 0, "prompt_tokens_details": None}

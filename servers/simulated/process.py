@@ -1,6 +1,6 @@
-"""Run a simulated server in a child process.
+"""Runs a simulated server in a child process.
 
-This module does not import the HTTP server, because the import takes 0.2 s.
+The parent process does not import the HTTP server, because the import takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadgen.servers.simulated import StartError
 from loadgen.servers.simulated.config import SimulatedConfig
 
 READY = "ready "
-"""Prefix of the first line that a child writes to standard output. The URL of the server follows it."""
+"""Prefix of the first line that a child writes to standard output. The prefix is followed by the server's URL."""
 CHILD = (  # Our own packages come first in the path, whatever the working directory contains.
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
     "from loadgen.servers.simulated.server import child; child()"
@@ -40,8 +40,9 @@ def spawn(config: SimulatedConfig) -> Iterator[str]:
 def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
     """Start a simulated server in a child process, and yield its URL and its process id.
 
-    The server is stopped at the end of the context. Ctrl-C does not reach it, because it runs in a separate session. It
-    also stops when this process is killed (loadgen.servers.lifeline). Raises StartError if the server does not start.
+    The server is stopped at the end of the context, or when this process is killed (loadgen.servers.lifeline). Ctrl-C
+    does not reach the server, because the server runs in a separate session. Raises StartError if the server does not
+    start.
     """
     command = [sys.executable, "-c", CHILD]
     pipe = subprocess.PIPE

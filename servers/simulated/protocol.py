@@ -44,7 +44,7 @@ class Reply:
 
 
 class ErrorReply(Exception):  # noqa: N818 - not our error: the response to a request that the server refuses
-    """Raised to refuse a request. `reply` is the response that the client gets."""
+    """An exception that refuses a request. `reply` is the response that the client gets."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -66,7 +66,8 @@ class CompletionRequest:
     def streamed(self) -> bool:
         """True if the response is streamed.
 
-        /generate_stream always streams, and /generate never does. On other routes the body's field `stream` decides.
+        Responses on /generate_stream are always streamed, and responses on /generate never. On other routes, the
+        body's field `stream` decides.
         """
         return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
 
@@ -80,7 +81,7 @@ class Completion:
     requested_tokens: int
     """Maximum number of new tokens, after the server has limited it. 0: the model generates no tokens."""
     ids: Sequence[int]
-    """Token ids, at least one. A response without tokens has one id, which stands for the whole response."""
+    """Token ids, at least one. A response without tokens has a single id that stands for the whole response."""
     texts: Sequence[bytes]
     """The text of each token, escaped for a JSON string."""
     finish_reason: str  # as this backend names it
@@ -111,7 +112,7 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Token counts of this answer, in the form of the response field `usage` of TGI and LightLLM."""
+        """Token counts of this answer, in the format of the field `usage` in responses of TGI and LightLLM."""
         prompt_tokens = self.prompt_tokens
         output_tokens = self.output_tokens
         return {
@@ -133,9 +134,9 @@ class Completion:
         Return (completion, stop string, position of the stop string in the text). If the text contains no stop string,
         return the unchanged completion, an empty string and the length of the text.
 
-        With `anywhere`, a token may continue after the stop string. Otherwise the stop string must be at the end of a
-        token. If a token completes several stop strings, the first one in `stops` counts. The vocabulary consists of
-        ASCII letters and spaces, so positions in bytes and in characters are equal.
+        Without `anywhere`, only a stop string at the end of a token is detected. With `anywhere`, the token may
+        continue after the stop string. If a token completes several stop strings, the first of them in `stops` counts.
+        The vocabulary consists of ASCII letters and spaces, so positions in bytes and in characters are equal.
         """
         whole = b"".join(self.texts)
         for index, end in enumerate(accumulate(map(len, self.texts))):
@@ -156,7 +157,7 @@ answer)."""
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The response to one request in bytes, both as a stream and as a non-streamed response."""
+    """Encoders for the response to one request, both as a stream and as a non-streamed response."""
 
     completion: Completion
     encode: EventEncoder
@@ -165,14 +166,14 @@ class Encoding:
     failure: Events
     """Events that the server sends when a stream fails, up to the end of the stream."""
     merges: bool = False
-    """True if several tokens can share one event. Otherwise each token has an event, and the events of several tokens
-    are sent in one write."""
+    """True if several tokens can share one event. False: each token has an event, and the events of several tokens are
+    sent in one write."""
     opening: Events = ()
     """Events sent together with the first token."""
     closing: Events = ()
     """Events sent together with the last token."""
     role_only: Events = ()
-    """Chat: events that contain only the role, for the fault `role-first`. Empty: that fault uses `opening`."""
+    """Chat: events that contain only the role, for the fault `role-first`. Empty: the fault uses `opening`."""
     head: Headers = ()
     """Headers of a streamed response that depend on the request."""
     silent: bool = False
@@ -182,8 +183,8 @@ class Encoding:
 def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes | bytearray) -> Mapping[str, Any]:
     """Return the JSON object in a request body, or an empty mapping if the body is another JSON value.
 
-    Raises ErrorReply if the body is not JSON. `bad_json` creates the response from the error message and the position
-    that Python's json module reports.
+    Raises ErrorReply if the body is not JSON. `bad_json` creates the error response from two arguments: the message and
+    the position that Python's json module reports.
     """
     try:
         result = msgspec.json.decode(body)
@@ -204,7 +205,7 @@ def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes |
 def merge_events(
     completions: Sequence[Completion], encoders: Sequence[EventEncoder], first: int, tokens: int, _last: bool
 ) -> bytes:
-    """Encode one event for each answer to a request that still has tokens to send."""
+    """Encode the next events of a request with several answers: one event for each answer that is not complete."""
     events = []
     for completion, encode in zip(completions, encoders, strict=True):
         remaining = completion.output_tokens - first
@@ -247,7 +248,7 @@ def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping
 def events_reply(*payloads: bytes, headers: Headers = EVENTS_TYPE) -> Reply:
     """Return a complete event stream with status 200 that contains `payloads`.
 
-    Servers send such a response when they refuse a request after they have chosen status 200.
+    Servers send such a response if they have already chosen status 200 before they refuse the request.
     """
     return Reply(b"".join(map(sse_event, payloads)), headers=headers, chunked=True)
 
@@ -263,9 +264,9 @@ def openai_error(message: str, kind: str, code: int, parameter: str | None = Non
 
 
 def integer(value: Any) -> int | None:
-    """Return `value` as an integer, or None if it is not one.
+    """Return `value` as an integer, or None if `value` is not an integer.
 
-    As in pydantic's lax mode, a float without a fraction and a string of digits are accepted.
+    As in pydantic's lax mode, a float without a fraction and a string of digits also count as integers.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

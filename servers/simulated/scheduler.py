@@ -4,14 +4,15 @@
        ^                   │                                            │
        └────────────────── preempted: the KV cache is full ─────────────┘
 
-The caller calls two methods for every step:
+A job is a request inside the engine. In a decode step of the engine, every decoding job gets one token. The caller of
+the scheduler calls two methods for every step:
 
-- `plan` before the step. It admits waiting jobs in order of arrival, as far as the policy allows, and returns the size
-  of the step.
-- `finish` after the step. It returns the jobs that got their first or their last token.
+- `plan`, before the step, admits waiting jobs in order of arrival, as far as the policy allows. It returns the size of
+  the step.
+- `finish`, after the step, returns the jobs that got their first or their last token.
 
-The caller also decides how long a step takes: token_clock.py for servers that answer over HTTP, discrete_event.py for
-simulations in virtual time. Orca (OSDI 2022) introduced scheduling per step.
+The caller also decides how long a step takes. The callers are token_clock.py, for servers that answer over HTTP, and
+discrete_event.py, for simulations in virtual time. Orca (OSDI 2022) introduced scheduling per step.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ UNLIMITED = sys.maxsize
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request inside the engine, finished when `emitted == output_tokens`. Jobs compare by identity."""
+    """A request inside the engine. The job is finished when `emitted == output_tokens`. Jobs compare by identity."""
 
     prompt_tokens: int
     output_tokens: int  # at least 1
     arrived_ns: int
     emitted: int = 0
-    """Tokens generated so far. The scheduler updates this value when the job starts and when it stops decoding. In
-    between, only a clock that returns every token updates it."""
+    """Tokens generated so far. The scheduler updates this value when the job starts and stops decoding. While the job
+    decodes, only a clock that returns every token updates the value."""
     reserved_tokens: int = 0
     """KV cache reserved at admission, in tokens."""
     computed_tokens: int = 0
-    """Tokens that prefill has processed: of the prompt and, after a preemption, also of the output."""
+    """Number of tokens that prefill has processed. After a preemption, prefill also processes earlier output tokens."""
     owner: Any = None
     """A value for the caller. The scheduler does not use it."""
     prompt: Sequence[int] = ()
@@ -58,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The values of the scheduler that a server's metrics page shows."""
+    """State of the scheduler, as a server's metrics page shows it."""
 
     running: int
     waiting: int
@@ -69,13 +70,13 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules that decide which jobs an engine processes in a step. scheduler_presets.py lists all policies."""
+    """The rules that decide which jobs an engine processes in a step. scheduler_presets.py defines the policies."""
 
     running_limit: int
     """Maximum sequences in one step (vLLM: `max_num_seqs`, LightLLM: `running_max_req_size`)."""
     step_tokens: int
     """Maximum prompt tokens in one step (vLLM: `max_num_batched_tokens`, TGI: `max_batch_prefill_tokens`). With `mixed`
-    prefill every decoding sequence counts as one token too."""
+    prefill, each decoding sequence counts as one more token."""
     prefill: Literal["mixed", "separate"]
     """How a step combines prompts and decoding.
 
@@ -111,7 +112,7 @@ class Policy:
     """Share of the GPU memory that weights and KV cache may use (vLLM: `gpu_memory_utilization`)."""
 
     def max_sequence_tokens(self, kv_tokens: int) -> int:
-        """Return the maximum number of prompt and output tokens of a job in a KV cache of `kv_tokens`."""
+        """Return the maximum length of a job (prompt plus output, in tokens) in a KV cache of `kv_tokens` tokens."""
         return kv_tokens - int(self.watermark * kv_tokens) - self.block_size
 
 
@@ -129,8 +130,8 @@ class Scheduler:
     """The waiting jobs, the running jobs and the KV cache of one engine.
 
     `kv_tokens` is the size of the KV cache in tokens. Each decoding job gets one token per step, and one block of cache
-    every `block_size` steps. The scheduler counts these effects once for all decoding jobs, so its own work per step
-    does not grow with their number.
+    every `block_size` steps. The scheduler does this bookkeeping for all decoding jobs together, so the time to
+    schedule a step does not grow with the number of jobs.
     """
 
     def __init__(self, policy: Policy, kv_tokens: int) -> None:
@@ -138,7 +139,8 @@ class Scheduler:
         self.policy = policy
         self.kv_tokens = kv_tokens
         self.waiting: deque[Job] = deque()
-        # Both are in order of admission: the newest job is the last of `_prefilling`, or else the last of `decoding`.
+        # Both dicts are in order of admission. The newest job is the last of `_prefilling`. If `_prefilling` is empty,
+        # the newest job is the last of `decoding`.
         self._prefilling: dict[Job, None] = {}
         self.decoding: dict[Job, None] = {}
         self.step_decodes = False  # the planned step decodes
@@ -152,7 +154,8 @@ class Scheduler:
         # A heap of (`Job.last_decode_step`, unique number, job). Entries of removed jobs stay until they reach the top.
         self._completions: list[tuple[int, int, Job]] = []
         self._numbers = count()
-        # Decoding jobs by `Job.first_growth_step` modulo the block size: all jobs of an entry grow in the same steps.
+        # Number of decoding jobs by `Job.first_growth_step` modulo the block size. Jobs of an entry grow in the same
+        # steps.
         self._growing_jobs = [0] * policy.block_size
         self._chunks: list[tuple[Job, int]] = []  # (job, prompt tokens) of the planned step
         self._decode_steps_since_prefill = UNLIMITED
@@ -226,10 +229,10 @@ class Scheduler:
         return Batch(len(self._chunks), prompt_tokens, pairs, decoding, context)
 
     def identical_steps(self) -> int:
-        """Return the number of steps, including the planned one, that differ only in the length of their context.
+        """Return the number of consecutive steps, beginning with the planned step, that decode the same jobs.
 
-        The same jobs decode in all of these steps. No waiting job can be admitted before the last step ends, and no job
-        gets its last token before the last step. The result is 1 if the planned step computes prompts.
+        These steps differ only in the length of the context. No waiting job can be admitted before the last step ends,
+        and no job gets its last token before the last step. The result is 1 if the planned step computes prompts.
         """
         if self._chunks or not self.decoding:
             return 1
@@ -274,7 +277,7 @@ class Scheduler:
         return started, ended
 
     def _plan_mixed(self, now_ns: int) -> None:
-        """Plan a step in which all decoding jobs get a token and prompts share the rest of the token budget."""
+        """Plan a step in which all decoding jobs get a token, and prompts use the remaining token budget."""
         self.step_decodes = True
         preempted = self._allocate_for_decode()
         self._admits_next_step = preempted
@@ -306,8 +309,8 @@ class Scheduler:
     def _admit(self, now_ns: int, budget: int) -> None:
         """Move jobs from the head of the queue into the planned step, in order of arrival.
 
-        `budget` is the maximum number of prompt tokens. The first job that does not fit ends the admission, even if a
-        later job would fit.
+        `budget` is the maximum number of prompt tokens. At the first job that does not fit, the admission ends, even if
+        a later job would fit.
         """
         policy = self.policy
         whole_prompts = policy.prefill == "separate"
@@ -338,13 +341,13 @@ class Scheduler:
             budget -= chunk
 
     def _tokens_to_reserve(self, job: Job) -> int:
-        """Return the amount of KV cache that is reserved when a job is admitted, in tokens."""
+        """Return the size of the KV cache that is reserved for a job at admission, in tokens."""
         if self.policy.reserve == "output":
             return self._round_up_to_blocks(job.prompt_tokens + job.output_tokens - 1)
         return self._round_up_to_blocks(job.prompt_tokens + job.emitted)
 
     def _has_room(self, job: Job, reserved_tokens: int) -> bool:
-        """Return True if the KV cache can hold another job that reserves `reserved_tokens`."""
+        """Return True if the KV cache has room for `job`, which reserves `reserved_tokens` tokens."""
         if reserved_tokens > self._free_tokens - self._watermark_tokens:
             return False
         return self.policy.reserve != "peak" or self._peak_tokens(job) < self.kv_tokens
@@ -352,7 +355,7 @@ class Scheduler:
     def _exceeds_padding(self, longest: int, tokens: int) -> bool:
         """Return True if the step would need too much padding with one more prompt of `tokens` tokens.
 
-        `longest` is the length of the longest prompt in the step, including the additional one.
+        `longest` is the length of the longest prompt in the step, including the additional prompt.
         """
         policy = self.policy
         if policy.max_paddings is None:
@@ -364,9 +367,9 @@ class Scheduler:
     def _peak_tokens(self, candidate: Job) -> int:
         """Return the maximum KV cache that all running jobs and `candidate` will use together, in tokens.
 
-        The use is largest just before a job ends and frees its cache. Sort the jobs by their remaining tokens, so that
-        `r_1 >= r_2 >= ...`, and let `f_i` be the final length of job `i`. Just before job `k` ends, jobs 1 to `k` are
-        running, and each has grown by `r_k` tokens. The result is:
+        The use is largest just before a job ends and frees its cache. Let `r_i` be the number of tokens that job `i`
+        will still generate, and `f_i` its final length. The jobs are sorted so that `r_1 >= r_2 >= ...`. Just before
+        job `k` ends, jobs 1 to `k` are running, and each has grown by `r_k` tokens. The result is:
 
             max over k of (sum(f_i - r_i for i in 1..k) + k * r_k)
         """
@@ -385,9 +388,9 @@ class Scheduler:
         return peak
 
     def _schedule_chunk(self, job: Job, chunk: int) -> None:
-        """Add `chunk` tokens of a job to the planned step.
+        """Add `chunk` prompt tokens of a job to the planned step.
 
-        Later jobs can share the blocks of these tokens immediately, as in vLLM.
+        Full blocks of these tokens enter the prefix cache immediately, as in vLLM.
         """
         self._chunks.append((job, chunk))
         size = self.policy.block_size
@@ -401,8 +404,8 @@ class Scheduler:
     def _find_cached_tokens(self, job: Job, known_tokens: int) -> int:
         """Return the number of a job's leading tokens that are in the prefix cache. Only full blocks count.
 
-        The result is less than `known_tokens`, because the last known token must be computed to generate the next
-        token.
+        `known_tokens` is the number of prompt and output tokens so far. The result is always less, because the last of
+        these tokens must be computed to generate the next token.
         """
         size = self.policy.block_size
         hits = 0
@@ -458,7 +461,7 @@ class Scheduler:
             self._growing_jobs[job.first_growth_step % self.policy.block_size] += 1
 
     def _stop_decoding(self, job: Job) -> None:
-        """Remove a decoding job, update its `emitted` and free its KV cache."""
+        """Remove a decoding job, update its number of generated tokens (`emitted`) and free its KV cache."""
         del self.decoding[job]
         job.emitted = job.output_tokens - (job.last_decode_step - self.decode_steps)
         self._context_tokens -= job.prompt_tokens + job.emitted
@@ -491,7 +494,7 @@ class Scheduler:
         while self._allocates_while_decoding and self._free_tokens < self._growing_jobs[phase] * size:
             newest = next(reversed(self._prefilling or self.decoding))
             self.cancel(newest)
-            self.waiting.appendleft(newest)  # it is recomputed before all other waiting jobs
+            self.waiting.appendleft(newest)  # the preempted job is recomputed before all other waiting jobs
             self._preemptions += 1
             preempted = True
         if self._allocates_while_decoding:

@@ -3,8 +3,8 @@
 A preset consists of an engine's batching policy and of its overheads in addition to kernel times. A comment at each
 policy names the source files of its rules. The constants come from these sources:
 
-- `current`: the values of vLLM in servers/hardware/frameworks.csv. The presets of TGI and LightLLM use the same values,
-  because none are published for these servers. This is an assumption.
+- `current`: the values of vLLM in servers/hardware/frameworks.csv. No values are published for TGI and LightLLM, so
+  their presets are assumed to have the values of vLLM.
 - `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
   requests and Poisson arrivals). Each server has one set of constants for all loads. `python -m benchmarks.schedulers`
   reports the remaining errors.
@@ -47,14 +47,15 @@ class Engine:
     nccl: float = 0.0
 
     def deployment(self, gpu_name: str, model_name: str, **options: Any) -> Deployment:
-        """Return the deployment of a model on a GPU under this engine. Raises HardwareError.
+        """Return a deployment of this engine with a model on a GPU.
 
-        `options` are keyword arguments of `make_deployment`.
+        `options` are further keyword arguments of `make_deployment`. Raises HardwareError for an unknown name or an
+        invalid value.
         """
         return make_deployment(gpu_name, model_name, framework_name=self.framework, **options)
 
     def step_time(self, deployment: Deployment) -> StepTime:
-        """Return a model of the step durations of this engine on a deployment."""
+        """Return a predictor for the step durations of this engine on a deployment."""
         overheads: dict[str, Any] = {}
         for name in ("step_s", "sequence_s", "kv_share", "prefill_share", "nccl"):
             value = getattr(self, name)
@@ -88,9 +89,10 @@ class Engine:
 
 ENGINES: Mapping[str, Mapping[str, Engine]] = {
     "vllm": {
-        # Running requests come before waiting ones, and both share one token budget, with chunked prefill. The newest
-        # request is preempted. A step that preempted admits nothing. The whole known sequence must fit. Source:
-        # vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`, `scheduler_reserve_full_isl`).
+        # Running requests come before waiting requests. They share one token budget, with chunked prefill. The newest
+        # request is preempted. A step with a preemption admits no request. A request is admitted only if its prompt and
+        # its output so far fit the cache. Source: vllm/v1/core/sched/scheduler.py (`schedule`, `_preempt_request`,
+        # `scheduler_reserve_full_isl`).
         # Prefix cache: vllm/v1/core/kv_cache_manager.py. Limits for a GPU with at least 70 GiB that is not an A100:
         # `get_batch_defaults` in vllm/engine/arg_utils.py. Memory fraction and block size: vllm/config/cache.py.
         CURRENT: Engine(
@@ -131,9 +133,10 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
     },
     "tgi": {
         # Admission reserves prompt + output - 1 tokens, first come first served, within the prefill budget:
-        # backends/v3/src/queue.rs. Prefill pauses decoding. It comes after `max_waiting_tokens` (20) decode steps, or
-        # earlier for at least `waiting_served_ratio` (0.3) of the batch: `batching_task` in backends/v3/src/backend.rs.
-        # No limit of sequences and 4096 prefill tokens: launcher/src/main.rs (3.x derives them). Blocks of one token
+        # backends/v3/src/queue.rs. Prefill pauses decoding. A prefill comes after `max_waiting_tokens` (20) decode
+        # steps, or earlier if the waiting requests are at least `waiting_served_ratio` (0.3) of the batch:
+        # `batching_task` in backends/v3/src/backend.rs. No limit on sequences, and 4096 prefill tokens:
+        # launcher/src/main.rs (3.x derives these limits from the hardware). Blocks of one token
         # (flashinfer): router/src/lib.rs. Memory fraction: TGI_WIGGLE_ROOM in
         # server/text_generation_server/models/globals.py.
         CURRENT: Engine(
@@ -173,10 +176,10 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         ),
     },
     "lightllm": {
-        # Chunked prefill together with decoding, up to twice the chunked_prefill_size of 4096 tokens. Admission goes by
-        # the peak that all running requests will reach: lightllm/server/router/req_queue/chunked_prefill/impl.py
-        # (`_can_add_new_req`), lightllm/server/api_start.py. running_max_req_size and mem_fraction:
-        # lightllm/server/api_cli.py.
+        # Chunked prefill together with decoding, up to twice the chunked_prefill_size of 4096 tokens. A request is
+        # admitted if the future peak of all running requests fits the cache:
+        # lightllm/server/router/req_queue/chunked_prefill/impl.py (`_can_add_new_req`), lightllm/server/api_start.py.
+        # running_max_req_size and mem_fraction: lightllm/server/api_cli.py.
         CURRENT: Engine(
             version="1.2.0",
             policy=Policy(running_limit=256, step_tokens=8192, prefill="mixed", reserve="peak", memory_fraction=0.8),
@@ -208,7 +211,10 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
 
 
 def find_engine(server: str, vintage: str = CURRENT) -> Engine:
-    """Return the preset of a server's version `vintage`. Raises HardwareError if there is none."""
+    """Return the preset of a server's engine in the version `vintage`: `current` or `2023`.
+
+    Raises HardwareError for an unknown server or version.
+    """
     if server not in ENGINES:
         raise HardwareError(f"the scheduler of {server} is not modelled: choose {', '.join(ENGINES)}")
     vintages = ENGINES[server]

@@ -1,8 +1,8 @@
 """A JSON parser with the error messages of serde_json and axum, including line and column.
 
-TGI's router is written in Rust and reports these errors for an invalid request body. msgspec first decodes the body,
-which is fast. Only if that fails, or if the value has the wrong type, this module parses the body again, byte by byte,
-to find the message and the position that the real server reports.
+TGI's router is written in Rust and reports these errors for an invalid request body. The body is first decoded with
+msgspec, which is fast. If msgspec fails or the value has the wrong type, this module parses the body again, byte by
+byte, to find the message and the position that the real server reports.
 
 Sources: serde_json 1.0.140 (`src/de.rs`, `src/read.rs`, `src/error.rs`), serde 1.0.219, serde_path_to_error 0.1.17 and
 axum 0.7.9 (`axum/src/json.rs`).
@@ -31,9 +31,10 @@ _LITERALS = {b"n": (b"null", None), b"t": (b"true", True), b"f": (b"false", Fals
 
 
 class BodyError(Exception):
-    """Raised for a request body that is not valid JSON or does not have the expected type.
+    """A request body is not valid JSON, or does not have the expected type.
 
-    With `syntax`, the body is not valid JSON and the response has status 400. Otherwise the status is 422.
+    `syntax` is True if the body is not valid JSON. The response then has status 400. For a wrong type, it has status
+    422.
     """
 
     def __init__(self, message: str, position: str = "", *, syntax: bool = False) -> None:
@@ -109,14 +110,14 @@ class Reader:
         return self.syntax_error(message, min(len(self.data), self.offset + 1))
 
     def with_position(self, error: BodyError) -> BodyError:
-        """Set the position of an error to the current one if it has none, and return the error."""
+        """Return the error. If the error has no position, set its position to the current position of the reader."""
         error.position = error.position or self.position(self.offset)
         return error
 
     def wrong_type(self, expected: str) -> BodyError:
         """Return the error for a value that does not have the type `expected`.
 
-        The contents of a list or an object are not read.
+        The position of the error is after the value. For a list or an object, the position is its beginning.
         """
         first = self.peek()
         if first == b"[":
@@ -249,7 +250,7 @@ class Reader:
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Read the opening bracket of a list or an object. The nesting depth is one higher until the context ends.
+        """Read the opening bracket of a list or an object, and count one more nesting level while the context is open.
 
         Raises BodyError if there are more than `_MAX_DEPTH` levels.
         """
@@ -377,7 +378,7 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """The type of an object with the fields `known`.
+    """The type of a JSON object. `known` contains the type of each known field, by name.
 
     Unknown fields can have any value. `check` can reject the object as a whole.
     """
@@ -437,8 +438,8 @@ class Struct:
 class Untagged:
     """The type of a value that has one of several types, such as a text or a list (serde's untagged enum).
 
-    serde reads the whole value before it tries the types. An error therefore has the position after the value. If the
-    value is the last field of an object, the error has the position after the object.
+    serde reads the whole value before it tries the types. An error therefore has the position after the value, or after
+    the object if the value is the last field of an object.
     """
 
     name: str

@@ -73,7 +73,7 @@ _YOUNG_ONLY = (10_000, 1_000, 1_000)
 def find_protocol(server: str, version: str = "") -> ServerProtocol:
     """Import and return the protocol of the simulated backend `server`.
 
-    `version` selects another simulated version of the backend than the default.
+    `version` is a simulated version of the backend. An empty text selects the default version.
     """
     backend = BACKENDS[server]
     target = backend.simulated_versions[version] if version else backend.simulated
@@ -160,7 +160,10 @@ def child() -> None:
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
-    """Return the token clock, and the maximum number of prompt and output tokens. Raises ConfigError."""
+    """Return the token clock, and the maximum length of prompt plus output in tokens.
+
+    Raises ConfigError if the clock cannot model the configured engine, GPU or model.
+    """
     if config.clock == "script":
         clock = ScriptClock(
             round(config.ttft_s * 1e9 / config.speed),
@@ -188,9 +191,9 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
 class ClientConnection(web.RequestHandler):
     """The server's side of a connection, with the attributes that a timestamp source needs.
 
-    Timestamp sources are made for clients, and take a received response (loadgen.servers.wire.timestamps.Received).
-    This class has the same attributes, but they describe the last request on the connection. A source therefore returns
-    the arrival time of this request.
+    Timestamp sources are made for clients: they return the arrival time of a response, from the attributes in
+    loadgen.servers.wire.timestamps.Received. In this class, the attributes describe the last request on the connection.
+    A timestamp source therefore returns the arrival time of this request.
     """
 
     def __init__(self, http: HttpServer, *args: Any, **kwargs: Any) -> None:
@@ -216,7 +219,7 @@ class ClientConnection(web.RequestHandler):
     def on_request_read(self, received_ns: int) -> None:
         """Record that a whole request has been read.
 
-        `received_ns` is the time when this process had read the head of the request.
+        `received_ns` is the time in ns at which this process had read the head of the request.
         """
         self.stream_start = self.sizes[0]
         self.sizes = array("q", [self._received_bytes])
@@ -276,7 +279,7 @@ class HttpServer:
         return self._keep_alive if result and request.keep_alive else self._close
 
     def _too_deep(self, path: str) -> Reply:
-        """Return the response to a body that is nested too deeply."""
+        """Return the server's error response to a body that is nested too deeply."""
         try:
             self.protocol.read_body(path, DEEP_BODY)
         except ErrorReply as error:
@@ -286,7 +289,7 @@ class HttpServer:
     def head(self, request: BaseRequest, reply: Reply, length: int) -> bytes:
         """Return the response head: the status line and the headers, in the order of the real server.
 
-        `length` is the content length in bytes. A chunked response has none, so `length` is then ignored.
+        `length` is the content length in bytes. A chunked response has no content length and ignores this argument.
         """
         self._update_common_headers()
         headers = [f"{name}: {value}\r\n".encode("latin-1") for name, value in reply.headers]
@@ -296,7 +299,7 @@ class HttpServer:
         closing = b"" if request.keep_alive else b"connection: close\r\n"
         prefix = self._head_prefix
         suffix = b"" if reply.outermost else self._head_suffix
-        if self.protocol.hyper_order:  # axum writes the length of a body that it knows, and hyper the rest at the end
+        if self.protocol.hyper_order:  # axum writes the length of a known body, and hyper adds other headers at the end
             if reply.chunked:
                 return b"".join([status_line, *headers, suffix, closing, size, prefix, b"\r\n"])
             if not length:
@@ -323,9 +326,9 @@ class HttpServer:
         self._head_suffix = f"{self.protocol.head_suffix.format(date=date)}{self._mark}\r\n".encode()
 
     async def _body(self, request: BaseRequest) -> bytearray:
-        """Make the checks that the real server makes before it reads a body, then read the request body.
+        """Read the request body, after the checks that the real server makes before it reads a body.
 
-        Raises ErrorReply.
+        Raises ErrorReply if a check fails.
         """
         protocol = self.protocol
         api_key = self.state.config.api_key
@@ -345,9 +348,9 @@ class HttpServer:
         return body
 
     def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
-        """Return the JSON object in a request body.
+        """Return the fields of the JSON object in a request body.
 
-        For an invalid body, raise ErrorReply if `strict`, and return an empty mapping otherwise.
+        An invalid body raises ErrorReply with `strict`. Without `strict`, the result is an empty mapping.
         """
         bad_type = self.protocol.wrong_content_type
         if strict and bad_type is not None and not request.content_type.endswith("json"):
@@ -379,7 +382,8 @@ class HttpServer:
     def status(self) -> dict[str, Any]:
         """Return the configuration, the request counts and the send delays of the server.
 
-        This status is the page at STATUS_PATH, the last line of the log and the last line on the terminal.
+        The server shows this status on the page at STATUS_PATH, in the last line of the log and in the last line on the
+        terminal.
         """
         config = self.state.config
         status: dict[str, Any] = {name: getattr(config, name) for name in ("server", "model", "clock", "speed")}
@@ -398,7 +402,7 @@ class HttpServer:
 
 
 class CompletionHandler:
-    """Handles one request that generates tokens, from the end of its body to its line in the log."""
+    """Handles one request that generates tokens, after its body has been read: sends the response and logs it."""
 
     def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int) -> None:
         self._server = server
@@ -414,8 +418,8 @@ class CompletionHandler:
     async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
         """Handle the request and send its response.
 
-        Return a Reply if the caller must send it. Otherwise return True if the connection can take another request, and
-        False if it cannot.
+        If the response must be sent by the caller, return it as a Reply. Otherwise return True if the connection can
+        take another request, and False if the connection cannot.
         """
         header = self._request.headers.get("X-Simulated-Fault")
         config = self._state.config
@@ -502,10 +506,10 @@ class CompletionHandler:
             state.on_request_end(self._line, stream)
 
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
-        """Prepare the head of a streamed response, which is sent together with the first event.
+        """Prepare the head of a streamed response.
 
-        A head that is sent earlier can reach a Go proxy before the proxy has finished with the request body. The
-        proxy then cuts 1 or 2 % of the streams.
+        The head is usually sent together with the first event. An earlier head could reach a Go proxy before the proxy
+        has finished with the request body. The proxy then cuts 1 or 2 % of the streams.
         """
         stream.chunked = not wrong_length
         headers = self._protocol.stream_headers + stream.encoding.head
@@ -538,7 +542,7 @@ class CompletionHandler:
         line.stamps = source.name
 
     async def _trickle(self, stream: Stream, head: bytes) -> None:
-        """Send a response head in small pieces. The token times count from the last piece."""
+        """Send a response head in small pieces. The token times are counted from the time of the last piece."""
         duration_ms = _SLOW_HEAD_MS if self._fault_k is None else self._fault_k
         step = -(-len(head) // _HEAD_PIECES)
         for start in range(0, len(head), step):
@@ -547,7 +551,7 @@ class CompletionHandler:
         stream.job.arrived_ns = time.monotonic_ns()
 
     async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
-        """Send a non-streamed response, when its last token is due.
+        """Send a non-streamed response, at the time when its last token is due.
 
         Return a Reply, True or False, as `run` does.
         """
@@ -614,7 +618,7 @@ def to_monotonic(stamps: Sequence[int]) -> list[int]:
 
 
 def transport_of(request: BaseRequest) -> asyncio.Transport:
-    """Return the transport of a request's connection. Raises ConnectionResetError if it is closed."""
+    """Return the transport of a request's connection. Raises ConnectionResetError if the connection is closed."""
     if request.transport is None:
         raise ConnectionResetError
     return request.transport

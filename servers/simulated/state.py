@@ -53,7 +53,7 @@ not a JSON object. Raises ErrorReply."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProtocol:
-    """The HTTP side of one backend. The batching rules of its engine are in scheduler_presets.py."""
+    """The HTTP API of one simulated backend. The batching rules of the engine are in scheduler_presets.py."""
 
     head_prefix: str = ""
     """Header lines of every response before its specific headers; `{date}` is filled in."""
@@ -116,7 +116,7 @@ class Histogram:
 class ServerState:
     """The counters, the log and the metrics of one running server.
 
-    `config` contains the limits that are in effect, including defaults.
+    `config` contains the actual limits, with defaults filled in.
     """
 
     def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
@@ -168,7 +168,7 @@ class ServerState:
         """Record the end of a request that generates tokens. `stream` is None if the request was refused.
 
         The request is counted and logged later, when no stream is active. All streams of a burst end at almost the same
-        time, and the work for one of them would delay the others.
+        time, and counting one request immediately would delay the streams of other requests.
         """
         # One offset between the clocks serves the whole line, because streams last only seconds.
         self._pending.append((line, stream, time.monotonic_ns(), realtime_offset_ns()))
@@ -176,7 +176,7 @@ class ServerState:
             self.finalise()
             now_s = time.monotonic()
             if now_s - self._collected_s > _COLLECT_PAUSE_S:
-                # Full collections happen here, because one in the middle of a burst would stop it for tens of ms.
+                # Full collections happen here. A collection during a burst would stop all streams for tens of ms.
                 self._collected_s = now_s
                 gc.collect()
         elif len(self._pending) > _MAX_PENDING:
@@ -208,8 +208,8 @@ class ServerState:
     ) -> bytes:
         """Render metrics of this server in the Prometheus text format.
 
-        `rows` selects rows of the backend's CSV file, and metrics in `without` are left out. The values come from
-        `figures` and `extra`. `prefix` and `labels` are added to every metric.
+        `rows` selects rows of the backend's CSV file. Metrics whose names are in `without` are left out. The values
+        come from `figures` and `extra`. `prefix` and `labels` are added to every metric.
         """
         shown = [row for row in self._metric_rows[rows] if row["name"] not in without]
         return exposition(prefix, labels, shown, {**self.figures(), **(extra or {})}).encode()
@@ -221,7 +221,7 @@ class ServerState:
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.config.speed}\n".encode()
 
     def models(self, owner: str, **fields: Any) -> Reply:
-        """Return the response of /v1/models, which lists one model. `fields` are added to its entry."""
+        """Return the response of /v1/models, which lists one model. `fields` are added to the entry of this model."""
         card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner}
         card |= {**fields, **self.mark}
         return Reply(msgspec.json.encode({"object": "list", "data": [card]}))
@@ -265,7 +265,7 @@ class ServerState:
         self._log = None
 
     def _finalise_one(self) -> None:
-        """Count the oldest request that has ended but is not counted yet, and write its log line."""
+        """Count one ended request and write its log line: the oldest request that is not counted yet."""
         line, stream, ended_ns, offset_ns = self._pending.popleft()
         if stream is not None:
             self._count(stream, ended_ns)
@@ -279,10 +279,7 @@ class ServerState:
             self._write_log(msgspec.json.encode(line) + b"\n")
 
     def _count(self, stream: Stream, ended_ns: int) -> None:
-        """Add an accepted request to the totals.
-
-        Only a request that ended successfully is added to the histograms.
-        """
+        """Add an accepted request to the totals. If the request ended successfully, also add it to the histograms."""
         line = stream.line
         completion = stream.completion
         output_tokens = completion.generated_tokens(stream.token_count)
@@ -316,7 +313,7 @@ class ServerState:
 def realtime_offset_ns() -> int:
     """Return CLOCK_REALTIME minus CLOCK_MONOTONIC in ns.
 
-    The shortest of three measurements is used, because the process may lose its core during a measurement.
+    The shortest of three measurements is used, because the process may lose its CPU core during a measurement.
     """
     readings = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(3)]
     before_ns, realtime_ns, after_ns = min(readings, key=lambda reading: reading[2] - reading[0])
@@ -335,8 +332,8 @@ def exposition(
 ) -> str:
     """Render metrics in the Prometheus text format.
 
-    `rows` contains the name, type and help text of each metric, in order. A counter's name already has its suffix, such
-    as `_total`. `figures` contains the values.
+    `rows` contains the name, type and help text of each metric, in the order of the page. A counter's name already has
+    its suffix, such as `_total`. `figures` contains the values.
     """
     page = []
     for row in rows:
@@ -363,7 +360,7 @@ def _sample(name: str, labels: Labels, value: float) -> str:
 
 
 def exponential_buckets(min_s: float, max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the histogram bucket bounds of TGI and LightLLM.
+    """Return the bucket bounds that TGI and LightLLM use in their histograms.
 
     - Durations: `min_s * 1.5**k` seconds, for `k` from 1 to 35.
     - Lengths: `max_model_len * k / 100` tokens, for `k` from 1 to 100.

@@ -1,4 +1,4 @@
-"""The duration of one engine step on given hardware, from tables that are computed once.
+"""Predicts the duration of an engine step on given hardware, from tables that are computed once.
 
     step = max(kernels, launches) + fixed + sequences * per_sequence
 
@@ -6,7 +6,8 @@
   number of tokens in the step. Attention time depends on the number of tokens that each sequence already has.
 - `launches`: time to launch the kernels one by one from Python. If kernels take less time than their launches, the GPU
   waits. Engines with CUDA graphs have no launch time.
-- `fixed` and `per_sequence`: time on the host, per step and per sequence in the step.
+- `fixed`: time on the host per step.
+- `per_sequence`: time on the host per sequence in the step.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MAX_TREND_STEPS = 1 << 20
 
 
 class StepDurations(Protocol):
-    """A model that predicts the durations of engine steps."""
+    """A predictor for the durations of engine steps."""
 
     def __call__(self, batch: Batch) -> int:
         """Return the duration of a step in ns."""
@@ -59,12 +60,12 @@ class StepDurations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearStepTime:
-    """Step durations of an engine on unknown hardware, as a linear model. All coefficients are in seconds.
+    """Predicts the step durations of an engine on unknown hardware with a linear model.
 
         step = step_s + sequence_s * sequences + token_s * prompt_tokens + context_s * context.
 
-    `sequences` is the number of prompts and decoding sequences in the step, and `context` is the total number of tokens
-    of the decoding sequences.
+    All coefficients are in seconds. `sequences` is the number of prompts and decoding sequences in the step, and
+    `context` is the total number of tokens of the decoding sequences.
     """
 
     step_s: float
@@ -85,7 +86,7 @@ class LinearStepTime:
 
 
 class StepTime:
-    """Step durations of a deployment, predicted from its hardware.
+    """Predicts the step durations of a deployment from its hardware.
 
     `launch_s` is the time to launch the kernels of one layer. The kernels of a step take at least `launch_s * layers`.
     """

@@ -1,8 +1,8 @@
 """Sends the tokens of all streams when they are due.
 
 For tokens that are due at the same time, the event loop wakes up once, and each stream gets one write. The bytes are
-written directly to the file descriptor of the connection. The event loop's transport would send them only at the end of
-the loop's iteration, after all other callbacks.
+written directly to the file descriptor of the connection. The event loop's transport would send the bytes later, at the
+end of the loop's iteration.
 
     clock ──emissions(now)──> StreamSender ──events──> chunked coding ──write(fd)──> kernel
                                    │                                       └─ would block: transport.write, order kept
@@ -111,14 +111,15 @@ class Stream:
         return [event for event in result if event]
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """Fault hook for streams in which some tokens have no event. It changes nothing.
+        """Return (events, number of tokens) without a fault, in the form of a fault hook.
 
-        A fault hook replaces `events` (see FaultHook). Without any hook, StreamSender sends one event for every token.
+        For a stream without a fault hook, StreamSender sends one event for every token. A stream in which some tokens
+        have no event therefore uses this function as its hook.
         """
         return self.events(first, tokens), tokens
 
     def to_body(self, events: list[bytes]) -> bytes:
-        """Return the bytes of events in the HTTP body.
+        """Return events as bytes of the HTTP body.
 
         With chunked transfer coding, each event is one chunk (RFC 9112, section 7.1).
         """
@@ -134,8 +135,8 @@ class Stream:
     def send(self, data: bytes) -> None:
         """Write `data` to the connection.
 
-        If the socket's send buffer is full, the event loop's transport sends the rest later. Raises OSError if the
-        client has closed the connection.
+        If the socket's send buffer is full, the event loop's transport sends the remaining bytes later. Raises OSError
+        if the client has closed the connection.
         """
         transport = self.transport
         if transport.is_closing():
@@ -162,7 +163,7 @@ of their tokens). A hook may set `Stream.ending`."""
 def withhold_all(_stream: Stream, _first: int, _tokens: int) -> tuple[list[bytes], int]:
     """Fault hook that sends nothing.
 
-    Non-streamed responses use it, because they are sent after their last token.
+    Non-streamed responses use this hook, because they are sent as a whole after their last token.
     """
     return [], 0
 
@@ -179,9 +180,9 @@ def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) 
 
 
 def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that removes the second half of the event that contains token number `k`.
+    """Fault hook that removes the second half of the event with token number `k`, counted from 1.
 
-    If `k` is 0, the hook changes the event of the first token.
+    If `k` is 0, the hook changes the event with the first token.
     """
     events = stream.events(first, tokens)
     if events and first < max(1, k) <= first + tokens:
@@ -191,9 +192,9 @@ def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[by
 
 
 def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that withholds tokens until there are `k` of them, and then sends them in one write.
+    """Fault hook that collects `k` tokens and then sends them in one write.
 
-    With `merges`, these tokens share one event if the protocol supports such events.
+    With `merges`, these tokens share one event if the protocol supports events with several tokens.
     """
     withheld = stream.withheld
     withheld.append((first, tokens))
@@ -293,7 +294,7 @@ class StreamSender:
         self._armed_ns: int | None = None
 
     def submit(self, stream: Stream) -> None:
-        """Start a stream: submit its job to the clock."""
+        """Start a stream by submitting its job to the clock."""
         self._clock.submit(stream.job, time.monotonic_ns())
         next_ns = self._clock.next_ns()
         if next_ns is not None and (self._armed_ns is None or next_ns < self._armed_ns):
@@ -355,10 +356,10 @@ class StreamSender:
         self._arm(self._clock.next_ns())
 
     def _compose(self, stream: Stream, tokens: int) -> tuple[bytes, int]:
-        """Return (bytes to send, number of tokens in them) for `tokens` tokens that are due.
+        """Return (bytes to send, number of tokens in these bytes) for `tokens` tokens that are due.
 
         `_run` calls this method for the first and the last token of a stream, and for all tokens of a stream with a
-        fault hook. It encodes other single tokens itself, which is faster.
+        fault hook. `_run` encodes other single tokens without this method, which is faster.
         """
         first = stream.token_count
         stream.token_count = first + tokens

@@ -25,7 +25,10 @@ _DEFAULT_PARAMETERS: Mapping[str, Any] = {"do_sample": True}
 
 
 def native(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to a POST request on a native route (`NATIVE_ROUTES`). Raises ErrorReply."""
+    """Encode the response to a POST request on a native route (`NATIVE_ROUTES`).
+
+    Raises ErrorReply for a request that TGI refuses.
+    """
     body = request.body
     compatible = request.path == "/"
     parameters: Mapping[str, Any] = body.get("parameters", _DEFAULT_PARAMETERS)
@@ -47,7 +50,7 @@ def native(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/chat/completions. Raises ErrorReply."""
+    """Encode the response to POST /v1/chat/completions. Raises ErrorReply for a request that TGI refuses."""
     body = request.body
     prompt, tools = _chat_prompt(body)
     if tools:
@@ -67,7 +70,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/completions. Raises ErrorReply."""
+    """Encode the response to POST /v1/completions. Raises ErrorReply for a request that TGI refuses."""
     body = request.body
     if body.get("suffix") is not None:
         message = "Suffix is not supported and can be achieved by preprocessing the prompt."
@@ -85,7 +88,10 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _chat_prompt(body: Mapping[str, Any]) -> tuple[TextPrompt, list[Mapping[str, Any]]]:
-    """Return the prompt of a chat request, and the tools that the model may call. Raises ErrorReply."""
+    """Return the prompt of a chat request, and the tools that the model may call.
+
+    Raises ErrorReply if the tools are invalid.
+    """
     tools = tgi_tools.usable_tools(body)
     messages = tgi_tools.with_tools(body, tools) if tools else body["messages"]
     presence_penalty = body.get("presence_penalty")
@@ -93,7 +99,7 @@ def _chat_prompt(body: Mapping[str, Any]) -> tuple[TextPrompt, list[Mapping[str,
         "repetition_penalty": None if presence_penalty is None else presence_penalty + 2.0,
         "top_n_tokens": body.get("top_logprobs"),
         "grammar": body.get("response_format"),
-        # /v1/completions has no such alias: there the real server ignores the field, whatever its type.
+        # On /v1/completions, max_completion_tokens is no alias: the real server ignores this field, whatever its type.
         "max_new_tokens": body.get("max_tokens", body.get("max_completion_tokens")),
     }
     return TextPrompt(tokenizer.chat_text(messages), parameters), tools
@@ -146,7 +152,10 @@ def _failure(status: int) -> Reply:
 
 
 def _docker_label(state: ServerState) -> str:
-    """Return the label of the server's image. A real server reports a commit, the simulated one its mark."""
+    """Return the label of the server's Docker image.
+
+    A real server reports a commit. The simulated server reports the word that marks it as simulated.
+    """
     return state.mark_word
 
 
@@ -195,7 +204,7 @@ def _chat_tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 def _token_list(text: str) -> list[dict[str, Any]]:
     """Return the tokens of a text, in the format of /tokenize.
 
-    The first token is the one that the server puts before every text. Its own text is empty.
+    The first token is the BOS token, which the server puts before every text. The text of the BOS token is empty.
     """
     spans = ((tokenizer.BOS_ID, 0, 0), *tokenizer.offsets(text))
     return [{"id": token, "text": text[start:stop], "start": start, "stop": stop} for token, start, stop in spans]

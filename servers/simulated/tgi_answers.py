@@ -1,4 +1,4 @@
-"""Encode the responses of a simulated TGI, with and without streaming.
+"""Encodes the responses of a simulated TGI, with and without streaming.
 
 On request, a response contains log probabilities, the likeliest tokens at each position and the tokens of the prompt.
 """
@@ -35,7 +35,7 @@ class TextPrompt:
     text: str
     parameters: Mapping[str, Any]
     guided: str | None = None
-    """The output of the model if it must call a tool; None otherwise."""
+    """The output of the model if the model must call a tool. None: the model need not call a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class TgiResponse:
 def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
     """Return the output of the model under a grammar, or None if there is no grammar.
 
-    Every unrestricted string in the output is `word`. Raises the ErrorReply that `refuse` creates for an
-    unsupported grammar.
+    Every string that the grammar does not restrict is `word`. For an unsupported grammar, raises the ErrorReply that
+    `refuse` creates.
     """
     if grammar_value is None:
         return None
@@ -91,8 +91,8 @@ def generate(
 ) -> TgiResponse:
     """Check a request as TGI's router does, and generate one response.
 
-    `answer` is the index of this response among the responses to the request. If a check fails, raises
-    the ErrorReply that `refuse` creates.
+    `answer` is the index of this response among the responses to the request. If a check fails, the function raises the
+    ErrorReply that `refuse` creates.
     """
     parameters = prompt.parameters
     tgi_checks.check_parameters(parameters, prompt.text, refuse, state.max_model_len)
@@ -125,7 +125,7 @@ def generate(
 
 
 def first_word(state: ServerState) -> str:
-    """Return the word that the model uses for all unrestricted strings under a grammar."""
+    """Return the word that the model uses for all strings that a grammar does not restrict."""
     return tokenizer.decode(state.vocabulary.ids[:1]).strip()
 
 
@@ -171,7 +171,7 @@ def _unescape(text: bytes) -> str:
 def _seed(state: ServerState, request: CompletionRequest, parameters: Mapping[str, Any], answer: int) -> int | None:
     """Return the seed for the field `details`, or None if tokens are not sampled.
 
-    If the request has no seed, the result is random.
+    If the request has no seed, a pseudo-random seed is derived from the server's seed and the number of the request.
     """
     if not tgi_checks.is_sampled(parameters):
         return None
@@ -185,7 +185,7 @@ def _token(token: int, text: str) -> dict[str, Any]:
 
 
 def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
-    """Return the `number` likeliest tokens at a position. The generated token is the likeliest one."""
+    """Return the `number` likeliest tokens at a position. The first of them is the generated token."""
     others = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
     return [_token(token, text), *(_token(other, tokenizer.decode([other])) for other in others)][:number]
 
@@ -270,7 +270,7 @@ class ChatOptions:
 def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], options: ChatOptions) -> Encoding:
     """Encode the response to a chat request.
 
-    Every event of a stream contains the role and a content, so there is no separate event for the role.
+    Every event of a stream contains the role, so there is no separate event for the role.
     """
     completion = response.completion
     finish_reason = _OPENAI_REASONS[completion.finish_reason]
@@ -311,17 +311,14 @@ def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any],
 
 
 def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
-    """Return an encoder that takes events from the list `events`, which has one entry per token."""
+    """Return an encoder that returns the events in `events`, which has one entry per token."""
     return lambda index, _tokens, _last: events[index]
 
 
 def _tool_call_events(
     response: TgiResponse, call_id: str, chunk: Callable[[Mapping[str, Any], int, str | None], Any]
 ) -> list[bytes]:
-    """Return the events of a streamed tool call, with one entry per token.
-
-    The entry of a token without an event is empty.
-    """
+    """Return the events of a streamed tool call, with one entry per token. Empty: the token has no event."""
     events = []
     for index, piece in enumerate(tgi_tools.call_pieces(response.texts)):
         if piece is None:
@@ -345,7 +342,7 @@ def _chat_logprob(response: TgiResponse, index: int, top: int) -> dict[str, Any]
 def _whole_chat(response: TgiResponse, identity: Mapping[str, Any], options: ChatOptions) -> dict[str, Any]:
     """Return the body of a non-streamed chat response.
 
-    Raises ErrorReply if the limit on output tokens cut a tool call short.
+    Raises ErrorReply if a tool call is incomplete because of the limit on output tokens.
     """
     completion = response.completion
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
@@ -402,7 +399,7 @@ def _choice(index: int, text: str, reason: str) -> dict[str, Any]:
 def _completion_events(completion: Completion, index: int, identity: Mapping[str, Any]) -> protocol.EventEncoder:
     """Return the event encoder of one response.
 
-    The field `choices` has a different position in the last event than in the other events.
+    As in the real server, the position of the field `choices` in the last event differs from that in other events.
     """
     inner: dict[str, Any] = {name: identity[name] for name in ("object", "id", "created")}
     inner["choices"] = [_choice(index, protocol.TEXT, "")]
@@ -421,10 +418,9 @@ def _encoding(
     *,
     timed: bool = True,
 ) -> Encoding:
-    """Return the encoding of one or several responses, with the parts that all routes have in common.
+    """Return the encoding of one or several responses, with the response headers and error events of all routes.
 
-    These parts are response headers, error events and token counts. With `timed`, a non-streamed response has the
-    header x-compute-time.
+    With `timed`, a non-streamed response has the header x-compute-time.
     """
     completions_ = [response.completion for response in responses]
     first = completions_[0]
@@ -441,7 +437,7 @@ def _encoding(
     )
     characters = sum(len(prompt.text) for prompt in prompts)
     error_events = tuple(map(protocol.sse_event, tgi_checks.error_payloads(*FAILED, openai=bool(closing))))
-    failure = error_events[:1] * len(prompts) + error_events[1:]  # one error per prompt, then [DONE] if there is one
+    failure = error_events[:1] * len(prompts) + error_events[1:]  # one error per prompt, and [DONE] on OpenAI routes
 
     def answer(duration_s: float) -> Reply:
         # Milliseconds are rounded down. The simulated server cannot tell the phases apart: all time is inference.

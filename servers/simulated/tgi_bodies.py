@@ -185,7 +185,7 @@ ROUTES: Mapping[str, Struct] = {
 
 
 def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
-    """Return the fields of a request body. Raises ErrorReply with axum's plain-text message if it is invalid."""
+    """Return the fields of a request body. Raises ErrorReply with axum's plain-text message if the body is invalid."""
     json_type = ROUTES.get(path)
     try:
         result = serde.decode(body, json_type or AnyValue())

@@ -1,4 +1,4 @@
-"""Request checks of a simulated TGI, and the number of tokens that it generates.
+"""Request checks of a simulated TGI, and the lengths of its responses.
 
 The messages and the order of the checks are those of TGI 3.3.7 (router/src/validation.rs).
 """
@@ -36,7 +36,10 @@ def compute_headers(characters: int) -> Headers:
 
 
 def stream_headers(characters: int) -> Headers:
-    """Return the headers that an event stream has after the header with its content type."""
+    """Return the headers of an event stream that follow `content-type` and `cache-control`.
+
+    `characters` is the total length of the prompts in characters.
+    """
     return (*compute_headers(characters), ("x-accel-buffering", "no"))
 
 
@@ -48,7 +51,7 @@ def flat_error(message: str, error_type: str, status: int = 500) -> Reply:
 def error_payloads(message: str, error_type: str, *, openai: bool) -> tuple[bytes, ...]:
     """Return an error as the payloads of server-sent events.
 
-    With `openai`, the format is that of the OpenAI routes, and the status in the payload is always 422.
+    With `openai`, the payloads have the format of the OpenAI routes, and the status code in them is always 422.
     """
     if openai:
         return protocol.dumps({"error": {"message": message, "http_status_code": 422}}), b"[DONE]"
@@ -67,7 +70,7 @@ def refusal(message: str, error_type: str, status: int, head: Headers, *, stream
 
 
 def is_sampled(parameters: Mapping[str, Any]) -> bool:
-    """Return True if the parameters request sampling, and False for greedy decoding."""
+    """Return True if the parameters request sampling, and False if they request greedy decoding."""
     names = ("temperature", "top_k", "top_p", "typical_p")
     return bool(parameters.get("do_sample")) or any(parameters.get(name) is not None for name in names)
 
@@ -115,8 +118,8 @@ def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | 
     response in one piece. The result assumes that the model does not stop earlier.
 
     - With `max_new_tokens`, all pieces have the same length, because the router requests the length of the first piece
-      for every further piece. The response ends with the piece that reaches or exceeds `max_new_tokens`, or earlier if
-      the next piece does not fit the context.
+      for every further piece. The response ends with the piece that reaches or exceeds `max_new_tokens`. It ends
+      earlier if the next piece does not fit the context.
     - Without `max_new_tokens`, the pieces fill the context.
 
     Raises the ErrorReply that `refuse` creates if the prompt or the first piece does not fit the context.

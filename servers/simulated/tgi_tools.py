@@ -1,4 +1,4 @@
-"""Tool calls of a simulated TGI: the tools in the prompt, and the events of a call.
+"""Tool calls of a simulated TGI: the description of the tools in the prompt, and the events of a streamed call.
 
 Sources: router/src/infer/tool_grammar.rs and router/src/chat.rs of TGI 3.3.7.
 """
@@ -31,14 +31,14 @@ _NO_TOOL = {
 def tool_error(message: str) -> ErrorReply:
     """Return the error for invalid tools in a request.
 
-    The response has status 422 also for a streamed request, because the router finds the error before the stream
+    The response has status 422 even for a streamed request, because the router finds the error before the stream
     begins.
     """
     return ErrorReply(flat_error(f"Tool error: {message}", "tool_error", 422))
 
 
 def usable_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tools that the model may call. The simulated model calls the first one.
+    """Return the tools that the model may call. The simulated model calls the first of these tools.
 
     Raises ErrorReply if the request chooses an unknown tool, or has both tools and a grammar.
     """
@@ -60,9 +60,9 @@ def usable_tools(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def with_tools(body: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the messages of a chat request, with `tools` added to the last message.
+    """Return the messages of a chat request, with descriptions of `tools` added to the last message.
 
-    The text that is added also instructs the model to call a tool.
+    The added text also instructs the model to call a tool.
     """
     messages = list(body["messages"])
     descriptions = [_description(tool) for tool in tools]
@@ -97,8 +97,8 @@ def _compact_json(value: Any) -> str:
 def call_text(tool: Mapping[str, Any], word: str) -> str:
     """Return the output of the model for a call of `tool`.
 
-    Every unrestricted string in the arguments is `word`. Raises ErrorReply if no arguments match the schema of the
-    tool.
+    Every string that the schema of the tool does not restrict is `word`. Raises ErrorReply if the schema is not
+    supported.
     """
     function = tool["function"]
     schema = function.get("arguments", function.get("parameters"))
@@ -121,9 +121,10 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def call_id(messages: Sequence[Any]) -> str:
-    """Return the id of the next tool call: the highest id of a tool call in the messages plus 1.
+    """Return the id of the next tool call: the highest id of the tool calls in the messages, plus 1.
 
-    Return 0 if the messages contain no tool call, and a fixed UUID if an id is not a number.
+    If the messages contain no tool call, the id is `0`. If an id in the messages is not a number, the result is a fixed
+    UUID.
     """
     ids = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
     if all(number.isdecimal() for number in ids):
@@ -134,12 +135,13 @@ def call_id(messages: Sequence[Any]) -> str:
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
     """Return the content of each token's event in a streamed tool call, from the texts of the tokens.
 
-    The content is (function name or None, part of the arguments), or None for a token without an event.
+    The content is a pair (function name, part of the arguments):
 
     - The token that completes the function name: the name and an opening brace.
     - Each later token up to the end of the call: None and the text of the token.
     - The token that completes the call: None and the text of the token without its last brace.
-    - All other tokens: no event.
+
+    All other tokens have no event. For these tokens, the result contains None instead of a pair.
     """
     pieces: list[tuple[str | None, str] | None] = []
     so_far = ""

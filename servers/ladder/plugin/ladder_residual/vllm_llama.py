@@ -1,8 +1,8 @@
 """vLLM's Llama with Ladder Residual (arXiv 2501.06589): all-reduces run while the next block computes.
 
 Weights, their names and all kernels are those of vLLM. Block i reads the hidden state without the result of block i -
-1, because the all-reduce of that result is still running. The all-reduce is that of torch.distributed, which runs in a
-separate stream (NCCL) or in a thread (gloo).
+1, because the all-reduce of that result is still running. The all-reduce comes from torch.distributed and runs in a
+separate CUDA stream (NCCL) or in a thread (gloo).
 """
 
 from __future__ import annotations

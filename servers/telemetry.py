@@ -1,4 +1,4 @@
-"""Reads the metrics that servers, GPUs and hosts report during a run, separately from the load.
+"""Reads the metrics of servers, GPUs and hosts during a run. The connections for this are separate from the load.
 
 Metrics are read from a `Source` at intervals. A source may fail without failing the run:
 
@@ -7,10 +7,10 @@ Metrics are read from a `Source` at intervals. A source may fail without failing
 
 A metrics page may contain several samples of one metric. Their labels decide how the samples are combined:
 
-    tp_rank, pp_rank, ...   Ranks of one engine work on the same requests, so only the largest sample counts.
-    pid                     Processes in front of one engine. Each process publishes its last known gauge of the
-                            engine, which is old or 0 in an idle process, so the largest sample counts. Each process
-                            counts its own requests, so counters are added.
+    tp_rank, pp_rank, ...   The ranks of one engine work on the same requests. Only the largest sample counts.
+    pid                     Several processes can share one engine. Counters are added, because each process counts its
+                            own requests. Of a gauge, only the largest sample counts, because an idle process publishes
+                            an old value or 0.
     engine, dp_rank, ...    Every other label distinguishes separate parts of the server, so samples are added. For
                             KV-cache use, the mean over the engines and the value of the fullest engine are reported.
 
@@ -201,6 +201,7 @@ class Nvml:
         """Return the key `gpus`, a list with the current values of each GPU.
 
         Values that a GPU does not support are omitted. If a GPU cannot be read, its entry contains the reason as `gap`.
+        Raises GapError if no GPU can be read.
         """
         if not self._handles:
             self._open()
@@ -283,7 +284,7 @@ class Nvml:
 
 
 class HostMemory:
-    """Reads the memory use of the host and of the processes `pids`."""
+    """Reads the memory use of the host, and of the processes with the ids `pids`."""
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         psutil = _library("psutil", "psutil")
@@ -302,8 +303,8 @@ class HostMemory:
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - reads of /proc: 3 ms, most of it to find descendants
         """Return the memory in use on the host, and the resident memory of each process in `pids`, in bytes.
 
-        `rss_bytes` is the sum over a process and its descendants. A memory page that several of these processes share
-        is counted several times."""
+        The value of a process, `rss_bytes`, includes its descendants. Memory that several of these processes share is
+        counted several times."""
         memory = self._memory()
         used_bytes = int(memory.total - memory.available)
         return {"memory_used_bytes": used_bytes, "processes": [self._tree(pid) for pid in self._pids]}
@@ -335,9 +336,9 @@ class HostMemory:
 
 
 def is_this_machine(url: str) -> bool:
-    """Return True if the host of `url` is this machine, which means that a socket can be bound to its address.
+    """Return True if the host of `url` is this machine, and False if not or if the host name cannot be resolved.
 
-    Returns False for any other host, and for a host name that cannot be resolved."""
+    The host is this machine if a socket can be bound to its address."""
     try:
         family, _, _, _, address = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -350,10 +351,10 @@ def is_this_machine(url: str) -> bool:
 def parse_page(content: bytes, prefixes: tuple[str, ...] = ("",)) -> Page:
     """Parse the metrics whose names begin with one of the prefixes. Histogram buckets are skipped.
 
-    Lines without such a prefix are ignored. They may be malformed: the DCGM exporter can write `ERROR - FAILED TO
-    CONVERT TO STRING` in place of a number. If no line has such a prefix, the whole page is parsed to check that it is
-    a metrics page. Raises GapError if the selected lines are malformed, and NotMeasuredError if the page has another
-    format."""
+    Lines without one of the prefixes are ignored, even if they are malformed. For example, the DCGM exporter can write
+    `ERROR - FAILED TO CONVERT TO STRING` in place of a number. If no line has one of the prefixes, the whole page is
+    parsed. Raises GapError if lines with a prefix are malformed, and NotMeasuredError if the page is not in the text
+    format of Prometheus."""
     from prometheus_client.parser import text_string_to_metric_families
 
     selected: list[str] = []
@@ -375,17 +376,16 @@ def parse_page(content: bytes, prefixes: tuple[str, ...] = ("",)) -> Page:
 
 
 def metric_tables() -> dict[str, MetricNames]:
-    """Return the metric names of every server that publishes metrics, by the name of the server.
-
-    A generic OpenAI server is read with the table that has the most names on the server's page."""
+    """Return the metric names of every server that publishes metrics, by the name of the server."""
     return {backend.metrics.owner or backend.name: backend.metrics for backend in BACKENDS.values() if backend.metrics}
 
 
 def page_values(page: Page, server: str) -> dict[str, Any]:
     """Return the values of a metrics page under loadgen's names. Values that are not on the page are omitted.
 
-    `server` is a key of BACKENDS. If the server has several engines, `kv_used` is their mean, `kv_used_max` is the
-    value of the fullest engine, and `engines` is the number of engines."""
+    `server` is a key of BACKENDS. If its backend has no metric names, such as a generic OpenAI server, those of the
+    backend with the most names on the page are used. If the server has several engines, `kv_used` is their mean,
+    `kv_used_max` is the value of the fullest engine, and `engines` is the number of engines."""
     table = BACKENDS[server].metrics
     if table is None or table.owner:
 
@@ -416,7 +416,7 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
 def _library(module: str, package: str) -> Any:
     """Import a library on first use, so that commands without telemetry start faster.
 
-    Raises NotMeasuredError if the library is not installed, which happens after `pip install --no-deps`."""
+    Raises NotMeasuredError if the library is not installed, for example after `pip install --no-deps`."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -424,9 +424,10 @@ def _library(module: str, package: str) -> Any:
 
 
 def _metrics_client(url: str, access: Access) -> JsonClient:
-    """Return an HTTP client for `_fetch`.
+    """Return an HTTP client with which `_fetch` can fetch metrics pages.
 
-    The metrics parser is imported here, because its import takes 0.1 s and must not be part of the first reading."""
+    This function also imports the parser of metrics pages. The import takes 0.1 s and must not delay the first reading.
+    """
     from loadgen.servers.json_client import JsonClient
 
     _library("prometheus_client.parser", "prometheus-client")
@@ -449,9 +450,10 @@ def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: fl
 
 
 def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list[float] | None:
-    """Return one value per engine of the server, or None if the page has no value under any of the names.
+    """Return the value of a metric for each engine of the server, or None if the page has none of the metric `names`.
 
-    The docstring of the module describes how the samples of one engine are combined."""
+    The docstring of this module describes how several samples of one engine are combined. A counter that is declared on
+    the page but has no sample has the value 0."""
     metric = _name_on_page(page, names)
     if metric is None:
         return None
@@ -474,20 +476,22 @@ def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list
 
 
 def _without(labels: Labels, names: re.Pattern[str]) -> frozenset[tuple[str, str]]:
-    """Return the labels of a sample without those whose names match the pattern `names`."""
+    """Return the labels of a sample, except those whose names match the pattern `names`."""
     return frozenset((name, value) for name, value in labels.items() if not names.fullmatch(name))
 
 
 def _distinct(samples: Sequence[Labels]) -> list[Labels]:
-    """Return one set of labels per engine, in page order, without the labels of ranks and processes."""
+    """Return the labels of each engine, without the labels of ranks and processes, in the order of the page.
+
+    `samples` contains the labels of the samples of one metric."""
     return [dict(labels) for labels in dict.fromkeys(_without(labels, RANK_OR_PROCESS) for labels in samples)]
 
 
 def _name_on_page(page: Page, names: Sequence[str]) -> str | None:
-    """Return the first name in `names` that has samples on the page or is declared there, or None if there is none.
+    """Return the first name in `names` that has a sample or a TYPE declaration on the page, or None if none has.
 
-    A declaration is enough. A counter may get its first sample between two readings, and the chosen name must not
-    change."""
+    A name without a sample is accepted because a counter may get its first sample later. The result must not change
+    between two readings."""
     for candidate in names:
         name = candidate.partition("{")[0]
         if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared:
@@ -496,10 +500,9 @@ def _name_on_page(page: Page, names: Sequence[str]) -> str | None:
 
 
 def _samples(page: Page, name: str) -> list[tuple[Labels, float]]:
-    """Return the samples of a metric on the page.
+    """Return the samples of a metric on the page. The name may lack the suffix `_total`.
 
-    The parser adds the suffix `_total` to every counter, even if the server publishes the counter without it, as TGI
-    does."""
+    The parser adds this suffix to every counter, even if the server publishes the counter without it, as TGI does."""
     return page.samples.get(name) or page.samples.get(f"{name}_total") or []
 
 

@@ -3,8 +3,8 @@
 - ScriptClock: tokens are due at configured times.
 - BatchingClock: tokens are due at the end of engine steps, which process requests in batches.
 
-Both classes have the same methods. Neither class reads the time: the caller passes the time in ns of a monotonic clock,
-and the time never goes backwards. A test can therefore simulate hours within microseconds.
+Both classes have the same methods. Neither class reads the system clock: the caller passes the time of a monotonic
+clock in ns. A test can therefore simulate hours within microseconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Emission = tuple[Job, int, int]
 
 
 class ScriptClock:
-    """A clock with exact token times, used as the reference for calibration.
+    """A clock whose tokens are due at configured times. It is the reference for calibration.
 
-    Token event `k` of a job is due at `arrived_ns + ttft_ns + k * itl_ns`, plus a random offset that is uniform in
-    `[-jitter_ns, jitter_ns]`. The offset of one event does not move later events, and the events of a job stay in
-    order. The offsets depend only on `seed`, on the position of the job in the order of submission, and on `k`.
+    Token event `k` of a job (one request) is due at `arrived_ns + ttft_ns + k * itl_ns`, plus a random offset that is
+    uniform in `[-jitter_ns, jitter_ns]`. The offset of one event does not move later events, and the events of a job
+    stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`.
     """
 
     def __init__(self, ttft_ns: int, itl_ns: int, jitter_ns: int = 0, tokens_per_event: int = 1, seed: int = 0) -> None:
@@ -87,22 +87,19 @@ class ScriptClock:
         return due
 
     def gauges(self) -> Gauges:
-        """Return the values for the metrics page.
+        """Return the values for the metrics page: running and waiting jobs, KV-cache use, preemptions.
 
-        Every job counts as running from its arrival, and the KV cache is always empty.
+        Every job counts as running from its arrival. The KV cache is always empty.
         """
         return Gauges(running=len(self._live), waiting=0, kv_usage=0.0, preemptions=0)
 
     def _drop_cancelled(self) -> None:
-        """Remove cancelled jobs from the top of the heap.
-
-        Tokens are then really due at the time that `next_ns` returns.
-        """
+        """Remove cancelled jobs from the top of the heap, so that `next_ns` never returns the time of such a job."""
         while self._heap and self._heap[0][2] not in self._live:
             heappop(self._heap)
 
     def _jitter(self, number: int) -> Callable[[], int]:
-        """Return a function that draws the offsets of one job: uniform integers in [-jitter_ns, jitter_ns]."""
+        """Return a function that draws the random offsets of job `number`: uniform integers in [-jitter, jitter] ns."""
         random = Random(f"{self._seed}/{number}").random  # noqa: S311 - noise, not a secret
         limit_ns = self._jitter_ns
         return lambda: int(random() * (2 * limit_ns + 1)) - limit_ns
@@ -111,9 +108,9 @@ class ScriptClock:
 class BatchingClock:
     """A clock that processes jobs in steps, like an inference engine.
 
-    A step lasts `step_ns(batch) / speed`. At its end, one token is due for every sequence that is decoding or whose
-    prompt is now computed. A step begins when the previous step ends, and admits only jobs that arrived before. The
-    token times therefore do not depend on when the caller calls the clock.
+    A step lasts `step_ns(batch) / speed`. At the end of a step, one token is due for every decoding job, and for every
+    job whose prompt this step has completed. A step begins when the previous step ends, and admits only jobs that
+    arrived before its start. The token times therefore do not depend on when the caller calls the clock.
     """
 
     def __init__(self, policy: Policy, kv_tokens: int, step_ns: Callable[[Batch], int], speed: float = 1.0) -> None:
@@ -127,7 +124,7 @@ class BatchingClock:
         self._busy_ns = 0
 
     def submit(self, job: Job, now_ns: int) -> None:
-        """Add a job. Raises ValueError if the job does not fit even an empty KV cache."""
+        """Add a job. Raises ValueError if the job is too large for the whole KV cache."""
         assert job.arrived_ns <= now_ns
         self._scheduler.submit(job)
         if self._end_ns is None:
@@ -140,7 +137,8 @@ class BatchingClock:
     def next_ns(self) -> int | None:
         """Return the time in ns at which the current step ends, or None if the engine is idle.
 
-        A step that computes only a part of a prompt ends without a token, so `emissions` can then return an empty list.
+        `emissions` can return an empty list at this time, because a step that only processes a part of a prompt ends
+        without a token.
         """
         return self._end_ns
 
@@ -169,13 +167,14 @@ class BatchingClock:
         return due
 
     def gauges(self) -> Gauges:
-        """Return the values of the scheduler for the metrics page."""
+        """Return the scheduler's values for the metrics page: running and waiting jobs, KV-cache use, preemptions."""
         return self._scheduler.gauges()
 
     def _start_after_pause(self) -> None:
-        """Start a step of an idle engine.
+        """Start a step after the engine was idle.
 
-        The step starts when the first waiting job arrived, or when the engine became idle if that was later.
+        The start time of the step is the arrival time of the first waiting job, or the time at which the engine became
+        idle, whichever is later.
         """
         self._busy_from_ns = max(self._scheduler.waiting[0].arrived_ns, self._idle_from_ns)
         self._busy_ns = 0

@@ -2,9 +2,11 @@
 
 The tokenizer splits a word greedily into the longest pieces of a fixed vocabulary, as WordPiece does. All other
 characters become one token per byte. If a text is cut at the end of a token, the tokens before the cut do not change.
-Code that builds prompts of an exact length relies on this property. The token ids are:
+Code that builds prompts of an exact length relies on this property. The vocabulary consists of:
 
-    0 <unk>  1 <s>  2 </s>  3..258 bytes  then one to three letters, common words, and invented words up to the end
+    0 to 2      the special tokens <unk>, <s> and </s>
+    3 to 258    single bytes
+    from 259    groups of one to three letters, then common words, then invented words
 """
 
 from __future__ import annotations
@@ -56,9 +58,9 @@ def count(text: str) -> int:
 
 
 def offsets(text: str) -> list[tuple[int, int, int]]:
-    """Return (token id, start, stop) for every token of a text, with positions in characters.
+    """Return (token id, start, stop) for every token of a text. `start` and `stop` are positions in characters.
 
-    If a character consists of several byte tokens, each of these tokens has the position of the character.
+    If a character consists of several byte tokens, each of these tokens gets the position of the character.
     """
     result = []
     for unit in _UNITS.finditer(text):
@@ -77,9 +79,9 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def chat_text(messages: Any) -> str:
-    """Return the prompt of a chat, rendered with the chat template of the simulated model.
+    """Return the prompt of a chat: its messages, rendered with the chat template of the simulated model.
 
-    Every message is on separate lines, so the tokens of a message do not depend on other messages.
+    Every message is on separate lines, so the tokens of one message do not depend on the other messages.
     """
     rendered = []
     for message in messages if isinstance(messages, list) else []:
@@ -91,9 +93,10 @@ def chat_text(messages: Any) -> str:
 
 
 def _message_text(value: Any) -> str:
-    """Return the text of a message field: a string, or a list of parts whose texts are joined.
+    """Return the text of a message field.
 
-    Return an empty string for any other value.
+    A string is returned unchanged. If the value is a list of content parts, their texts are joined. Any other value has
+    the text "".
     """
     if isinstance(value, list):
         return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
@@ -101,10 +104,10 @@ def _message_text(value: Any) -> str:
 
 
 class Vocabulary:
-    """The random words that the simulated model generates. Every word is one token.
+    """The sequence of random words that the simulated model generates. Every word is one token.
 
-    `ids` contains the token ids, and `texts` contains the words, escaped for a JSON string. Both lists repeat after
-    PERIOD words. They are long enough for a response of `max_tokens` tokens that starts at any index below PERIOD.
+    `ids` contains the token ids, and `texts` contains the words in UTF-8. The sequence repeats after PERIOD words. It
+    is long enough for a response of `max_tokens` tokens that starts at any index below PERIOD.
     """
 
     def __init__(self, seed: int, max_tokens: int) -> None:
@@ -124,7 +127,7 @@ class Vocabulary:
 
 @lru_cache(maxsize=65_536)
 def _unit_ids(unit: str) -> tuple[int, ...]:
-    """Return the token ids of one match of `_UNITS`, which is a word or a single character."""
+    """Return the token ids of one unit of text. A unit is a match of the pattern `_UNITS`: a word or one character."""
     if len(unit) == 1:
         return tuple(_FIRST_BYTE + byte for byte in unit.encode("utf-8", "surrogatepass"))
     ids = _ids()
@@ -148,14 +151,14 @@ def pieces() -> tuple[bytes, ...]:
 
 @cache
 def _ids() -> dict[str, int]:
-    """Return the token id of every text piece. A single ASCII character has the id of its byte."""
+    """Return the token id of every token that is a text, by its text. An ASCII character has the id of its byte."""
     ids = {chr(byte): _FIRST_BYTE + byte for byte in range(128)}
     return ids | {text: _FIRST_BYTE + 256 + index for index, text in enumerate(_texts())}
 
 
 @cache
 def _texts() -> tuple[str, ...]:
-    """Return every piece of the vocabulary with more than one byte, in order of the token ids."""
+    """Return the texts of all tokens with more than one byte, in order of the token ids."""
     pairs = ["".join(letters) for letters in product(ascii_lowercase, repeat=2)]
     triples = ["".join(letters) for letters in product(ascii_lowercase, repeat=3)]
     short = [f" {text}" for text in chain(ascii_lowercase, pairs)] + pairs + triples
@@ -167,7 +170,7 @@ def _texts() -> tuple[str, ...]:
 
 
 def write_model(folder: Path, max_model_len: int) -> None:
-    """Write a model folder without weights, for load testers that need the tokenizer of the model.
+    """Write a model folder that contains the configuration and the tokenizer of the simulated model, but no weights.
 
     The files have the formats of the libraries `transformers` and `tokenizers`. Raises OSError if a file cannot be
     written.
@@ -204,9 +207,9 @@ def write_model(folder: Path, max_model_len: int) -> None:
 
 
 def _tokenizer_file() -> str:
-    """Return the content of tokenizer.json, with which the library `tokenizers` behaves like this module.
+    """Return the content of a tokenizer.json with which the library `tokenizers` produces the same tokens as `encode`.
 
-    The file describes a WordPiece model over the characters that represent bytes in GPT-2 (see `_visible_bytes`).
+    The file describes a WordPiece model. Its characters represent bytes, as in GPT-2 (see `_visible_bytes`).
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 

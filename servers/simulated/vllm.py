@@ -1,4 +1,4 @@
-"""The HTTP API of a simulated vLLM 0.32.0. tests/contract contains recordings of the real server."""
+"""The HTTP API of a simulated vLLM 0.32.0. Tests compare its responses with recordings of the real server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> int:
-    """Return the number of tokens of a prompt for embeddings or scores. Raises ErrorReply."""
+    """Return the number of tokens of a prompt in a request for embeddings or reranking. Raises ErrorReply."""
     vllm_checks.check_model(state, body)
     return len(vllm_checks.prompt_ids(state, prompt, add_bos=True))
 
@@ -73,9 +73,9 @@ def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> 
 def _encoding(
     state: ServerState, request: CompletionRequest, prompts: list[Prompt], max_tokens: int, *, chat: bool
 ) -> Encoding:
-    """Encode the response to prompts that fit the context. Raises ErrorReply.
+    """Encode the response to a request whose prompts fit the context. Raises ErrorReply.
 
-    The maximum length of an answer is `max_tokens`, or the rest of the context if that is less (vLLM's
+    An answer has at most `max_tokens` tokens, and at most as many as the prompt leaves free in the context (vLLM's
     `get_max_tokens`).
     """
     body = request.body
@@ -134,10 +134,10 @@ def _detokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Return the metrics page, without the metrics that are not simulated.
+    """Return the /metrics page with those metrics of vLLM that are simulated.
 
-    The names of counters end with `_total`. vLLM adds this suffix at export, so its source code has the names without
-    it.
+    The names of counters end with `_total`. vLLM's source code contains the names without this suffix, because the
+    Prometheus library adds it.
     """
     started_prompt_tokens = sum(stream.completion.prompt_tokens for stream in state.streams if stream.token_count)
     streaming_tokens = sum(stream.completion.generated_tokens(stream.token_count) for stream in state.streams)
@@ -174,7 +174,8 @@ def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
 def _overloaded(encoding: Encoding) -> Reply:
     """Return the response to a request above vLLM's limit `max_num_queued_reqs`.
 
-    A stream already has status 200 when vLLM finds the error, so the error is then an event.
+    vLLM detects the overload only after it has sent status 200 for a stream. The error of a stream is therefore an
+    event.
     """
     reply = vllm_answers.failure(503)
     return protocol.events_reply(reply.body, b"[DONE]") if encoding.completion.streamed else reply

@@ -1,7 +1,7 @@
-"""Encode the responses of a simulated vLLM, with and without streaming.
+"""Encodes the responses of a simulated vLLM, streamed and non-streamed.
 
-A response has one or several answers. On request, it also contains log probabilities and an echo of the prompt. The
-constant parts of events are encoded only once per request.
+A response contains one or more answers. If the request asks for them, it also contains log probabilities and a copy of
+the prompt (`echo`). The parts that all events of a response have in common are encoded only once.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def generate_answers(
 
 
 def _withhold_characters(texts: Sequence[bytes], length: int, withheld: int) -> Sequence[bytes]:
-    """Distribute the text of an answer over its tokens as vLLM does for a request with stop strings.
+    """Return the text that vLLM sends with each token of an answer, for a request with stop strings.
 
-    vLLM withholds the last `withheld` characters until the next token, because they may be the beginning of a stop
-    string. The last token sends the rest of the text. `length` is the total number of characters that are sent.
+    After each token, vLLM withholds the last `withheld` characters of the text so far, because a stop string may begin
+    with them. The event of the last token contains all remaining text. `length` is the total number of characters that
+    are sent.
     """
     whole = b"".join(texts)[:length]
     token_ends = list(accumulate(map(len, texts)))
@@ -87,7 +88,8 @@ def encode_answers(
 ) -> Encoding:
     """Encode the response with all answers to a request.
 
-    A stream sends the answers in parallel, one token of each answer at a time.
+    A stream sends all answers in parallel: the first token of every answer, then the second token of every answer, and
+    so on.
     """
     body = request.body
     completions = [answer.completion for answer in answers]
@@ -156,7 +158,7 @@ class ResponseStyle:
     prompt_logprobs: int | None
 
     def role_event(self, index: int, answer: GeneratedAnswer) -> bytes:
-        """Return the event with the role, which is the first event of an answer in a chat."""
+        """Return the first event of an answer in a chat stream, which contains only the role."""
         usage = b',"usage":' + usage_json(len(answer.prompt), 0) if self.continuous_usage else b""
         prompt_ids = protocol.dumps(list(answer.prompt) if self.shows_ids else None)
         start = self.event_start + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},' % index
@@ -166,7 +168,10 @@ class ResponseStyle:
         )
 
     def encoder(self, index: int, answer: GeneratedAnswer) -> protocol.EventEncoder:
-        """Return the event encoder of one answer. It joins events from parts that are encoded in advance."""
+        """Return a function that encodes the events of one answer.
+
+        The function joins each event from parts, most of which this method encodes in advance.
+        """
         chat = self.chat
         completion = answer.completion
         ids = completion.ids
@@ -250,7 +255,7 @@ class ResponseStyle:
     def prompt_logprobs_of(self, prompt: Sequence[int]) -> list[Any] | None:
         """Return the field `prompt_logprobs` of a non-streamed response.
 
-        Return None if the request does not select this field.
+        Return None if the request does not ask for this field.
         """
         if self.prompt_logprobs is None:
             return None
@@ -288,9 +293,9 @@ def _response_style(
 
 
 def _candidates(token: int, number: int) -> Iterator[tuple[str, float]]:
-    """Yield (text, log probability) of the `number` likeliest tokens at a position.
+    """Yield (text, log probability) of the `number` likeliest candidates for one generated token.
 
-    The generated token is the likeliest one.
+    The generated token `token` is the likeliest candidate.
     """
     for index, candidate in enumerate(_candidate_ids(token, number)):
         yield tokenizer.decode([candidate]), _LOGPROB - index
@@ -314,7 +319,7 @@ def _whole_reply(
 ) -> Reply:
     """Return the non-streamed response, which contains all answers.
 
-    The order of its fields differs from the order in events.
+    The fields have another order than in the events of a stream, as in vLLM.
     """
     choices = []
     prompt_fields: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Request checks of a simulated vLLM. Their messages and their order are those of vLLM 0.32.0.
+"""Checks the requests to a simulated vLLM. The error messages and the order of the checks are those of vLLM 0.32.0.
 
-- Types and combinations of fields: entrypoints/openai/*/protocol.py.
-- Values of sampling parameters: sampling_params.py.
+The source files in vLLM are entrypoints/openai/*/protocol.py for the types and combinations of fields, and
+sampling_params.py for the values of sampling parameters.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ def _check_tools(body: Mapping[str, Any]) -> None:
 
 
 def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
-    """Raise ErrorReply for a chat request that the simulated server does not support.
+    """Raise ErrorReply for a chat request that the simulated server cannot answer.
 
-    Such a request needs a tool parser, contains a chat template or an image, or has no messages.
+    The server cannot answer a request that needs a tool parser, contains a chat template or an image, or has no
+    messages.
     """
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
     if choice == "auto":
@@ -136,7 +137,7 @@ def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
 def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
     """Check the sampling parameters as vLLM's `SamplingParams._verify_args` does. Raises ErrorReply.
 
-    `max_tokens` is the limit on output tokens, reduced to the rest of the context.
+    `max_tokens` is the maximum number of output tokens, after it was reduced to fit the context.
     """
     for name, allows, message, shows_parameter in _SAMPLING:
         value = protocol.number(body.get(name))
@@ -161,9 +162,10 @@ def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
 
 
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
-    """Run the checks of vLLM's engine: token ids and numbers of log probabilities. Raises ErrorReply.
+    """Check that token ids are in the vocabulary, and that the request does not ask for too many log probabilities.
 
-    A stream already has status 200 at this point, so the error of a stream is an event.
+    Raises ErrorReply. vLLM makes these checks in its engine, after it has sent status 200 for a stream. The error of a
+    stream is therefore an event.
     """
     try:
         for ids in prompts:
@@ -243,7 +245,7 @@ def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
 
 
 def bad_request(message: str, parameter: str | None = None, value: Any = None) -> ErrorReply:
-    """Return an error with status 400 whose message ends with the parameter, and with its value if given."""
+    """Return an error with status 400. Its message ends with the parameter's name and value if they are not None."""
     if parameter is None:
         return request_error(message, None)
     details = f"parameter={parameter}" if value is None else f"parameter={parameter}, value={value}"
@@ -278,7 +280,7 @@ Problem = Mapping[str, Any]
 
 
 def validation_error(*problems: Problem) -> ErrorReply:
-    """Return an error response that lists validation problems.
+    """Return an error response with status 400 that lists validation problems.
 
     The error's field `param` contains the location of the first problem.
     """
@@ -291,7 +293,7 @@ def validation_error(*problems: Problem) -> ErrorReply:
 
 
 def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:
-    """Return the validation error for a body in which all fields in `names` are missing."""
+    """Return the validation error for a body that has none of the required fields `names`."""
     return validation_error(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 
@@ -306,9 +308,10 @@ def _problem(location: str, error_type: str, value: Any, **extra: Any) -> Proble
 
 
 def _schema_problems(body: Mapping[str, Any], *, chat: bool) -> list[Problem]:
-    """Return the validation problems of a request body, ordered by the type of the fields.
+    """Return the validation problems of a request body.
 
-    The real server lists the problems in the order of the fields in its schema.
+    The problems of integer fields come before those of other numbers and of flags. This differs from the real server,
+    which lists the problems in the order of the fields in its schema.
     """
     problems = _message_problems(body) if chat else _prompt_problems("body.prompt", body.get("prompt"))
     # `logprobs` is a flag of a chat, and a number on /v1/completions.
@@ -349,8 +352,8 @@ def _message_problems(body: Mapping[str, Any]) -> list[Problem]:
 def _prompt_problems(location: str, prompt: Any) -> list[Problem]:
     """Return the validation problems of a prompt.
 
-    A valid prompt is a text, a list of texts, a list of token ids or a list of such lists. An invalid prompt gets the
-    problems of all four types, as in pydantic.
+    A valid prompt has one of four types: a text, a list of texts, a list of token ids or a list of lists of token ids.
+    For an invalid prompt, the result contains the problems of all four types, as in pydantic.
     """
     if prompt is None or isinstance(prompt, str):
         return []

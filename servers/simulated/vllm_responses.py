@@ -1,7 +1,6 @@
-"""The route /v1/responses of a simulated vLLM.
+"""The route /v1/responses (OpenAI's Responses API) of a simulated vLLM.
 
-A response consists of one message. A stream consists of OpenAI's named events. Source: entrypoints/openai/responses of
-vLLM 0.32.0.
+The output of a response is one message. The source in vLLM 0.32.0 is entrypoints/openai/responses.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _CONTENT_POSITION = {"output_index": 0, "content_index": 0}
 def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /v1/responses. Raises ErrorReply.
 
-    The prompt consists of the fields `instructions` and `input`. The latter is a text or a list of messages.
+    The prompt consists of the fields `instructions` (a text) and `input` (a text or a list of messages).
     """
     body = request.body
     input_ = body.get("input")
@@ -115,10 +114,7 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def _response(state: ServerState, request: CompletionRequest, number: str, max_tokens: int) -> dict[str, Any]:
-    """Return the response object as it is at the start of a stream.
-
-    The output, the usage and the final status are added at the end.
-    """
+    """Return the response object at the start of a stream, before it has an output, a usage and a final status."""
     body: Mapping[str, Any] = request.body
     return {
         "id": f"resp_{number}",

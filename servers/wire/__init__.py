@@ -1,1 +1,1 @@
-"""The measuring path: connections, receive timestamps and HTTP framing, without a third-party I/O library."""
+"""Connections, receive timestamps and HTTP framing for measured requests, without a third-party HTTP library."""

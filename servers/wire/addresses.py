@@ -1,13 +1,14 @@
 """Selects the server addresses that a run uses, and the address of each new connection.
 
-    before the run    Every address is tried at once. The run uses addresses of one family that accept a connection.
+    before the run    All addresses of the host name are tried at the same time. The first working address in the order
+                      of getaddrinfo determines the family (IPv4 or IPv6). The run uses all working addresses of this
+                      family.
     during the run    Each new connection uses the next of these addresses.
-    after a failure   The connection goes to the next address. The failed address is tried last for some seconds.
+    after a failure   The connection is tried again with the next address. For a few seconds, new connections try the
+                      failed address last.
 
-A host name has addresses of both families if a host supports IPv4 and IPv6 (`localhost` is ::1 and 127.0.0.1). A name
-has several addresses of one family if several hosts serve it (DNS round robin). The run therefore uses the family of
-the first address that accepts a connection, and every working address of this family. Requests before the run go to the
-first of these addresses.
+A host that supports IPv4 and IPv6 has an address of each family (`localhost` is ::1 and 127.0.0.1). A name has several
+addresses of one family if several hosts serve it (DNS round robin). Requests before the run use the first address.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ REST_S = 5.0
 
 
 def select_addresses(target: Target) -> Target:
-    """Return the target with only the addresses that the run uses.
+    """Connect to each address of the target, and return the target with only the addresses that the run uses.
 
-    All addresses are kept if there is only one, or if none accepts a connection. In the latter case, the run records
-    the errors."""
+    The target is returned unchanged if it has only one address, or if no address accepts a connection. If none does,
+    the requests of the run fail later and record the error."""
     if len(target.addresses) == 1:
         return target
     failures = _try_all(target.addresses)
@@ -57,7 +58,7 @@ def select_addresses(target: Target) -> Target:
 
 
 def describe_addresses(target: Target) -> str:
-    """Return a line for the log of a run that names the used and unused addresses of a target."""
+    """Return a line of text that names the used and unused addresses of a target, for the log of a run."""
     used = ", ".join(address_text(address) for address in target.addresses)
     unused = [f"{address} is not used ({reason})" for address, reason in target.unused.items()]
     turns = "connections go in turn to" if len(target.addresses) > 1 else "connections go to"
@@ -65,7 +66,7 @@ def describe_addresses(target: Target) -> str:
 
 
 def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
-    """Connect to every address at once, and return the error of each address ("" if it accepted the connection)."""
+    """Connect to all addresses at the same time, and return the error of each one ("" if it accepted a connection)."""
     failures = dict.fromkeys(addresses, "no connection in time")
     until_s = monotonic() + FIRST_ANSWER_S
     with selectors.DefaultSelector() as selector:
@@ -93,7 +94,9 @@ def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
 
 
 def _begin(address: Address, selector: selectors.BaseSelector, failures: dict[Address, str]) -> None:
-    """Start connecting to an address without waiting. An immediate result is stored in `failures`."""
+    """Start connecting to an address without waiting.
+
+    If the result is known at once, it is stored in `failures`. Otherwise the socket is registered with `selector`."""
     family, peer = address
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -113,7 +116,7 @@ class Rotation:
     """Decides in which order each new connection tries the addresses of a target."""
 
     def __init__(self, addresses: Sequence[Address], first: int = 0) -> None:
-        """Start the rotation at the address with the index `first`, modulo the number of addresses."""
+        """Start with the address at index `first`, modulo the number of addresses."""
         self._addresses = tuple(addresses)
         self._next = first
         self._rests_until_s: dict[Address, float] = {}
@@ -134,9 +137,9 @@ class Rotation:
 
 
 def error_to_report(errors: Sequence[OSError]) -> OSError:
-    """Return the error to report if every address failed: the first error that this machine did not cause.
+    """Return the error to report if the connections to all addresses failed: the first error from network or server.
 
-    If this machine caused all of them, the first error is returned."""
+    If this machine caused all errors (LocalLimitError), return the first one."""
     return next((error for error in errors if not isinstance(error, LocalLimitError)), errors[0])
 
 
@@ -154,9 +157,11 @@ class Connector:
     ) -> None:
         """Prepare a connector without opening a connection.
 
-        `timeout_s` is the time limit of one connection in seconds. `stamps` is the timestamp source of the connections.
-        `receive_buffer` is the requested receive buffer size in bytes (0: the system's default). `first` is the index
-        of the address that the first connection tries."""
+        - `timeout_s` is the time limit in seconds for opening one connection.
+        - `stamps` is the timestamp source of the connections.
+        - `receive_buffer` is the requested receive buffer size in bytes (0: the system's default).
+        - `first` is the index of the address that the first connection tries.
+        """
         self._target = target
         self._timeout_s = timeout_s
         self._stamps = stamps
@@ -166,8 +171,8 @@ class Connector:
     def __call__(self) -> Connection | Awaitable[Connection]:
         """Open one connection.
 
-        Returns the connection if it is open at once, otherwise an awaitable that opens it. Raises the errors of
-        loadgen.servers.wire.connection.connect."""
+        Return the connection if it is open at once, otherwise an awaitable that opens it. Raises the errors of
+        loadgen.servers.wire.connection.connect, and so does the awaitable."""
         if len(self._target.addresses) == 1:
             return connect(self._target, self._timeout_s, self._stamps, self._receive_buffer)
         return self._attempt(self._rotation.order(), [])

@@ -12,14 +12,14 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def take_capability(number: int) -> None:
-    """Make a capability effective if it is permitted. Its number must be below 32.
+    """Make a capability of this thread effective if it is in the permitted set. Its number must be below 32.
 
-    This call is needed because file capabilities only permit a capability (`setcap` with `+p`)."""
+    A capability from an executable file is only permitted at first, because it is set with `setcap` and `+p`."""
     _change(number, take=True)
 
 
 def give_up_capability(number: int) -> None:
-    """Give up a capability permanently. Its number must be below 32.
+    """Remove a capability of this thread permanently. Its number must be below 32.
 
     Files and sockets that were opened with the capability stay open. Raises OSError if the kernel refuses the change.
     """

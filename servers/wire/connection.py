@@ -1,6 +1,6 @@
-"""Connections of the measuring path.
+"""Opens connections to the server for measured requests, with or without TLS.
 
-A connection pool (loadgen.servers.wire.pool) opens the connections before the run starts.
+A pool (loadgen.servers.wire.pool) opens connections in advance, and keeps them open between requests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ READ_BYTES = 65_536
 class Connection:
     """An open connection to the server, with or without TLS.
 
-    TLS bytes pass through memory buffers, so that every read of the socket keeps its kernel timestamp.
+    With TLS, this class reads encrypted bytes from the socket and decrypts them in memory, so that every read of the
+    socket keeps its kernel timestamp.
 
     `received` counts every byte that was read from the socket. Packet timestamps are looked up by this offset. With
-    TLS, only `feed` updates the count. TLS may send records of its own at any time: session tickets, key updates,
-    alerts. If a read of such a record skipped `feed`, all later bytes would get the timestamps of earlier packets."""
+    TLS, all received bytes must be passed to `feed`, which updates the count. This includes TLS records without
+    response data, such as session tickets, key updates and alerts. Otherwise all later bytes would get the timestamps
+    of earlier packets."""
 
     sock: socket.socket
     opened_ns: int
@@ -75,19 +77,19 @@ class Connection:
         self.incoming.write(received)
 
     def seal(self, request: bytes) -> bytes:
-        """Return the bytes to send for `request`: the request itself, or its TLS records.
+        """Return the bytes to send for `request`: with TLS its encrypted records, otherwise the request itself.
 
-        The driver calls this method before the request is due."""
+        The load driver calls this method before the request is due, so that encryption does not delay the request."""
         if self.tls is None:
             return request
         self.tls.write(request)
         return self.outgoing.read()
 
     def flush(self) -> None:
-        """Send records that TLS itself has to send, such as the reply to a TLS 1.2 server that renegotiates.
+        """Send pending TLS records without request data, such as the reply to a TLS 1.2 server that renegotiates.
 
-        Call this method only if no sealed request waits to be sent, because TLS records must be sent in the order of
-        their creation. Bytes that the socket does not accept are sent with the next request."""
+        TLS records must be sent in the order of their creation. Do not call this method between `seal` and the sending
+        of the request. Bytes that the socket does not accept are sent with the next request."""
         own = self.outgoing.read()
         try:
             sent = self.sock.send(own)
@@ -98,8 +100,8 @@ class Connection:
     def closed_by_peer(self) -> bool:
         """Return True if this idle connection cannot carry another request.
 
-        This is the case if the server closed the connection, or sent data that would be mistaken for the next response.
-        TLS records without data, such as session tickets, are allowed."""
+        A connection cannot carry another request if the server closed it, or sent data that would be mistaken for the
+        next response. TLS records without response data, such as session tickets, do no harm."""
         try:
             received = self.sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -113,7 +115,7 @@ class Connection:
         return not self._quiet()
 
     def _quiet(self) -> bool:
-        """Return True if TLS has received neither data nor the end of the session, and has no reply to send."""
+        """Return True if TLS has received no response data and no end of the session, and has no reply to send."""
         assert self.tls is not None
         try:
             self.tls.read(1)
@@ -139,10 +141,10 @@ def connect(
 ) -> Connection | Coroutine[Any, Any, Connection]:
     """Open one connection to an address of the target (default: its first), including the TLS handshake.
 
-    Returns the connection if it is open at once, as on the same machine, otherwise a coroutine that opens it. `stamps`
-    is the timestamp source of the connection. `receive_buffer` is the requested receive buffer size in bytes (0: the
-    system's default). Raises OSError, or its subclass LocalLimitError if this machine is the cause. The coroutine also
-    raises ssl.SSLError and TimeoutError."""
+    Return the connection if it is open at once, otherwise a coroutine that opens it. A connection to the same machine
+    without TLS is usually open at once. `stamps` is the timestamp source of the connection. `receive_buffer` is the
+    requested receive buffer size in bytes (0: the system's default). Raises OSError, or its subclass LocalLimitError if
+    this machine is the cause. The coroutine also raises ssl.SSLError and TimeoutError."""
     address = address or target.addresses[0]
     family, peer = address
     try:
@@ -190,10 +192,10 @@ async def _finish(
 
 
 def _connected(sock: socket.socket, address: Address) -> bool:
-    """Start connecting. Return True if the connection is open at once, as on the same machine.
+    """Start connecting a socket. Return True if the connection is open at once, as is usual on the same machine.
 
-    A second `connect_ex` call finds out whether the connection is open. Raises OSError. An error of the first call
-    comes from this machine's kernel. An error of the second call may come from the server."""
+    The function calls `connect_ex` a second time to find out whether the connection is open. Raises OSError. An error
+    of the first call comes from this machine's kernel. An error of the second call may come from the server."""
     for attempt in range(2):
         code = sock.connect_ex(address[1])
         if code in (0, errno.EISCONN):

@@ -1,7 +1,8 @@
 """Decides how long reads may be deferred when the kernel timestamps every packet.
 
-Such reads can be deferred and batched, because a late read does not change a timestamp. The delay grows with the share
-of a CPU core that the reads take. A sweep is one pass that reads every readable socket.
+A late read does not change the kernel's timestamps. Reads can therefore be deferred, and many sockets can be read in
+one sweep. A sweep is one pass that reads every readable socket. The delay between sweeps is longer if reads use a
+larger share of a CPU core.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def core_demand_ns() -> int:
-    """Return the total time in ns for which this thread has used a CPU core or waited for one."""
+    """Return the total time in ns for which this thread has used a CPU core or waited for one since it started."""
     try:
         return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
     except OSError:
@@ -50,10 +51,10 @@ def core_demand_ns() -> int:
 
 
 class ReadPacer:
-    """Adapts the delay between sweeps to the CPU time that reads take.
+    """Adapts the delay between sweeps to the CPU time of this thread. A sweep reads every readable socket once.
 
-    The delay grows while reading takes much of a core. The delay shrinks when reading takes little, or when the sockets
-    hold much data."""
+    The delay grows while the thread needs a large share of a CPU core. The delay shrinks if the thread needs a small
+    share, or if the sockets contain a lot of unread data."""
 
     def __init__(
         self,
@@ -66,10 +67,10 @@ class ReadPacer:
         """Start without a delay between sweeps.
 
         - `max_delay_s` is the maximum delay in seconds.
-        - `busy` is the share of a core, used or waited for, above which sweeps are delayed.
-        - `rate_dropped` returns True if the arrival rate has dropped since its last call. Responses may have ended
-          then, so the current delay is cut short.
-        - `by_read` returns True while timestamps depend on the time of a read. Then no read is deferred.
+        - `busy` is the share of a CPU core, used or waited for by this thread, above which the delay grows.
+        - `rate_dropped` returns True if packets have arrived more slowly since its last call. This can mean that
+          responses have ended, so the current delay ends early.
+        - `by_read` returns True if timestamps depend on the time of a read. As long as it does, the delay is 0.
         """
         self.rate_dropped = rate_dropped
         self._by_read = by_read
@@ -84,7 +85,7 @@ class ReadPacer:
         self._demand_ns = core_demand_ns()
 
     def watch(self, sock: socket.socket) -> None:
-        """Store the size of the socket's receive buffer, which is the same for every socket."""
+        """Store the size of this socket's receive buffer. All sockets are assumed to have buffers of the same size."""
         self._swept_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // SWEPT_SHARE
 
     def next_delay_s(self, now_ns: int, largest_read: int, bytes_read: int) -> float:
@@ -112,13 +113,13 @@ class ReadPacer:
         return self._delay_s
 
     def widest_ns(self) -> int:
-        """Return the longest delay between sweeps since the last call, in ns. It is 0 if no read was deferred."""
+        """Return the longest delay between two sweeps since the last call of this method, in ns (0: no delay)."""
         widest_s, self._widest_s = self._widest_s, self._delay_s
         return round(widest_s * 1e9)
 
 
 class RateDropDetector:
-    """Detects a drop in the number of segments that arrive per second."""
+    """Detects a drop in the number of TCP segments that arrive per second."""
 
     def __init__(self) -> None:
         self.arrived = 0
@@ -129,11 +130,11 @@ class RateDropDetector:
         """Whether a segment has arrived since the last drop."""
 
     def rate_dropped(self) -> bool:
-        """Return True if the arrival rate since the last call has dropped.
+        """Return True if the arrival rate since the last call is lower than before.
 
-        The rate has dropped if `rate < FEWER * min(previous COMPARED rates)`. A single low rate is not enough, because
-        the tokens of many streams arrive together at each step of the engine. The rate has also dropped if nothing
-        arrived in two consecutive intervals after earlier arrivals."""
+        The rate counts as lower if `rate < FEWER * min(previous COMPARED rates)`. Several previous rates are compared,
+        because rates vary: the tokens of many streams arrive together at each step of the engine. The result is also
+        True if nothing has arrived between the last three calls, but something has arrived since the last drop."""
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()

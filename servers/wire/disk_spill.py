@@ -1,8 +1,8 @@
 """Spills long unfinished responses to an unlinked temporary file when they use too much memory.
 
-Only bytes that have been scanned for the end of the response are spilled. They are not needed again before the response
-is recorded. Positions of freed blocks are used again, so the file grows only to the maximum number of blocks that were
-spilled at the same time.
+Only bytes that have already been searched for the end of the response are spilled. These bytes are not needed again
+before the response is recorded. The file reuses the positions of freed blocks. Its size is therefore limited by the
+maximum number of blocks that were spilled at the same time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIZE = attrgetter("size")
 
 
 def bytes_in_memory(exchange: Exchange) -> int:
-    """Return the number of received bytes of an exchange that are in memory."""
+    """Return the number of received bytes of an exchange (one request and its response) that are in memory."""
     return exchange.size - BLOCK_BYTES * len(exchange.spilled)
 
 
@@ -42,10 +42,10 @@ class DiskSpill:
         self._full = False
 
     def spill(self, in_flight: Collection[Exchange]) -> None:
-        """Spill received bytes to disk if these exchanges use more than MEMORY_LIMIT_BYTES of memory in total.
+        """Write received bytes to disk if the exchanges in flight use more than MEMORY_LIMIT_BYTES of memory in total.
 
-        One call spills only a part of the excess, about AT_ONCE_BYTES. Bytes that cannot be written to disk stay in
-        memory."""
+        An exchange is one request and its response. One call writes at most about AT_ONCE_BYTES. If a write fails, the
+        remaining bytes stay in memory, and later calls do nothing."""
         if self._full or sum(map(_SIZE, in_flight)) <= MEMORY_LIMIT_BYTES:
             return
         if max(map(_SIZE, in_flight)) < 2 * BLOCK_BYTES:
@@ -64,7 +64,9 @@ class DiskSpill:
                     return
 
     def _spill_one(self, exchange: Exchange) -> None:
-        """Spill the scanned bytes of one exchange in whole blocks. Raises OSError if a block cannot be written."""
+        """Write the bytes of one exchange that have been searched for the end of the response, in whole blocks.
+
+        Raises OSError if a block cannot be written."""
         exchange.scan()
         tail = exchange.tail()
         framing = exchange.framing
@@ -79,7 +81,7 @@ class DiskSpill:
             exchange.parts = [tail[start:]]
 
     def put(self, block: bytes) -> int:
-        """Store a block of BLOCK_BYTES, and return the block's number for `take`.
+        """Store a block of BLOCK_BYTES bytes, and return its number, which `take` accepts.
 
         Raises OSError if the block cannot be written, for example because the disk is full."""
         if self._file < 0:
@@ -92,12 +94,12 @@ class DiskSpill:
         return number
 
     def take(self, number: int) -> bytes:
-        """Return the block with this number, and free its position in the file."""
+        """Return the block with this number, and remove it from the file."""
         self._free.append(number)
         return os.pread(self._file, BLOCK_BYTES, number * BLOCK_BYTES)
 
     def close(self) -> None:
-        """Close the file. Blocks in the file are lost."""
+        """Close the file. All blocks in the file are lost."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

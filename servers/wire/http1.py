@@ -1,6 +1,6 @@
 """HTTP/1.1 as pure functions: encodes requests, and finds the end and the body of a response (RFC 9112).
 
-The measuring path appends received bytes to one buffer, and only checks whether the response has ended. The remaining
+While a response arrives, loadgen only appends the received bytes and checks whether the response has ended. All other
 work is done after the end: removing the transfer coding, and determining which read returned which byte.
 """
 
@@ -25,8 +25,8 @@ class ProtocolError(Exception):
 def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """Return the bytes of a POST request with a JSON body.
 
-    `host` is the value of the Host header, with the port unless it is the default port. `headers` are added to the
-    default headers, and replace those with the same name."""
+    `host` is the value of the Host header, which includes any port other than the default. `headers` are added to the
+    default headers, and replace default headers with the same name."""
     defaults = {"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream"}
     defaults["Accept-Encoding"] = "identity"  # a compressed stream would hide when its tokens arrived
     replaced = {name.lower() for name in headers}
@@ -40,7 +40,7 @@ def encode_post(path: str, host: str, headers: Mapping[str, str], body: bytes) -
 class ResponseFraming:
     """Finds the end of one HTTP response while its bytes arrive.
 
-    The total time is linear in the number of bytes, regardless of the number of `scan` calls."""
+    The total CPU time is linear in the number of bytes, regardless of the number of `scan` calls."""
 
     status: int | None = None
     head: bytes = b""
@@ -57,8 +57,9 @@ class ResponseFraming:
     def scan(self, raw: bytes | bytearray, start: int = 0) -> bool:
         """Scan the new bytes of the response, and return True once the response is complete.
 
-        `raw` is the response from offset `start` on. In a chunked body, `start` may be up to `self.position`, because
-        earlier bytes have been scanned. Raises ProtocolError if the bytes are not valid HTTP/1.1."""
+        `raw` contains the response from offset `start` on. For a chunked body, `start` may be any offset up to
+        `self.position`, because earlier bytes have already been scanned. Raises ProtocolError if the bytes are not
+        valid HTTP/1.1."""
         if self.status is None and not self._scan_head(raw):
             return False
         if self.chunked:
@@ -105,9 +106,10 @@ class ResponseFraming:
         )
 
     def body_bounds(self, raw: bytes | bytearray) -> array[int]:
-        """Return the start and end offsets of each piece of the body, in order.
+        """Return the offsets of the body in the response, as start 0, end 0, start 1, end 1, and so on.
 
-        If the response is incomplete, the offsets cover the part that was received."""
+        A chunked body has one start and end per chunk. Any other body has only one. If the response is incomplete, the
+        offsets cover the part of the body that was received."""
         if self.status is None:
             return array("q")
         if not self.chunked:
@@ -158,10 +160,11 @@ class ResponseFraming:
         self.need = self.body_end if self.body_end is not None else 1 << 62
 
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
-        """Scan complete chunks whose size has two or three hexadecimal digits, which is the usual case.
+        """Scan complete chunks whose size has two or three hexadecimal digits. Stop at the first other chunk.
 
-        Only the few bytes around each chunk's size line are parsed. The results are cached, because a stream contains
-        few different size lines. `raw` begins at `offset` of the response."""
+        This is the fast path for usual chunks. Only the few bytes around each chunk's size line are parsed. The results
+        are cached, because a stream contains few different size lines. `raw` contains the response from offset `offset`
+        on."""
         raw = bytes(raw)
         cursor = self.position - offset - 2  # the line end before the size line
         bounds = list[int]()
@@ -178,7 +181,9 @@ class ResponseFraming:
         self.position = self.bounds[-1] + 2 if bounds else self.position
 
     def _scan_chunks(self, raw: bytes | bytearray, offset: int = 0) -> None:
-        """Scan every chunk that is complete. `raw` begins at `offset` of the response."""
+        """Scan every chunk that is complete. `raw` contains the response from offset `offset` on.
+
+        Raises ProtocolError if a chunk is malformed."""
         while True:
             if self.bounds:
                 self._scan_usual(raw, offset)
@@ -206,7 +211,7 @@ class ResponseFraming:
 
 
 def _field(head: bytes, name: bytes) -> bytes | None:
-    """Return the value of a header field, or None if the field is missing. `head` is in lower case."""
+    """Return the value of a header field, or None if the field is missing. `head` must be in lower case."""
     start = head.find(b"\r\n" + name + b":")
     if start < 0:
         return None
@@ -216,7 +221,7 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 
 
 def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
-    """Return the joined pieces of `raw`. `bounds` holds the start and end of each piece."""
+    """Return the pieces of `raw` joined. `bounds` contains the start and end offsets of each piece."""
     whole = bytes(raw)
     return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
 
@@ -225,25 +230,25 @@ def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
 def _usual_size(begin: bytes) -> tuple[int, int] | None:
     """Parse the size line of a chunk, and return the offsets at which the chunk's data start and end.
 
-    `begin` starts with the line end (CRLF) before the size line, and the offsets count from there. Returns None unless
-    the size has two or three hexadecimal digits and is not 0."""
+    `begin` starts with the line end (CRLF) before the size line. The offsets count from the start of `begin`. Return
+    None if the size is 0, or if it does not have two or three hexadecimal digits."""
     line = _USUAL_LINE.match(begin)
     return (line.end(), line.end() + int(line[1], 16)) if line and int(line[1], 16) else None
 
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse a chunk's size line that has the end of an event before it and the start of the next event after it.
+    """Parse the size line of a chunk like `_usual_size`, but only if the line is between two server-sent events.
 
-    `begin` starts with the two newlines that end the first event, followed by the bytes that `_usual_size` expects.
-    Returns the result of `_usual_size`, or None if the size line is not between two events."""
+    `begin` starts with the two newlines that end the previous event. Return None if it does not, if the chunk does not
+    begin with `data: `, or if `_usual_size` returns None."""
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None
 
 
 @lru_cache(1024)
 def _chunk_size(line: bytes) -> int:
-    """Return the size in the size line of a chunk. Raises ProtocolError if the line is malformed."""
+    """Return the size of a chunk from its size line. Raises ProtocolError if the line is malformed."""
     digits = line.partition(b";")[0].strip()
     try:
         return int(digits if digits.isalnum() and b"x" not in digits.lower() else b"", 16)

@@ -3,9 +3,9 @@
 A load test must not blame the server for such errors. Code that opens connections raises a LocalLimitError in place of
 the OSError. Requests that fail with a LocalLimitError have the error kind `client_limit` and make the run invalid.
 
-An error is local if the kernel returned it at once, before a packet was sent: no free port, no free file descriptor, no
-route, or no permission. If "No route to host" is reported later, the cause is the network or the server. The cause of
-"Connection refused" is always the network or the server.
+An error is local if the kernel returns it at once, before it sends a packet: no free port, no free file descriptor, no
+route, or no permission. "No route to host" can also be reported later. In that case, the network or the server is the
+cause. The cause of "Connection refused" is always the network or the server.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ NO_BUFFER_ERRORS = (errno.ENOBUFS, errno.ENOMEM)
 
 
 def explain_local_limit(error: OSError, address: Address) -> OSError:
-    """Return a LocalLimitError that explains an error which the kernel returned at once.
+    """Return a LocalLimitError that explains how to fix an error which the kernel returned at once.
 
-    If the error is not local, return the error itself."""
+    If this machine cannot cause an error of this type, return the error unchanged."""
     explain = _EXPLAIN.get(error.errno or 0)
     if explain is None or isinstance(error, LocalLimitError):
         return error
@@ -113,10 +113,10 @@ def explain_local_limit(error: OSError, address: Address) -> OSError:
 
 
 def explain_late_error(error: OSError, address: Address) -> OSError:
-    """Return a LocalLimitError if this machine caused the error, otherwise the error itself.
+    """Return a LocalLimitError if this machine caused the error, otherwise the error unchanged.
 
-    Use this function if it is unknown whether the kernel returned the error at once. An error that the network may have
-    caused is local if another attempt to connect fails at once with the same error."""
+    Use this function if it is unknown whether the kernel returned the error at once. If the network can cause errors of
+    this type too, the function connects again: the error is local if the same error then occurs at once."""
     if error.errno not in _EXPLAIN:
         return error
     if error.errno in _NEVER_REMOTE or _refused_at_once(address) == error.errno:
@@ -125,7 +125,7 @@ def explain_late_error(error: OSError, address: Address) -> OSError:
 
 
 def _refused_at_once(address: Address) -> int:
-    """Return the error number if the kernel refuses a connection before it sends a packet, otherwise 0."""
+    """Start to connect, and return the error number if the kernel refuses before it sends a packet, otherwise 0."""
     family, peer = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -139,7 +139,7 @@ def _refused_at_once(address: Address) -> int:
 def _has_source(address: Address) -> bool:
     """Return True if this machine has an address from which it can reach the server.
 
-    The function connects a UDP socket. This requires a route and a source address, but it takes no port from TCP."""
+    The function connects a UDP socket, which requires a route and a source address but no free TCP port."""
     family, peer = address
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect(peer)
@@ -148,10 +148,10 @@ def _has_source(address: Address) -> bool:
 
 
 def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
-    """Return the reason why this machine cannot open a connection to a host, or None if it can.
+    """Return a LocalLimitError if this machine caused a failure to connect to a host, otherwise None.
 
-    `error` is the error of a failed attempt. If this machine can start a connection to at least one address of the
-    host, the server or the network caused the error."""
+    `error` is the error of the failed attempt. The server or the network caused it if this machine can start a
+    connection to at least one address of the host. The result is None in this case."""
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

@@ -17,7 +17,7 @@ _FIN, _SYN = 0x01, 0x02
 
 
 class Segments(NamedTuple):
-    """Columns of TCP segments, in order of arrival."""
+    """TCP segments in order of arrival, with one array per field."""
 
     key: NDArray[np.int64]
     """Key of the connection: `local port + 65,536 * index of the server's address`. If the server addresses have port
@@ -34,10 +34,11 @@ class Segments(NamedTuple):
 def parse_segments(
     words: Words, blocks: NDArray[np.int64], family: int, addresses: Sequence[tuple[Any, ...]]
 ) -> Segments:
-    """Parse blocks of a packet ring into columns of TCP segments.
+    """Parse the packets in some blocks of a packet ring.
 
-    `words` is the ring, with one row per block. `blocks` are row numbers, oldest first. `addresses` are the server
-    addresses in the ring's filter. All of them belong to the address family `family`.
+    - `words` is the memory of the ring as 32-bit words, with one row per block.
+    - `blocks` contains the row numbers of the blocks, oldest first.
+    - `addresses` contains the server addresses whose packets the ring receives. Their family is `family`.
     """
     flat = words.reshape(-1)
 
@@ -79,7 +80,7 @@ def parse_segments(
 
 
 def _network_uint16(column: NDArray[Any]) -> NDArray[np.int64]:
-    """Convert 16-bit numbers from network byte order to int64."""
+    """Convert an array of 16-bit numbers in network byte order to int64."""
     return column.astype(np.uint16).byteswap().astype(np.int64)
 
 

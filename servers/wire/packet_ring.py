@@ -1,4 +1,6 @@
-"""A packet ring: the kernel timestamps every TCP segment from the server, even while the client does not read.
+"""Reads receive timestamps from a packet ring: memory in which the kernel stores the headers of each TCP segment.
+
+The kernel timestamps every segment from the server when it arrives, even while the client does not read.
 
 segment ──> loadgen.servers.wire.packet_socket ──> its headers and timestamp, in shared memory ──> PacketRing.read
     └─────> the socket's receive buffer, which is read whenever there is time.
@@ -27,8 +29,8 @@ UNKNOWN = -1
 class TcpStream:
     """The arrival times of the bytes that the server sent on one connection.
 
-    `ends` and `stamps` are parallel lists: every byte up to stream offset `ends[i]` was deliverable at the instant
-    `stamps[i]` (CLOCK_REALTIME ns). If the ring has lost a segment, its timestamp is UNKNOWN."""
+    `ends` and `stamps` are parallel arrays: at time `stamps[i]` (CLOCK_REALTIME ns), every byte before stream offset
+    `ends[i]` had arrived. If the packet ring has missed a segment, its timestamp is UNKNOWN."""
 
     __slots__ = ("closed_ns", "discarded_end", "ends", "has_gap", "opened_ns", "out_of_order", "reordered", "stamps")
 
@@ -44,10 +46,10 @@ class TcpStream:
         self.has_gap = False  # Whether the ring has missed a segment
 
     def arrivals(self, offsets: Sequence[int]) -> list[int]:
-        """Return for each stream offset when all bytes before it had arrived, in CLOCK_REALTIME ns.
+        """Return the time (CLOCK_REALTIME ns) at which all bytes before each stream offset had arrived.
 
-        An instant is UNKNOWN if the ring lacks the segment with the last of these bytes. The last offset must be the
-        largest."""
+        The time is UNKNOWN if the ring has missed the segment with the last of these bytes. The last element of
+        `offsets` must be the largest."""
         if self.out_of_order and self.contiguous_end < offsets[-1]:
             self._accept_gaps(offsets[-1])
         if not self.ends:
@@ -66,7 +68,7 @@ class TcpStream:
         return result
 
     def covers(self, offsets: Sequence[int]) -> bool:
-        """Return True if the timestamps of these ascending offsets are known and no segment is out of order."""
+        """Return True if the timestamps of these ascending stream offsets are known and no segment is out of order."""
         return (
             not (self.out_of_order or self.has_gap)
             and self.discarded_end < offsets[0]
@@ -79,7 +81,7 @@ class TcpStream:
         return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:
-        """Discard the timestamps up to this stream offset, because they will not be requested any more."""
+        """Discard the timestamps up to this stream offset. They can no longer be requested afterwards."""
         count = bisect_right(self.ends, offset)
         if count:
             self.discarded_end = self.ends[count - 1]
@@ -101,10 +103,9 @@ class TcpStream:
             self.stamps.append(stamp)
 
     def _accept_gaps(self, read_end: int) -> None:
-        """Record that the ring has missed segments.
+        """Record that the ring has missed the segments which are missing before stream offset `read_end`.
 
-        The socket has delivered every byte up to `read_end`, so a byte before this offset can be missing only in the
-        ring."""
+        The socket has already delivered every byte before this offset, so these segments will not arrive later."""
         self.has_gap = True
         while self.out_of_order and self.contiguous_end < read_end:
             start, end, stamp = heappop(self.out_of_order)
@@ -115,9 +116,9 @@ class TcpStream:
 
 
 def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
-    """Return the results of `TcpStream.arrivals` for several streams (at most 100) in one list.
+    """Return the results of `TcpStream.arrivals` for several streams (at most 100), joined to one list.
 
-    One numpy search covers all streams, because a numpy call takes longer than the search itself."""
+    A single numpy search covers all streams, because the overhead of a numpy call exceeds the time of the search."""
     if len(requests) < 2 or not all(stream.covers(offsets) for stream, offsets in requests):
         return [arrived for stream, offsets in requests for arrived in stream.arrivals(offsets)]
     # Stream number n is shifted by n << 56, so that one sorted array holds every stream.
@@ -137,7 +138,7 @@ def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int
 
 
 class TcpStreamTable:
-    """Assigns TCP segments to the TcpStreams of the watched connections.
+    """Assigns TCP segments to the TcpStream objects of the connections whose data is timestamped.
 
     The key of a connection is `local port + 65,536 * index of the server's address`."""
 
@@ -158,7 +159,7 @@ class TcpStreamTable:
         return key in self._streams
 
     def watch(self, key: int, opened_ns: int) -> TcpStream:
-        """Start a new stream for the connection with this key.
+        """Start a new stream for the connection with this key, which was opened at `opened_ns` (CLOCK_REALTIME).
 
         If an earlier connection had the same key, the caller must add the segments of that connection first."""
         stream = self._streams[key] = TcpStream(opened_ns)
@@ -168,15 +169,15 @@ class TcpStreamTable:
         return stream
 
     def data_bytes(self, segments: Segments) -> int:
-        """Return the number of data bytes in segments of watched connections."""
+        """Return the number of data bytes in those segments that belong to watched connections."""
         watched = (segments.length > 0) & (self._contiguous_end[segments.key] != UNKNOWN)
         return int(segments.length[watched].sum())
 
     def add(self, *parts: Segments) -> None:
         """Add segments to the streams of their connections. The segments must be in order of arrival.
 
-        Streams whose segments arrived in order are handled together, as numpy columns. For the other streams,
-        `TcpStream.add` handles one segment at a time."""
+        Streams whose segments arrived in order are processed together in numpy arrays. The segments of other streams
+        are processed one at a time by `TcpStream.add`."""
         received = Segments(*map(np.concatenate, zip(*parts, strict=True)))
 
         # SYN-ACKs give the first sequence number of a connection, FINs its end.
@@ -253,10 +254,10 @@ class TcpStreamTable:
                 self._incomplete.discard(stream_key)
 
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
-        """Record the start of a connection.
+        """Record the SYN-ACK of a connection, which contains the first sequence number.
 
-        The SYN-ACK belongs to the watched stream with this key if it arrived before the stream was opened. Otherwise it
-        belongs to the next connection with this key."""
+        If the SYN-ACK arrived before the current stream with this key was opened, it belongs to this stream. Otherwise
+        it belongs to the next connection with this key."""
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:
             self._first_sequence[key], self._syn_ack_ns[key] = first_sequence, stamp_ns
@@ -278,7 +279,7 @@ class PacketRing:
         self.words = np.frombuffer(self._memory, np.uint32).reshape(-1, BLOCK_BYTES // 4)
 
     def read(self) -> Segments | None:
-        """Return the segments that the kernel has handed over since the last call, or None if there are none."""
+        """Return the segments in the ring that were not returned before, or None if there are none."""
         block_count = len(self.words)
         count = 0
         # Word 2 of a block is its status: bit 0 is set while the block belongs to us. Look at 1, 2, 4, ... at a time.

@@ -1,12 +1,13 @@
-"""Opens the packet socket of a ring. The kernel writes the headers and timestamp of each TCP segment to shared memory.
+"""Opens a packet socket with a ring: memory to which the kernel writes headers and timestamp of each TCP segment.
 
 A packet socket (packet(7), TPACKET_V3 of Documentation/networking/packet_mmap.rst) receives the packets that arrive on
-the network interface of the route to the server. The socket requests all protocols. With a socket for IP only, the
-kernel first processes IP and TCP and wakes the reader, so the timestamps are up to 0.1 ms late (net/core/dev.c,
-__netif_receive_skb_core). The filter keeps the IP header and 14 bytes of the TCP header, so no payload is ever copied.
+the network interface of the route to the server. The socket requests packets of all protocols. If it requested only IP,
+the kernel would process IP and TCP and wake the reader first, and timestamps would be up to 0.1 ms late
+(net/core/dev.c, __netif_receive_skb_core). The kernel copies only the IP header and 14 bytes of the TCP header to the
+ring, and never the payload.
 
-A simulated server uses the same socket to timestamp the requests of its clients. In this case, the address has port 0,
-which matches any client port, and `ports` is the server's own port.
+A simulated server uses such a socket to timestamp the requests of its clients. In this case, the argument `addresses`
+has port 0, which matches any client port, and `ports` contains only the server's port.
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ IPV6_BYTES = 40
 def open_packet_socket(
     family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None
 ) -> tuple[socket.socket, mmap.mmap]:
-    """Open a packet socket for segments from `addresses` to the local `ports`. Return the socket and the ring's memory.
+    """Open a packet socket for TCP segments from `addresses` to local `ports`. Return it and the memory of its ring.
 
-    All addresses must be of the given `family`. Raises OSError if the kernel does not permit packet sockets."""
+    `ports` is None for all ports. All addresses must be of the given `family`. Raises OSError if the kernel does not
+    permit packet sockets."""
     if sys.byteorder != "little" or len(addresses) > MAX_ADDRESSES[family]:
         raise OSError(f"a packet ring needs a little-endian machine and at most {MAX_ADDRESSES[family]} addresses")
     packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
@@ -118,8 +120,8 @@ def open_packet_socket(
 def set_packet_capability(*, effective: bool) -> None:
     """Make this thread's capability to open packet sockets effective, or give it up permanently.
 
-    A capability on the executable file is only permitted at first. It must be made effective before a packet socket is
-    opened. Open sockets keep working after the capability is given up."""
+    A capability from an executable file is only permitted at first. It must be made effective before a packet socket is
+    opened. Open sockets keep working after the thread has given up the capability."""
     if effective:
         take_capability(CAP_NET_RAW)
     else:
@@ -134,11 +136,11 @@ def dropped_segments(packets: socket.socket) -> int:
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
     """Return the BPF program with which the kernel filters the packets of the socket.
 
-    The program returns how many bytes of a packet the kernel keeps. It keeps the headers of TCP segments from
-    `addresses` to `ports` that have data, SYN or FIN. Of every other packet it keeps 0 bytes.
+    For each packet, the program returns the number of bytes that the kernel stores: the headers of a TCP segment from
+    `addresses` to `ports` that has data, SYN or FIN, and 0 bytes of every other packet.
 
-    In this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets `accept` and
-    `reject` are the two ends of the program. Register X holds the offset of the TCP header."""
+    In the code of this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets
+    `accept` and `reject` are the two ends of the program. Register X contains the offset of the TCP header."""
     accept, reject = -1, -2
     ipv4 = family == socket.AF_INET
     tcp_offset_to_x = (_LOAD_IP_LENGTH_X, 0, 0, 0) if ipv4 else (_LOAD_X, 0, 0, IPV6_BYTES)
@@ -210,7 +212,7 @@ def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: Por
 
 
 def address_words(family: int, address: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return an IP address as 32-bit words, as a filter program reads them from a packet header."""
+    """Return an IP address as the 32-bit words that a filter program reads from a packet header: one or four words."""
     packed = socket.inet_pton(family, address[0].partition("%")[0])
     return struct.unpack(f"!{len(packed) // 4}I", packed)
 

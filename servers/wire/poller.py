@@ -71,7 +71,7 @@ class Poller:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def remove(self, sock: socket.socket) -> None:
-        """Stop watching `sock`, if it is watched. Call this method before the socket is closed."""
+        """Stop watching `sock`. A socket that is not watched is ignored. Call this method before closing the socket."""
         if self._callbacks.pop(sock.fileno(), None) is not None:
             self._epoll.unregister(sock.fileno())
 
@@ -85,7 +85,9 @@ class Poller:
         self._callbacks.clear()
 
     def _run(self) -> None:
-        """Serve up to EVENTS_PER_TURN readable sockets. The sweep ends when no readable socket is left."""
+        """Call the callbacks of up to EVENTS_PER_TURN readable sockets.
+
+        The event loop calls this method again until the sweep is complete. A pause may follow the sweep."""
         callbacks = self._callbacks
         began_ns = time.monotonic_ns()
         check_windows = not self._unserved or max(self.largest_read, self._largest_read_before) > LITTLE_BYTES
@@ -113,7 +115,7 @@ class Poller:
         self.bytes_read = 0
 
     def _wait(self) -> None:
-        """Wait for the rest of the pause between two sweeps, in steps of at most RATE_CHECK_S seconds."""
+        """Wait during the pause between two sweeps, and check after every RATE_CHECK_S seconds whether to end it."""
         part_s = min(self._pause_left_s, RATE_CHECK_S)
         self._pause_left_s -= part_s
         self._resume = self.loop.call_later(part_s, self._after_part)
@@ -126,10 +128,10 @@ class Poller:
 
 
 class Timer:
-    """Calls back within tens of microseconds after the instant for which the timer was last armed (timerfd_create(2)).
+    """A timer of the event loop that calls back within tens of microseconds after a given time (timerfd_create(2)).
 
-    The timer's file descriptor is never read. Arming the timer again clears the readiness of the descriptor, and each
-    callback arms the timer again."""
+    Each callback must call `arm` again. The timer's file descriptor is never read, because arming the timer makes the
+    descriptor unreadable until the next callback is due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -143,9 +145,9 @@ class Timer:
         loop.add_reader(self._fd, callback)
 
     def arm(self, instant_ns: int | None) -> None:
-        """Call back at this instant of `time.monotonic_ns` or shortly after it.
+        """Call back when `time.monotonic_ns` reaches `instant_ns`, or shortly after. None disarms the timer.
 
-        The instant replaces any earlier one. None disarms the timer."""
+        This time replaces the time of any earlier call."""
         self._spec[2], self._spec[3] = divmod(0 if instant_ns is None else max(instant_ns, 1), _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 

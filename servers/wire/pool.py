@@ -31,10 +31,9 @@ class Pool:
     ) -> None:
         """Prepare a pool without opening connections.
 
-        - `connect` opens a connection, at once or when its result is awaited.
+        - `connect` opens a connection, and returns it or an awaitable of it.
         - `spare` is the number of idle connections to keep open.
-        - `meanwhile` does other work while the server accepts connections. It is called repeatedly while it returns
-          True.
+        - `meanwhile` does other work while the server accepts connections. It returns True if more work is left.
         """
         self._connect = connect
         self._spare = spare
@@ -48,7 +47,7 @@ class Pool:
     async def fill(self) -> None:
         """Open the spare connections, and wait until every attempt has ended.
 
-        A failed connection is not retried. A request that finds no idle connection opens one."""
+        A failed attempt is not repeated. If a request later finds no idle connection, it opens a connection itself."""
         self.top_up()
         await asyncio.gather(*self._opening)
 
@@ -59,7 +58,9 @@ class Pool:
             return opening if isinstance(opening, Connection) else await opening
 
     def take(self) -> Connection | None:
-        """Take an idle connection that is still open from the pool, or return None if there is none."""
+        """Remove an idle connection from the pool and return it, or return None if there is none.
+
+        Connections that the server has closed are discarded."""
         while self._idle:
             connection = self._idle.popleft()
             if not connection.closed_by_peer():
@@ -70,8 +71,8 @@ class Pool:
     def put(self, connection: Connection) -> None:
         """Put a connection that can carry another request back into the pool.
 
-        The connection is kept even if the pool already has enough. Otherwise `top_up` would open a new connection for
-        every request in flight."""
+        The pool keeps the connection even if it already has `spare` idle connections, because `top_up` would otherwise
+        have to open new ones for later requests. If `spare` is 0, or after `close`, the connection is closed."""
         if self._spare:
             self._idle.append(connection)
         else:
@@ -109,9 +110,9 @@ class Pool:
                 await asyncio.sleep(until_s - monotonic())
 
     def _begin(self) -> Awaitable[Connection] | None:
-        """Start opening one connection. Return an awaitable if the connection is not open yet, otherwise None.
+        """Start opening one connection. Return an awaitable of the connection, or None if no more work is needed.
 
-        A connection that is open at once is put into the pool."""
+        No more work is needed if the connection is open at once, and is then in the pool, or if the attempt failed."""
         with suppress(OSError):
             opening = self._connect()
             if not isinstance(opening, Connection):

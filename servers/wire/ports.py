@@ -1,7 +1,8 @@
 """Gives each worker a separate range of local ports, so that its packet ring holds only its own packets.
 
-Linux 6.3 and later can limit the local port of a socket to a range (IP_LOCAL_PORT_RANGE of ip(7)). On older kernels,
-each ring holds the packets of all workers, and each worker selects its own packets.
+A packet ring is memory in which the kernel stores the headers of received packets. Linux 6.3 and later can limit the
+local port of a socket to a range (IP_LOCAL_PORT_RANGE of ip(7)). On older kernels, each ring contains the packets of
+all workers, and each worker ignores those of the others.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ class PortRange(NamedTuple):
     last: int
 
     def claim(self, sock: socket.socket) -> None:
-        """Make a socket (IPv4 or IPv6) use a local port in this range.
+        """Make a socket (IPv4 or IPv6) use a local port in this range when it connects.
 
         Raises OSError if the kernel does not support this."""
         sock.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, struct.pack("I", self.last << 16 | self.first))
 
 
 def ports_for_worker(worker: int, workers: int) -> PortRange | None:
-    """Return one worker's equal share of the machine's ports for outgoing connections.
+    """Return the range of local ports for worker number `worker` of `workers`. All workers get equally many ports.
 
-    Returns None, which means all ports, for a single worker, or if the kernel cannot limit a socket to a range."""
+    Return None, which means all ports, if there is only one worker or if the kernel cannot limit a socket to a range.
+    """
     with suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text("ascii").split())
         count = (last + 1 - first) // workers

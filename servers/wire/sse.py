@@ -1,4 +1,4 @@
-"""Splits the body of a response into server-sent events. Returns the payload of each event and the offset of its end.
+"""Splits the body of a response into server-sent events: the payload of each event, and the offset of its end.
 
         data: {"a":1}⏎⏎: keep-alive⏎⏎data: {"b":2}⏎⏎data: {"c
         └── event 0 ──┘└─ no event ─┘└── event 1 ──┘└─ rest ┘
@@ -9,14 +9,14 @@ Events follow the WHATWG HTML standard (section 9.2.6, "Interpreting an event st
 - The `data` lines up to a blank line are joined by LF. The result is the payload of the event.
 - Comments and the fields `id` and `retry` are skipped.
 
-Servers depart from the standard in a few ways that decide whether a response is complete. There are six exceptions:
+Some servers deviate from the standard. This module therefore has six exceptions from the standard:
 
 1. **Errors outside `data`.** A line `error: ...`, and an event whose name (`event:`) contains "error" or "exception",
    are errors of the server. Their payload is `{"error": ...}` with the text that the server sent.
 2. **Errors without a field.** A line without a field is an error if it is a JSON error. In an event stream, such a line
    is also an error if it contains the word "error". Every other line without a field is skipped.
 3. **Named events.** An event that has a name and whose data is not JSON (`event: ping`) is a heartbeat.
-4. **Heartbeats.** An event with empty data has an empty payload, which every dialect ignores.
+4. **Heartbeats.** An event with empty data has an empty payload, which the parser of every server's API ignores.
 5. **A missing blank line at the end.** The last event needs no blank line and no line end under two conditions: the
    response has ended as HTTP requires, and the data of the event is `[DONE]` or complete JSON. Otherwise the event is
    incomplete and becomes the `rest`.
@@ -51,11 +51,12 @@ _COLON, _LINE_ENDS = ord(":"), b"\r\n"
 
 
 def split_events(body: bytes, *, closed: bool = False) -> Split:
-    """Split a response body into events. Return the payloads, the offset of each event's end, and the rest.
+    """Split a response body into server-sent events.
 
-    `closed` means that the response ended as HTTP requires, so that no more bytes can follow. Any bytes are accepted.
-    The usual body has LF line ends and one `data` line per event. It is split without a loop in Python, in about 0.1 us
-    per event. Any other body is split line by line, in about 1 us per event."""
+    Return the payloads, the offset of each event's end, and the remaining bytes that do not form an event. `closed` is
+    True if the response ended as HTTP requires, so that no more bytes can follow. No input raises an error. The usual
+    body has LF line ends and one `data` line per event, and takes about 0.1 us per event. Any other body is split line
+    by line, in about 1 us per event."""
     usual = _split_usual(body)
     if usual is None:
         return _split_exact(body, closed=closed)
@@ -67,10 +68,10 @@ def split_events(body: bytes, *, closed: bool = False) -> Split:
 
 
 def payloads_of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
-    """Return the payload of each HTTP chunk if every chunk is one event with one `data` line, otherwise None.
+    """Return one event payload per HTTP chunk if every chunk is one event with one `data` line, otherwise None.
 
-    `bounds` holds the start and end of each chunk's data in `raw`. The caller guarantees that each chunk begins with
-    `data: `, and that each chunk except the last ends with an empty line."""
+    `bounds` contains the start and end offsets of each chunk's data in `raw`. The caller guarantees that each chunk
+    begins with `data: `, and that each chunk except the last ends with an empty line."""
     if not bounds or not raw.startswith(b"\n\n", bounds[-1] - 2):
         return None
     payloads = [raw[start + 6 : end - 2] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
@@ -80,7 +81,7 @@ def payloads_of_chunks(raw: bytes, bounds: Sequence[int]) -> list[bytes] | None:
 
 
 def is_event_stream(body: bytes) -> bool:
-    """Return True if the first line of a body can belong to an event stream. The line may be incomplete."""
+    """Return True if a body can be an event stream, judging by its first line. The line may be incomplete."""
     if _BYTE_ORDER_MARK.startswith(body):
         return True
     line = _LINE_END.split(body.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n"), 1)[0]
@@ -92,7 +93,7 @@ def is_event_stream(body: bytes) -> bool:
 def _split_usual(body: bytes) -> Split | None:
     """Split a body in which `data` lines and blank lines alternate. Return None for any other body.
 
-    Either every `data` line has a space after the colon, or none has."""
+    Also return None if only some of the `data` lines have a space after the colon."""
     prefix = b"data: " if body.startswith(b"data: ") else b"data:"
     closed = body.rfind(b"\n\n") + 2
     if closed < 2 or b"\r" in body or not body.startswith(prefix):
@@ -110,7 +111,9 @@ def _split_usual(body: bytes) -> Split | None:
 
 
 def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
-    """Split a body line by line, beginning at offset `start`, which must be the start of an event."""
+    """Split a body into events line by line. `start` is the offset of the first event to split.
+
+    `closed` is True if no more bytes can follow."""
     if start == 0 and body.startswith(_BYTE_ORDER_MARK):
         start = len(_BYTE_ORDER_MARK)
     lines = body[start:].splitlines(keepends=True)  # for bytes, only LF, CR LF and CR are line ends
@@ -145,9 +148,9 @@ def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
 
 
 def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool:
-    """Add the events of the last block of a body, which is not followed by a blank line.
+    """Add the events of the last lines of a body, after which there is no blank line.
 
-    Returns True if the whole block was added, and False if a part of it is incomplete."""
+    Return True if all these lines belong to added events, and False if they end with an incomplete event."""
     if closed and block.is_whole():
         events.add(block, end)
         return True
@@ -173,7 +176,7 @@ class _Block:
         """Whether the block has anything but `data` lines and ignored fields."""
 
     def take(self, line: bytes, end: int) -> bool:
-        """Add a nonempty line that ends at offset `end`. Return True if the line is a field of the standard."""
+        """Add a line that is not blank and ends at offset `end`. Return True if it is a field of the standard."""
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
@@ -190,7 +193,7 @@ class _Block:
         return field in _FIELDS
 
     def is_whole(self) -> bool:
-        """Return True if the lines form a complete event even without a blank line after them."""
+        """Return True if the lines of the block form a complete event even without a blank line after them."""
         if self.name and _ERROR_NAME.search(self.name):
             return True
         if not self.data:
@@ -199,7 +202,7 @@ class _Block:
 
 
 class _Events:
-    """The events of a body that have been found so far."""
+    """The events of a response body that have been split off so far."""
 
     def __init__(self, *, any_field: bool) -> None:
         self.any_field = any_field
@@ -215,7 +218,7 @@ class _Events:
         self._ends.append(end)
 
     def add(self, block: _Block, end: int) -> None:
-        """Add the events of a block. `end` is the offset just past the block."""
+        """Add the events of a block, which is usually one event. `end` is the offset just past the block."""
         self.any_field |= bool(block.data)
         if block.name and _ERROR_NAME.search(block.name):
             self.put(_error(b"\n".join(block.data)), end)
@@ -229,8 +232,8 @@ class _Events:
     def result(self) -> tuple[list[bytes], list[int]]:
         """Return the payloads and the end offsets of all events.
 
-        If the body has only errors in plain text and no field of the standard, it is no event stream, and there are no
-        events."""
+        Return empty lists if the body has no field of the standard and only plain-text errors, because it is not an
+        event stream."""
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []
         return self._payloads, self._ends
@@ -254,7 +257,7 @@ class _Events:
 def _named_payload(name: bytes, data: bytes) -> bytes:
     """Return the payload of an event with this name and data.
 
-    The payload is empty for a heartbeat, which is an event with a name whose data is not JSON."""
+    The payload of a heartbeat is empty. A heartbeat is an event with a name other than `message` and without JSON."""
     heartbeat = name not in (b"", b"message") and not data.lstrip().startswith((b"{", b"["))
     return b"" if heartbeat else data
 
@@ -270,5 +273,5 @@ def _error(data: bytes) -> bytes:
 
 
 def _is_whole(payload: bytes) -> bool:
-    """Return True if the payload is `[DONE]` or a JSON object. Neither can be the beginning of a longer payload."""
+    """Return True if the payload is complete, which means that it is `[DONE]` or a JSON object."""
     return plain(payload) == DONE or isinstance(parse(payload), dict)

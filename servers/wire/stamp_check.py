@@ -1,8 +1,9 @@
-"""Checks the receive timestamps in every run.
+"""Checks the receive timestamps of each response in every run.
 
-The ring timestamp of each read is compared with the socket timestamp of the read. The timestamps of each response are
-compared with the time at which its request was sent. A response that fails a check gets the timestamps of the next best
-source (`TimestampSource.fallback`), and the run reports the number of such responses.
+A ring timestamp is the kernel's timestamp of a packet, from the packet ring. A socket timestamp is the kernel's
+timestamp of a read from the socket. Both must agree, and no timestamp may be earlier than the request. A response that
+fails a check gets the timestamps of the next best source (`TimestampSource.fallback`). The run reports the number of
+such responses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from time import monotonic_ns, sleep
 from loadgen.servers.wire.timestamps import RETRY_S, Instants, Response, TimestampSource, ToMonotonic
 
 LIMIT_NS = 100_000
-"""Two timestamps of one read agree if they differ by at most this. Both are taken within about 2 us."""
+"""Two timestamps of one read agree if they differ by at most LIMIT_NS. The kernel takes both within about 2 us."""
 DISAGREEING_SHARE = 0.01
 """Share of a response's reads whose timestamps may differ by more than LIMIT_NS, for example because the machine paused
 between the two timestamps."""
@@ -25,9 +26,10 @@ REJECTED_MIN, REJECTED_SHARE = 3, 0.05
 def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns: int = 0) -> list[int]:
     """Return the absolute difference in ns between the ring timestamp and the socket timestamp of each read.
 
-    `arrivals` holds the ring timestamps, and `stamps` the socket timestamps. Reads without a ring timestamp (negative)
-    are left out. If a FIN arrived at `closed_ns`, the socket gives the last read the timestamp of the FIN. The
-    difference is then `min(abs(ring - socket), abs(closed_ns - socket))`."""
+    `arrivals` contains the ring timestamp of each read, or a negative number if there is none. Such reads are left out.
+    `stamps` contains the socket timestamp of each read. `closed_ns` is the timestamp of a FIN (0: none). The socket
+    timestamp of the last read may be that of the FIN. The difference is therefore
+    `min(abs(ring - socket), abs(closed_ns - socket))`."""
     differences = [*map(abs, map(sub, arrivals, stamps))]
     if closed_ns or max(differences, default=0) > LIMIT_NS:
         both = zip(arrivals, stamps, strict=True)
@@ -36,7 +38,9 @@ def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns:
 
 
 def stamps_agree(apart: Sequence[int]) -> bool:
-    """Return True if at most the share DISAGREEING_SHARE of these differences (ns) exceeds LIMIT_NS."""
+    """Return True if the ring timestamps and socket timestamps of a response agree.
+
+    `apart` contains their differences in ns. At most the share DISAGREEING_SHARE of them may exceed LIMIT_NS."""
     if max(apart, default=0) <= LIMIT_NS:
         return True
     return sum(map(LIMIT_NS.__lt__, apart)) <= DISAGREEING_SHARE * len(apart)
@@ -45,9 +49,11 @@ def stamps_agree(apart: Sequence[int]) -> bool:
 def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int]) -> bool:
     """Return True if the timestamps of a response are consistent with its request.
 
-    The timestamps must be ascending, none may be earlier than the request, and no read may be earlier than the arrival
-    of its bytes. `arrivals` has one instant per read. `instants` begins with the instant of the first byte. A read may
-    appear to be up to LIMIT_NS too early, because the timestamps come from two clocks."""
+    - `instants` contains the arrival times of parts of the response, starting with the first byte. The times must
+      ascend, and none may be earlier than the request.
+    - `arrivals` contains the arrival time of the last byte of each read. The process must have read the byte after this
+      time. A difference of up to LIMIT_NS is allowed, because the times come from two clocks.
+    """
     if received.sent_ns is not None and instants[0] < received.sent_ns:
         return False
     if min(map(sub, received.user_ns, arrivals)) < -LIMIT_NS:
@@ -58,10 +64,10 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 def checked_instants(
     source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return the result of `source.instants_batch`, after replacing timestamps that fail the check `in_order`.
+    """Return the result of `source.instants_batch`, with timestamps replaced that fail the check `in_order`.
 
-    For a response with such timestamps, the fallback sources are tried in turn. The response gets the timestamps of the
-    first source that passes the check, or those of the last source."""
+    If the timestamps of a response fail the check, the fallback sources are tried in turn. The response gets the
+    timestamps of the first source that passes the check. If none does, it gets those of the last source."""
     results = source.instants_batch(responses, to_monotonic)
     for index, (received, ends) in enumerate(responses):
         arrivals, (instants, used) = results[index]
@@ -73,10 +79,10 @@ def checked_instants(
 
 
 def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
-    """Wait up to `within_ns` for the SYN-ACK of an open connection, and return True if the ring has it.
+    """Wait until the packet ring has the SYN-ACK of an open connection, and return True if the SYN-ACK arrives.
 
-    If the ring has the SYN-ACK, it sees the packets of the connection. It does not see them if NAT on this machine
-    changes their addresses after they pass the ring. A port that Docker publishes is an example."""
+    Return False after `within_ns`. The result tells whether the ring sees the packets of the connection. The ring does
+    not see them if NAT on this machine changes their addresses, for example for a port that Docker publishes."""
     until_ns = monotonic_ns() + within_ns
     while key not in syn_acks and monotonic_ns() < until_ns:
         sleep(RETRY_S)

@@ -1,4 +1,4 @@
-"""Reads packet losses and the receive window of a connection from the kernel (tcp(7), TCP_INFO)."""
+"""Reads the packet losses and the receive window of a TCP connection from the kernel (tcp(7), TCP_INFO)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ RCV_WND_OFFSET = 232  # since Linux 6.2
 
 
 def losses(sock: socket.socket) -> tuple[int, int]:
-    """Return the number of segments that this machine retransmitted, and of segments that arrived out of order.
+    """Return two counts of a connection: segments that this machine retransmitted, and segments received out of order.
 
-    Both counts are for the whole connection. The server's retransmissions are visible only as segments out of order. A
+    A segment that the server retransmits counts as received out of order. Its other retransmissions are not visible. A
     count is 0 if the kernel does not report it."""
     info = _info(sock, RCV_OOOPACK_OFFSET + 4)
     return _uint32(info, TOTAL_RETRANS_OFFSET) or 0, _uint32(info, RCV_OOOPACK_OFFSET) or 0
 
 
 def receive_window(sock: socket.socket) -> int | None:
-    """Return the number of bytes that the server may still send before this process reads, or None if it is unknown.
+    """Return the receive window in bytes that was last advertised to the server, or None if it is unknown.
 
-    The number is the receive window that was last advertised to the server. Kernels before Linux 6.2 do not report it.
-    """
+    The server may send this many bytes before this process reads. Kernels before Linux 6.2 do not report the window."""
     return _uint32(_info(sock, RCV_WND_OFFSET + 4), RCV_WND_OFFSET)
 
 
 def _info(sock: socket.socket, size: int) -> bytes:
-    """Return the first `size` bytes of struct tcp_info. An older kernel may return fewer bytes."""
+    """Return the first `size` bytes of struct tcp_info. An older kernel may return fewer bytes.
+
+    Return b"" if the kernel does not support TCP_INFO."""
     try:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
     except OSError:

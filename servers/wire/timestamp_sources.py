@@ -1,8 +1,7 @@
-"""The table of timestamp sources, and the source that reads packet rings.
+"""The table of timestamp sources (SOURCES), and the source that reads timestamps from packet rings.
 
-    open_source(name)      before the first connection; opens the next best source if this machine lacks that one
-
-loadgen.servers.wire.timestamps defines the interface. To add a source, add a class and an entry in SOURCES.
+Call `open_source(name)` before the first connection is opened. To add a source, add a class with the interface in
+loadgen.servers.wire.timestamps, and an entry in SOURCES.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class PacketRingTimestamps(TimestampSource):
     """Timestamp source that uses the kernel's timestamp of each packet, from a packet ring in shared memory.
 
     Late reads do not affect these timestamps. Two tokens share a timestamp only if the server sent both in one packet.
-    The ring timestamp of each read is compared with the socket timestamp. The socket timestamp also replaces a
-    timestamp that is missing or wrong in the ring (loadgen.servers.wire.packet_ring)."""
+    The ring timestamp of each read is compared with the kernel's timestamp of the read from the socket. This socket
+    timestamp also replaces a timestamp that is missing or wrong in the ring (loadgen.servers.wire.packet_ring)."""
 
     name = "ring"
     title = "kernel timestamps of each packet"
@@ -80,9 +79,8 @@ class PacketRingTimestamps(TimestampSource):
     ) -> None:
         """Create the source from open packet rings.
 
-        - `rings` has one ring per family of the server's addresses, for segments to the local `ports` (None: all
-          ports).
-        - `tables` has one table per ring.
+        - `rings` contains one ring per address family of the server, for segments to the local `ports` (None: all).
+        - `tables` contains one table per ring, which assigns the segments to connections.
         - `fallback` is the source that replaces timestamps which are missing or wrong in the ring.
         """
         self._rings = rings
@@ -178,8 +176,8 @@ class PacketRingTimestamps(TimestampSource):
     def collect(self, *, at_once: bool = False) -> None:
         """Read the rings, and assign the segments to their connections.
 
-        With `at_once`, the segments are assigned in this call. Without it, they are assigned at most once per second,
-        because assigning many segments together costs less."""
+        By default, the rings are read at most once per millisecond, and segments are assigned at most once per second,
+        because assigning many segments together costs less. If `at_once` is True, this call does both."""
         now_ns = monotonic_ns()
         if now_ns - self._collected_ns < COLLECTED_EVERY_NS and not at_once:
             return
@@ -250,7 +248,7 @@ class PacketRingTimestamps(TimestampSource):
     def _timestamp_one(
         self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic
     ) -> tuple[list[int], Instants]:
-        """Return the timestamps of one response, from the fallback source if the ring does not see the connection."""
+        """Return the timestamps of one response, or those of the fallback source if the ring cannot be used for it."""
         if received.tcp_stream is not None and not self._given_up:
             return self.instants_batch([(received, ends)], to_monotonic)[0]
         if received.tcp_stream is not None:
@@ -258,7 +256,9 @@ class PacketRingTimestamps(TimestampSource):
         return self._fallback.instants_batch([(received, ends)], to_monotonic)[0]
 
     def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
-        """Return True if the ring timestamps of a response agree with the socket timestamps. Count the differences."""
+        """Return True if the ring timestamps of a response agree with its socket timestamps, or cannot be compared.
+
+        The differences are also counted for the health telemetry of the run."""
         self._checked += 1
         # The socket timestamps of retransmitted or reordered segments cannot be compared with the ring's.
         socket_stamps = None if received.tcp_stream.reordered else kernel_stamps(received)
@@ -293,10 +293,10 @@ class PacketRingTimestamps(TimestampSource):
 
 
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
-    """Return the offsets in the TCP stream for which timestamps of a response are requested.
+    """Return the offsets in the TCP stream for which a response needs timestamps.
 
-    These are the offsets of `ends`, followed by the end of each read. With TLS, each read has a second end, in
-    encrypted bytes. These ends follow last."""
+    These are the offsets of `ends`, followed by the end of each read. With TLS, there is a third group: the end of the
+    encrypted bytes of each read."""
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)
     return array("q", end_offsets) + array("q", read_offsets) + array("q", received.read_ends)
@@ -309,15 +309,18 @@ SOURCES: dict[str, type[TimestampSource]] = {
 
 
 def preload_source(name: str) -> None:
-    """Import the modules that a timestamp source needs, once, before the worker processes are forked."""
+    """Import the modules that a timestamp source needs. Call this function before forking the worker processes."""
     if name in (AUTO, PacketRingTimestamps.name):
         from loadgen.servers.wire import packet_ring  # noqa: F401
 
 
 def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) -> TimestampSource:
-    """Open the timestamp source `name`, or the next best source if this machine does not support it.
+    """Open the timestamp source `name`, or the next best source if this machine does not support `name`.
 
-    `name` is a key of SOURCES, or AUTO for the best source."""
+    - `name` is a key of SOURCES, or AUTO for the best source.
+    - `servers` contains the addresses from which data is received.
+    - `share` is the index of this worker process and the number of workers.
+    """
     first = 0 if name == AUTO else [*SOURCES].index(name)
     for source in [*SOURCES.values()][first:]:
         opened = source.open(servers, share)
@@ -327,17 +330,17 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
 
 
 def missing_requirement(requested: str, name: str) -> str:
-    """Return what this machine lacks for the requested timestamp source, or "" if that source is in use.
+    """Return a sentence about what this machine lacks for a timestamp source, or "" if the source is in use.
 
-    `requested` is the requested source (AUTO: the best one), and `name` is the source in use."""
+    `requested` is the name of the requested source (AUTO: the best one). `name` is the name of the source in use."""
     best = next(iter(SOURCES)) if requested == AUTO else requested
     return SOURCES[best].needs if best in SOURCES and best != name else ""
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the name of the least exact of these timestamp sources, which limits the exactness of the whole run.
+    """Return the name of the least exact of these timestamp sources. It limits the exactness of the whole run.
 
-    An unknown name counts as the source of user-space timestamps."""
+    An unknown name counts as `user`, the source of user-space timestamps."""
     ranking = [*SOURCES]
     ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]
     return ranking[max(ranks, default=-1)]

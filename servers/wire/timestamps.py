@@ -1,12 +1,12 @@
-"""The interface of timestamp sources, which return when received bytes arrived, and two simple sources.
+"""The interface of timestamp sources, and two sources. A timestamp source returns the arrival times of received bytes.
 
-    Source.open(servers)   before the first connection (loadgen.servers.wire.timestamp_sources lists the sources)
-    source.claim(sock)     for each connection, before it is opened
-    source.watch(sock)     for each connection, after it is opened
-    source.instants(...)   after the end of an exchange, for offsets in its bytes
-    source.counts()        once a second, for the health telemetry of the run.
+    Source.open(servers)   Call before the first connection (loadgen.servers.wire.timestamp_sources lists the sources).
+    source.claim(sock)     Call for each connection before it is opened.
+    source.watch(sock)     Call for each connection after it is opened.
+    source.instants(...)   Call after the end of a response, for offsets in its bytes.
+    source.counts()        Call once a second, for the health telemetry of the run.
 
-A source has a name, an error, and a property that says whether its timestamps are exact. Run files store these facts.
+A source has a name, a maximum error, and the property `exact`. Run files store these facts.
 
 Linux attaches a timestamp to each `recvmsg` if SO_TIMESTAMPING requests RX_SOFTWARE | SOFTWARE. The timestamp is the
 instant at which the last returned byte was received (Documentation/networking/timestamping.rst). It is correct even if
@@ -37,7 +37,7 @@ Instants = tuple[list[int], "TimestampSource"]  # CLOCK_MONOTONIC ns, and the le
 
 
 class Received(Protocol):
-    """The attributes of an exchange that a timestamp source needs.
+    """The interface of a received response: the attributes that a timestamp source needs.
 
     loadgen.servers.wire.transport.Exchange has these attributes."""
 
@@ -56,7 +56,7 @@ class Received(Protocol):
 
 
 class Response(Received, Protocol):
-    """The received response to a request that this process sent."""
+    """The interface of a received response together with the send time of its request."""
 
     sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
     cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)
@@ -83,22 +83,20 @@ class TimestampSource:
         return None
 
     def reject(self) -> None:
-        """Record that the timestamps of one response contradicted its request.
-
-        The fallback source replaces these timestamps."""
+        """Record that the timestamps of one response are wrong, and that the fallback source replaces them."""
 
     @classmethod
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
         """Open the source for data from `servers`, or return None if this machine does not support the source.
 
-        `share` is the index of this worker and the number of workers, which share the connections."""
+        `share` is the index of this worker process and the number of workers."""
         return cls()
 
     def claim(self, sock: socket.socket) -> None:
-        """Prepare a socket before its connection is opened."""
+        """Prepare a socket for timestamps, before its connection is opened."""
 
     def watch(self, sock: socket.socket) -> Any:
-        """Start watching a connection that has been opened but not read from.
+        """Start to timestamp a connection that has been opened but not read from.
 
         The caller stores the result as `tcp_stream` of the connection."""
 
@@ -106,46 +104,47 @@ class TimestampSource:
     def active_source(self) -> TimestampSource:
         """The source that is in use for open connections.
 
-        This is the source itself, or its fallback if the source does not see the packets of the connections."""
+        This is the source itself, or its fallback if the source sees no packets or too many of its timestamps were
+        wrong."""
         return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
-        """Return True if all timestamps of a response are available, or if the missing ones are lost.
+        """Return True if no more timestamps of a response will arrive: all are available, or the others are lost.
 
-        If the result is False, the caller tries again after RETRY_S seconds."""
+        If the result is False, the caller must try again after RETRY_S seconds."""
         return True
 
     def arrived_bytes(self, responses: Collection[Received]) -> list[int]:
-        """Return the number of bytes of each response that are known to have arrived, read or not.
+        """Return the number of bytes of each response that are known to have arrived, including unread bytes.
 
-        No response may have a later response on the same connection."""
+        Each response must be the latest response on its connection."""
         return [sizes[-1] if sizes else 0 for sizes in map(_SIZES, responses)]
 
     def collect(self) -> None:
-        """Collect the timestamps that are available. This method is called several times a second."""
+        """Collect the timestamps that are available. The worker calls this method several times a second."""
 
     def rate_dropped(self) -> bool:
-        """Return True if the arrival rate since the last call is clearly below the rate before that."""
+        """Return True if packets have arrived clearly more slowly since the last call than before it."""
         return False
 
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """Return the arrival time of the byte before each offset in `ends`, and the source of these times.
 
-        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source is used and
-        returned."""
+        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source provides it, and
+        this less exact source is returned."""
         return _of_reads(received, ends, received.user_ns.tolist()), self
 
     def instants_batch(
         self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        """Return, for each response, the arrival time of the last byte of each read, and the result of `instants`."""
+        """Return two results per response: the arrival time of the last byte of each read, and that of `instants`."""
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
             for received, ends in responses
         ]
 
     def counts(self) -> dict[str, Any]:
-        """Return counters for one second of health telemetry, such as lost timestamps, by their key in the run file."""
+        """Return the counters since the last call, such as lost timestamps, by their key in the run file."""
         return {}
 
     def close(self) -> None:
@@ -175,10 +174,10 @@ class SocketTimestamps(TimestampSource):
     def open(cls, servers: Sequence[Address] = (), share: Share = (0, 1)) -> TimestampSource | None:  # noqa: ARG003
         """Open the source, or return None if this machine does not support kernel timestamps.
 
-        The source opens a socket, sends a datagram to itself, and waits until the datagram arrives with a timestamp.
-        Linux starts to take timestamps shortly after the first socket requests them (net/core/dev.c,
-        `net_enable_timestamp` defers to a work queue). Linux stops when the last such socket is closed. Without this
-        early socket, the first responses of a run could lack timestamps."""
+        This method opens a socket, sends a datagram to the same socket, and waits until it arrives with a timestamp.
+        Without this, the first responses of a run could lack timestamps: Linux starts to take timestamps shortly after
+        the first socket requests them (net/core/dev.c, `net_enable_timestamp` defers to a work queue). The socket stays
+        open, because Linux stops to take timestamps when the last such socket is closed."""
         primer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         primer.bind(("127.0.0.1", 0))
         primer.settimeout(0.1)
@@ -215,7 +214,7 @@ PLAIN = TimestampSource()  # The last fallback
 
 
 def kernel_stamps(received: Received) -> list[int] | None:
-    """Return the kernel's timestamp of each read in CLOCK_REALTIME ns, or None if a read has no timestamp."""
+    """Return the kernel's timestamp of each read in CLOCK_REALTIME ns, or None if at least one read has none."""
     timespecs = array("q")
     timespecs.frombytes(received.kernel_timespecs)
     seconds, nanoseconds = timespecs[::2], timespecs[1::2]
@@ -225,7 +224,7 @@ def kernel_stamps(received: Received) -> list[int] | None:
 
 
 def _of_reads(received: Received, ends: Sequence[int], instants: list[int]) -> list[int]:
-    """Convert one arrival time per read to one arrival time per offset in `ends`."""
+    """Return one arrival time per offset in `ends`, given one arrival time per read (`instants`)."""
     if ends is received.sizes:
         return instants
     return [instants[bisect_left(received.sizes, end)] for end in ends]

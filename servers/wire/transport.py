@@ -1,8 +1,8 @@
 """Sends one request and reads its response, with the kernel's receive timestamp of every read.
 
-Kernel timestamps are correct even if this process reads late (loadgen.servers.wire.timestamps). The read path therefore
-only calls `recvmsg`, appends the bytes, and checks whether the body has ended. All other work is done after the end of
-the request.
+Kernel timestamps are correct even if this process reads late (loadgen.servers.wire.timestamps). To keep reads cheap, a
+read only calls `recvmsg_into`, decrypts TLS records, appends the bytes, and checks whether the body has ended. All
+other work is done after the end of the response.
 """
 
 from __future__ import annotations
@@ -44,18 +44,16 @@ _INTO = [memoryview(bytearray(INTO_BYTES))]  # One buffer for all reads, because
 
 @dataclass(slots=True, eq=False, repr=False)
 class Exchange:
-    """One request on the wire: the time at which it was sent, and every byte of the response with its timestamps.
+    """One request and its response: the time at which the request was sent, and every received byte with timestamps.
 
-    The object is mutable because it is part of the measuring path. All times are CLOCK_MONOTONIC ns, except
-    `kernel_timespecs`.
+    All times are CLOCK_MONOTONIC ns, except `kernel_timespecs`.
 
-    - `raw` is every received byte. Until `raw` is requested, the bytes are in the blocks that were `spilled` to disk,
-      followed by `parts`.
-    - `sizes[i]` is the length of `raw` after read i, and `user_ns[i]` is the time at which this process had read it.
-    - `kernel_timespecs` holds the kernel's timespec of each read (CLOCK_REALTIME, 16 bytes, zero if there was none).
-    - `tls_records` holds the end of each TLS record, as an offset in `raw` and an offset in the TCP stream.
-    - `cut_reads` holds the indexes of reads that filled the read buffer. Their kernel timestamps may be too late (see
-      INTO_BYTES).
+    - `raw` is the received response. It is stored in blocks that were `spilled` to disk, followed by `parts`.
+    - `sizes[i]` is the length of `raw` after read number i, and `user_ns[i]` is the time at which this read ended.
+    - `kernel_timespecs` contains the kernel's timespec of each read (CLOCK_REALTIME, 16 bytes, 0 if there is none).
+    - `tls_records` contains the end of each TLS record, as an offset in `raw` and an offset in the TCP stream.
+    - `cut_reads` contains the indexes of reads that filled the read buffer. Their kernel timestamps may be too late
+      (see INTO_BYTES).
     """
 
     _poller: Poller
@@ -100,7 +98,7 @@ class Exchange:
         return self.parts[0] if self.parts else b""
 
     def prepare(self, connection: Connection, sealed: bytes) -> None:
-        """Attach a connection and the bytes to send on the connection. No byte is sent yet."""
+        """Store the connection, and the bytes to send on it. This method does not send them."""
         self.connection = connection
         self.unsent = sealed
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
@@ -108,8 +106,8 @@ class Exchange:
     def send(self, *others: Exchange) -> None:
         """Send this request and then the `others`. The end time of one `send` call is the start time of the next.
 
-        The loop contains only `send` calls. Everything that the calls need is looked up before the loop, and is then in
-        the CPU cache."""
+        The loop contains only the `send` calls and the clock. Everything else that they need is looked up before the
+        loop, so that requests are sent quickly after each other."""
         exchanges = (self, *others)
         calls = [
             (exchange.connection.sock.send, exchange.unsent)
@@ -128,7 +126,8 @@ class Exchange:
     def on_sent(self, result: int | OSError, ended_ns: int) -> None:
         """Handle the result of a `send` call: the number of bytes that the socket accepted, or the error.
 
-        The remaining bytes are sent when the socket is writable."""
+        `ended_ns` is the time at which the call ended. Bytes that the socket did not accept are sent when it is
+        writable."""
         assert self.connection is not None
         if result == len(self.unsent):
             self.unsent = b""
@@ -146,7 +145,8 @@ class Exchange:
     def listen(self) -> None:
         """Start reading the response.
 
-        The driver calls this method after the whole burst is sent, so that no read delays a send."""
+        If several requests are sent together, the load driver calls this method after the last one is sent. Reads
+        therefore do not delay sends."""
         connection = self.connection
         if connection is not None and not self.error_kind:
             self.stream_start = connection.received  # TLS session tickets may have arrived since `prepare`
@@ -175,15 +175,13 @@ class Exchange:
         self.on_sent(_try_send(self.connection.sock.send, self.unsent), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
-        """End this exchange with an error from the client's side, such as a timeout.
-
-        The socket is read once more before the exchange ends."""
+        """End this exchange with an error of the client, such as a timeout, after a last read from the socket."""
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)
 
     def _on_tls_readable(self) -> None:
-        """Read TLS records, send the replies of TLS itself, and end the exchange if the TLS session has ended.
+        """Read and decrypt TLS records, and send replies that TLS requires. End the exchange if the session has ended.
 
         Data that was received before the end of the session is handled first, because it may complete the response."""
         connection = self.connection
@@ -246,7 +244,7 @@ class Exchange:
             self.scan()
 
     def scan(self) -> None:
-        """Finish the exchange if the response has ended."""
+        """Search the received bytes for the end of the response, and finish the exchange if the response has ended."""
         try:
             tail = self.tail()
             if self.framing.scan(tail, self.size - len(tail)):
@@ -255,9 +253,9 @@ class Exchange:
             self.fail("protocol", str(error))
 
     def _decrypt(self, connection: Connection, data: bytes) -> bytes:
-        """Return the plaintext of the TLS records that these bytes complete.
+        """Return the plaintext of the TLS records that are complete after receiving `data`.
 
-        The plaintext is empty if the bytes complete no record, or only records of TLS itself. If the TLS session has
+        The plaintext is empty if no record is complete, or only records without response data. If the TLS session has
         ended, `tls_end` is set."""
         assert connection.tls is not None
         if len(data) == INTO_BYTES:
@@ -281,7 +279,7 @@ class Exchange:
         return b"".join(parts)
 
     def _closed(self, detail: str) -> None:
-        """Handle the end of the connection, which may be the regular end of the response."""
+        """Handle the end of the connection. If the response is not complete at this point, the exchange fails."""
         if self.framing.at_eof(self.size):
             self._finish()
         elif self.parts:

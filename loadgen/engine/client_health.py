@@ -124,7 +124,7 @@ COUNTER_NAMES = (
     *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
     *("tokens", "prepared"),
 )
-"""Counters that are added up over workers."""
+"""Names of the counters that are summed over all workers."""
 INTEGER_NAMES = (*COUNTER_NAMES, "first_sent_ns", "last_end_ns")
 
 

@@ -57,11 +57,11 @@ TICKS_PER_CHECK, TICKS_PER_SAMPLE = 5, 20
 SEND_AGAIN_NS = 5_000_000_000
 """A request is sent again only if its idle connection was closed within this time in ns after sending.
 
-A server that read the request before it closed the connection has usually worked on it for longer.
+A server that has read the request usually works on it for longer than this before it closes the connection.
 """
 GROUP_LOOK_NS = 20_000_000
-"""The connections of a waiting group are checked only if the group is due later than this, in ns, because checks take
-time."""
+"""The connections of a waiting group are checked only if the group is due in more than this time in ns, because checks
+take time."""
 MANY_IN_FLIGHT = 1024
 """With more requests in flight than this, the live counters are updated once a second instead of four times."""
 SAMPLED, SAMPLED_EVERY_NS = 64, 1_000_000_000
@@ -80,8 +80,8 @@ QUIET_NS = 2_000_000
 - A turn records at least `1 + waiting // BACKLOG` requests. Otherwise a fast closed loop would fill the memory.
 """
 TOGETHER, TOGETHER_BYTES = 16, 1 << 19
-"""Maximum number of responses, and of their total bytes, that are decoded together while more than BACKLOG requests
-wait."""
+"""Maximum number and maximum total size in bytes of responses that are decoded together. Responses are decoded together
+only while more than BACKLOG requests wait."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # error kind and detail
 GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s"
 
@@ -127,8 +127,8 @@ class Driver:
         self._opening: dict[asyncio.Task[None], ScheduledRequest] = {}
         """Requests that wait for a new connection. A request is here or in `_in_flight`, never in both."""
         self._resendable: deque[tuple[int, ScheduledRequest]] = deque()
-        """Requests that may have to be sent again. After the time next to each (CLOCK_MONOTONIC), its payload is no
-        longer needed."""
+        """Requests that may have to be sent again, each with a time (CLOCK_MONOTONIC). After this time, the payload of
+        the request is no longer needed."""
         self._back_off = BackOff() if queue.closed else None
         self._looks_inside = False
         """True while clients of the closed loop wait for the Record of each response with status 200."""
@@ -615,8 +615,8 @@ class Recorder:
     on_record: Callable[[ScheduledRequest, Record], object]
     """Called after each Record. This is the best time for work that takes a while."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
-    """Called after a turn of a session was recorded. It takes the Record and the answer's text, which is empty unless
-    the turn is complete."""
+    """Called after a turn of a session was recorded, with the Record and the text of the answer. If the turn is not
+    complete, the text is empty."""
 
     def __init__(
         self,

@@ -26,8 +26,8 @@ class WorkerExit(msgspec.Struct, frozen=True):
 
     task: WorkerTask
     due: int
-    """Number of the worker's requests that were due. For a lost worker, it includes the requests that were still to be
-    sent."""
+    """Number of the worker's requests that were due. If the process was lost, its requests that were not due yet are
+    included."""
     exit: str
     """Exit code or signal of the worker process, as text."""
     rescued: Path | None

@@ -24,7 +24,8 @@ class Schedule(msgspec.Struct, frozen=True):
     once."""
 
     due_ns: Sequence[int] | None
-    """In an open loop: the offset in ns at which each request or session is due, in order. In a closed loop: None."""
+    """In an open loop: the time in ns from the run's start at which each request or session is due, in order. None in a
+    closed loop."""
     count: int | None
     """Total number of requests or sessions. None for a closed loop that only its duration ends."""
     clients: int
@@ -32,7 +33,7 @@ class Schedule(msgspec.Struct, frozen=True):
     think_ns: int
     """In a closed loop: the time in ns between the end of a request and the client's next request."""
     until_ns: int | None
-    """In a closed loop: the offset in ns after which no request becomes due."""
+    """In a closed loop: the time in ns from the run's start after which no request becomes due."""
     in_flight: int
     """Maximum number of requests in flight. Further requests are dropped, or wait if `queues` is True."""
     spare: int

@@ -57,8 +57,8 @@ REST_S = (0.1, 0.2, 0.4, 0.8)
 """Pauses in seconds after the last response. After each pause the server is read again, until its counters no longer
 change."""
 MIN_BURST = 16
-"""Minimum number of requests due at the same time that count as a burst. No reading begins until they have been sent.
-"""
+"""Minimum number of requests due at the same time that count as a burst. No reading begins until a burst has been
+sent."""
 GUARD_NS = 100_000_000
 """No reading begins within this time in ns before a burst."""
 LOOK_AGAIN_S = 0.01

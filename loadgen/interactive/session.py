@@ -72,7 +72,7 @@ YOUNG_ONLY = (10_000, 1_000, 1_000)
 EXPECTED = (LoadgenError, ServerError, LimitError, SimulatedError, WorkloadError)
 """Errors that are shown to the user without a traceback."""
 DEFAULTS = {"label": "ui"}
-"""Defaults under plain `locust` that differ from the Plan's."""
+"""Defaults of options under plain `locust` that differ from the defaults of the Plan."""
 LOG = logging.getLogger("loadgen")
 INSERTED = (
     b'<link rel="stylesheet" href="./loadgen/live.css" /><section id="loadgen" aria-label="Exact figures"></section>'

@@ -58,7 +58,7 @@ STAMPS = StampFacts(name="virtual", title="virtual time", exact=True, error_s=0.
 IDS_PER_SPAN = 1 << 32
 """Distance between the first token ids of two spans of prompts, so that different spans share no ids."""
 PROGRESS_NS = 250_000_000
-"""Virtual time between two calls of a progress callback."""
+"""Virtual time in ns between two calls of a progress callback."""
 
 
 class VirtualClock:
@@ -99,9 +99,9 @@ class ServerModel:
     kv_tokens: int | None = None
     """Size of the KV cache in tokens. Default: the memory that remains after the weights are loaded."""
     running_limit: int | None = None
-    """Maximum number of sequences per step. Default: that of the engine."""
+    """Maximum number of sequences per step. Default: the maximum of the engine."""
     step_tokens: int | None = None
-    """Maximum number of tokens per step. Default: that of the engine."""
+    """Maximum number of tokens per step. Default: the maximum of the engine."""
     hardware: Path | None = None
     """TOML file with additional GPUs and models."""
     changes: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]
 - Empty: unknown, in run files of earlier versions.
 """
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
-"""A number of tokens that a server reports. An event with a number out of this range is unreadable."""
+"""A number of tokens that a server reports. An event with a number out of this range counts as malformed."""
 
 Encode = Callable[[Request, str], bytes]
 

@@ -60,7 +60,7 @@ ARRIVALS = {"rate": "poisson:{:g}", "concurrency": "closed:{:.0f}"}
 """Format strings for the arrivals of a step. The value to insert is the load."""
 EVEN_ARRIVALS = "constant:{:g}"
 """Format string for the arrivals of a sweep without objectives. Whether a queue grows for ever depends only on the mean
-rate, and even arrivals show it soonest."""
+rate. Arrivals at even intervals show the growth soonest."""
 DEFAULT_DURATION_S = 60.0
 """Duration of a step in s if the plan has neither a duration nor a number of requests."""
 MAX_LOADS = 100
@@ -136,10 +136,10 @@ class Sweep:
     journal_extra: tuple[tuple[str, Any], ...] = ()
     """Additional values that must not change when the sweep is resumed: the objectives and the virtual model."""
     rejections_allowed: bool = False
-    """True if an objective limits the rejected requests. Rejections alone then do not count as an overload."""
+    """True if an objective limits the rejected requests. If True, rejections alone do not count as an overload."""
     has_objectives: bool = True
     adaptive: bool = False
-    """True if the sweep chooses how long its steps last. False if the plan does."""
+    """True if the sweep chooses how long its steps last. False if the plan sets the duration."""
 
     @property
     def seeks_stability(self) -> bool:

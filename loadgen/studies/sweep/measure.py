@@ -522,7 +522,7 @@ class SimulatedSweep(NamedTuple):
     """The result of a sweep in virtual time. No files were written."""
 
     lines: list[JournalLine]
-    """The lines of its journal."""
+    """The lines of the sweep's journal."""
     steps: list[tuple[JournalLine, Summary]]
     """The `end` line and the summary of each step."""
     capacity: Capacity | None

@@ -36,7 +36,7 @@ class StepSettings(NamedTuple):
     duration_s: float | None = None
     """Duration of the step, or None for that of the plan."""
     growth: GrowthTest | None = None
-    """Test on the growth of the queue, or None if the pilot did not measure the server."""
+    """Test that detects whether the server's queue grows. None if the sweep has no pilot."""
     decides: bool = False
     """True if `growth` alone decides the step, because the sweep has no objectives."""
 
@@ -110,7 +110,7 @@ class OverloadDetector:
         self.late = False
         """True if the step was ended because the deadline had passed."""
         self.decided = False
-        """True if the step was ended because the server keeps up, or because its time was over."""
+        """True if the step was ended because the server keeps up, or because the time of the step was over."""
         self.refused = False
         """True if the step was ended because the server refused every request."""
 

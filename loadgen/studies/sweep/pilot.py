@@ -45,7 +45,7 @@ class LevelWatch:
         self._concurrency = concurrency
         self._previous_rate = previous_rate
         self._samples: list[tuple[float, int]] = []
-        """Times, and the numbers of complete requests."""
+        """Pairs of a time in s and the number of requests that were complete at that time."""
         self.flows = False
         """True if the level was ended because its additional clients do not increase the throughput."""
         self.enough = False

@@ -5,7 +5,7 @@
     rate=5, concurrency=8       poisson:5, and requests wait while 8 are in flight
     duration_s=30 and no load   closed:1
 
-A Plan stores only `arrivals` and, in the third case, `concurrency`.
+A Plan stores `arrivals` for each of these loads. It stores `concurrency` only in the third case, as a limit.
 """
 
 from __future__ import annotations

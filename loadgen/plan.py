@@ -313,7 +313,8 @@ class Plan:
     def uses_sessions(self) -> bool:
         """Return True if the workload is multi-turn.
 
-        `n`, the number of clients and the arrivals then count sessions instead of requests."""
+        For a multi-turn workload, `n`, the number of clients and the arrivals count sessions instead of requests.
+        """
         return isinstance(self.prompt_source, MultiTurn)
 
     @property

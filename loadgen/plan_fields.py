@@ -124,7 +124,7 @@ def known_gpu(text: str) -> str:
 
 
 def existing_tokenizer(tokenizer: Path) -> Path:
-    """Return the tokenizer unchanged if its file exists. Raises PromptError otherwise."""
+    """Return the tokenizer unchanged if its file exists. Raises PromptError if the file does not exist."""
     tokenizer_file(tokenizer)
     return tokenizer
 

@@ -205,8 +205,8 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
 class FirstTokens:
     """Counts the TTFTs of one worker's requests in its live counters.
 
-    A TTFT is counted as soon as the first token is seen, while the response is still arriving. If the request then does
-    not complete, its TTFT is removed again, because the report's latencies are those of complete requests.
+    A TTFT is counted as soon as the first token is seen, while the response is still arriving. If the request does not
+    complete, its TTFT is removed again, because the report's latencies are those of complete requests.
     """
 
     def __init__(

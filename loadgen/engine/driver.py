@@ -14,7 +14,8 @@ delay. When the maximum number of requests is in flight, a request that becomes 
 pause when their requests fail immediately (loadgen.engine.back_off).
 
 A server may close an idle connection just as a request is sent on it. If no byte of a response arrives, the request is
-sent once more, on a new connection (`Driver._may_send_again`). Its TTFT is then measured from the second send.
+sent once more, on a new connection (`Driver._may_send_again`). The TTFT of such a request is measured from the second
+send.
 """
 
 from __future__ import annotations

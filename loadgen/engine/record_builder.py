@@ -293,9 +293,9 @@ def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[S
 
 
 def _note_merged(record: Record, reads: Sequence[int]) -> None:
-    """Store in the Record how many socket reads returned several chunks, and whether the first of them did.
+    """Store in the Record how many socket reads returned several chunks, and whether the first two chunks share a read.
 
-    `reads` holds, for each chunk, the index of the read that returned it.
+    `reads` holds, for each chunk, the index of the read that returned the end of the chunk.
     """
     record.coalesced_reads = len({read for read, following in pairwise(reads) if read == following})
     record.first_token_merged = len(reads) > 1 and reads[0] == reads[1]

@@ -215,8 +215,8 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
 def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
     """Return True if a test request is needed to find out whether the server or its gateway accepts the dialect.
 
-    No test is needed for the native endpoint of a recognised backend, unless the server may refuse some fields. No test
-    is needed for a simulated server that states its version, because it accepts every field.
+    The native endpoint of a recognised backend needs a test only if the server may refuse some request fields. A
+    simulated server that states its version needs no test, because it accepts every field.
     """
     is_native = dialect.path == BACKENDS[facts.name].dialects[BACKENDS[facts.name].native].path
     if not dialect.refusable_fields and is_native:

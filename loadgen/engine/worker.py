@@ -92,7 +92,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     def planned(self, due: int) -> int:
         """Return the number of requests that this worker sends in a complete run.
 
-        If a duration ends the run, this number is not known in advance. The result is then `due`, the number of
+        If a duration ends the run, this number is not known in advance. In this case the result is `due`, the number of
         requests that became due.
         """
         if self.schedule.until_ns is not None:
@@ -117,7 +117,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     ) -> ScheduledRequest:
         """Encode a request and return it with its due time.
 
-        If the request cannot be encoded, the result contains the reason. Only this request then fails, and the worker's
+        If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
         other requests are sent.
         """
         headers = {**self.headers, "X-Request-Id": str(request.id)}
@@ -183,7 +183,7 @@ def own_prompts(prompts: Prompts, worker: int, workers: int, turns: int = 1) -> 
 def preload(tasks: Sequence[WorkerTask]) -> None:
     """Import the modules that several workers need, before the workers are forked.
 
-    A single worker imports them itself, while the coordinator does other work.
+    If there is only one worker, it imports the modules itself, while the coordinator does other work.
     """
     preload_source(tasks[0].stamps)
     if len(tasks) > 1:

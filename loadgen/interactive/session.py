@@ -7,8 +7,8 @@ init                        find the server (or start the simulated one) and ext
 test_start, test_stop       start and end a LiveRun, which writes one run folder.
 quitting                    end the current run and stop the simulated server.
 
-Locust's page is served unchanged except for two lines before `</body>`. They load a script that fills a section below
-Locust's tables. Nothing is loaded from the network.
+Locust's page is served unchanged except for two lines before `</body>`. These lines load a script that fills a section
+below Locust's tables. Nothing is loaded from other servers.
 
 Locust accepts requests from any origin (CORS *). This is unsafe for a page that can start load and read files.
 Therefore loadgen refuses requests from other origins. If the page is served on loopback, it also refuses requests whose

@@ -62,9 +62,9 @@ class Candidate:
 class CapacityOption(msgspec.Struct, kw_only=True):
     """The number of GPUs of one type that the load needs, with intervals and costs.
 
-    Fields that end in `_low` or `_high` are the ends of intervals. They are the results for a server that is slower or
-    faster than the performance model by the factor `1 + step_error`. The model predicts nine of ten measured step times
-    within this factor.
+    Fields that end in `_low` or `_high` are the ends of intervals. These fields hold the results for a server that is
+    slower or faster than the performance model by the factor `1 + step_error`. The model predicts nine of ten measured
+    step times within this factor.
     """
 
     gpu: str
@@ -154,7 +154,7 @@ def capacity_option(
     compute_figures: ComputeFigures,
     met: ObjectivesMet,
 ) -> CapacityOption:
-    """Return the number of GPUs that a candidate needs to serve `per_s` requests per second, and their costs.
+    """Return the number of GPUs of the candidate's type that serve `per_s` requests per second, and their costs.
 
     `plan` describes the requests. The candidate replaces the hardware of the server model `base`. Raises LoadgenError.
     """

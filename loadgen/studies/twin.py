@@ -156,7 +156,8 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
 def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
     """Return the model of step durations with the given constants.
 
-    `values` has the names of HARDWARE_CONSTANTS if there is a deployment, otherwise those of LINEAR_CONSTANTS.
+    The keys of `values` are the names in HARDWARE_CONSTANTS with a deployment, and the names in LINEAR_CONSTANTS
+    without a deployment.
     """
     if deployment is None:
         return LinearStepTime(values["step_s"], values["sequence_s"], values["token_s"], values["context_s"])

@@ -97,7 +97,8 @@ class ObservedRun:
     def blocks(self) -> Integers:
         """Index of the bootstrap block to which each request belongs.
 
-        Blocks follow each other in time. All of them contain about the same number of requests with a latency."""
+        Blocks follow each other in time. Each block contains about the same number of requests with a known latency.
+        """
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
 

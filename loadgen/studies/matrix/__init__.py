@@ -124,7 +124,7 @@ class HostChoice(_Named):
 
 
 class Model(_Named):
-    """A model in the plan. Servers look for the model under its `path`, or under its name if there is no `path`."""
+    """A model in the plan. Servers are started with the `path` of the model, or with its name if there is no `path`."""
 
     path: str = ""
     """Path or hub name with which servers are started. Default: `name`."""
@@ -312,7 +312,9 @@ class Cell(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """One run of a cell. If the workload of the cell is a sweep, the whole sweep is one repeat.
+    """One run of a cell, which is a combination of server, host, model and workload.
+
+    If the workload is a sweep, the whole sweep is one repeat.
 
     `number` counts the repeats of a cell from 1, in the order of measurement.
     """
@@ -386,7 +388,7 @@ def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
 
 
 def plan_cells(plan: MatrixPlan) -> list[Cell]:
-    """Return all cells that the matrix measures, in the order of the plan."""
+    """Return all combinations of server, host, model and workload that are measured, in the order of the plan."""
     return [
         Cell(setup.server.name, setup.host.name, setup.model.name, str(workload["name"]))
         for setup in _setups(plan)
@@ -396,7 +398,10 @@ def plan_cells(plan: MatrixPlan) -> list[Cell]:
 
 
 def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
-    """Return the reason why each skipped cell is not measured. Keys have the form `server on host, model`."""
+    """Return the combinations of server, host and model that are not measured, with the reasons.
+
+    Keys have the form `server on host, model`.
+    """
     return {
         f"{setup.server.name} on {setup.host.name}, {setup.model.name}": "; ".join(setup.skip_reasons)
         for setup in _setups(plan)

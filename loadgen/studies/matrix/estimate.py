@@ -69,7 +69,7 @@ def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
 
 
 def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
-    """Estimate the duration of one run of each cell.
+    """Estimate the duration of one run of each cell (a combination of server, host, model and workload).
 
     The estimate is the mean duration of the finished runs of the cell. Before the first run, it is the result of a
     simulation or a guess.

@@ -172,7 +172,8 @@ def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     """Parse a list of increasing loads such as `1,2,4,...,256` or `1,2,3,...,10`.
 
     `...` stands for the loads between the two loads next to it. If the loads before `...` grow by a constant factor,
-    the missing loads grow by the same factor. Otherwise they grow by the difference of the last two loads before `...`.
+    the missing loads grow by the same factor. Otherwise the missing loads grow by the difference of the last two loads
+    before `...`.
 
     `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError.
     """

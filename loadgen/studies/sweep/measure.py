@@ -263,8 +263,8 @@ def capacity_of(
 ) -> Capacity | None:
     """Return the capacity according to the lines of a sweep's journal.
 
-    `sweep` is the plan in the first line of the journal. Return None if the journal has no finished step, or if the
-    sweep has fixed loads and no objectives and therefore does not search for the capacity.
+    `sweep` is the plan in the first line of the journal. Return None if the journal has no finished step. Also return
+    None if the sweep has fixed loads and no objectives, because such a sweep does not search for the capacity.
     """
     from loadgen.analysis.sweep import observations
     from loadgen.analysis.sweep.capacity_search import capacity_of_list

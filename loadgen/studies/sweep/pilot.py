@@ -160,7 +160,7 @@ def _rate(ends_s: Sequence[float], concurrency: int) -> float:
     """Return the rate of completions in requests per second, or 0 if too few requests are complete.
 
     The first `concurrency` completions are skipped, and the rate of the next `concurrency` completions is measured. If
-    there are fewer than 2 * `concurrency` completions, the rate of the second half of them is measured.
+    there are fewer than 2 * `concurrency` completions, the rate of the second half of all completions is measured.
     """
     count = min(len(ends_s), WAVES * concurrency)
     if count < 2:

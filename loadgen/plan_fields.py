@@ -271,7 +271,7 @@ def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, An
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
-    """Return the RunOption of each Plan field that can be set by an option. Each RunOption has its help text.
+    """Return the RunOption of each Plan field that can be set by an option, with the help text filled in.
 
     The result maps field names to options, in the order of the fields.
     """

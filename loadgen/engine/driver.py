@@ -228,7 +228,7 @@ class Driver:
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Drop the connections of the next requests that the server has closed. Return these requests."""
+        """Return the next requests whose connection the server has closed. These connections are dropped."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -337,7 +337,7 @@ class Driver:
         exchange.listen()
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
-        """Start the coroutine `opening` as a task. It must open a connection for the request `slot`, and send it."""
+        """Start the coroutine `opening` as a task. The task opens a connection and sends the request `slot`."""
         task = asyncio.get_running_loop().create_task(opening)
         self._opening[task] = slot
         task.add_done_callback(self._on_opened)
@@ -538,8 +538,8 @@ class Driver:
     def _give_up_next(self) -> None:
         """Record the next request of the closed loop as not sent, because the server counts as down.
 
-        The method schedules itself for the request after that, until no request is left. If the workload has sessions,
-        `_on_turn` causes the next call instead.
+        The method schedules itself again for the following request, until no request is left. If the workload has
+        sessions, `_on_turn` causes the next call instead.
         """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:

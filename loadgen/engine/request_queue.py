@@ -110,10 +110,10 @@ class ScheduledRequest:
 
     @property
     def turns(self) -> int:
-        """Return the number of requests that this request stands for in the counter of due requests.
+        """Return by how much this request increases the number of due requests when it becomes due.
 
-        It is 1 for a single request. For a session, it is the number of turns, because all turns count as due when the
-        session starts.
+        The result is 1 for a single request. For a session, the result is the number of turns, because all turns count
+        as due when the session starts.
         """
         return 1 if self.conversation is None else len(self.conversation.turns)
 

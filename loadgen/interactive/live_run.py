@@ -130,7 +130,8 @@ class LiveTarget(msgspec.Struct):
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
         """Return the next Request of the plan for this endpoint, or a Request with the given prompt.
 
-        The id of the Request is not final. The caller must get the final Request from `numbered` when it sends it.
+        The id of the Request is not final. Before sending, the caller must get a Request with the final id from
+        `numbered`.
         """
         if prompt is not None:
             return Request(

@@ -84,7 +84,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         self._connection = UserConnection(target, SESSION.stamps)
 
     def on_start(self) -> None:
-        """Open the user's connection before its first request, so that no TTFT includes the connecting."""
+        """Open the user's connection, so that the first request does not have to wait for a connection."""
         self._connection.open()
 
     def on_stop(self) -> None:

@@ -44,9 +44,9 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """Return the summary of a run.
 
     `frame` contains the data of the run's requests as arrays. By default, it is computed from `run.records`. The caller
-    must pass it if `run` has no Records, as a Run from `loadgen.analysis.steady_window.load_run`. Latencies cover
-    complete requests only. The field `latency_adjusted` also covers the incomplete requests and counts each as
-    infinitely slow.
+    must pass it if `run` has no Records, for example if `run` comes from `loadgen.analysis.steady_window.load_run`.
+    Latencies cover complete requests only. The field `latency_adjusted` also covers the incomplete requests and counts
+    each as infinitely slow.
     """
     if frame is None:
         frame = frame_of_run(run)
@@ -218,9 +218,9 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
 
 
 def _length_difference(frame: Frame, rows: Booleans, why: str) -> summary.LengthDifference | None:
-    """Return the number and the mean lengths of the responses in `rows`, or None if `rows` selects no response.
+    """Return the number of responses in `rows` and their mean reported and requested lengths.
 
-    `why` is the reason why these responses differ from the requested length.
+    `why` is the reason why these responses differ from the requested length. Return None if `rows` selects no response.
     """
     if not rows.any():
         return None

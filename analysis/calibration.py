@@ -32,12 +32,12 @@ KEPT_UP_SHARE = 0.9
 """Minimum share of the requested event rate that the simulated server must reach. Below this share, the server itself
 was the bottleneck."""
 COALESCED_SHARE = 0.01
-"""If more than this share of the gaps lies within single reads, the p99 of the gap error describes unmeasured gaps."""
+"""If more than this share of the gaps are unmeasured, the p99 of the gap error describes unmeasured gaps. A gap is
+unmeasured if both of its chunks arrived in one read."""
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
-    """One line of the simulated server's log, with only the fields that are compared. Times are in ns
-    (CLOCK_REALTIME)."""
+    """One line of the simulated server's log, with only the compared fields. Times are in ns (CLOCK_REALTIME)."""
 
     request_id: str = ""
     due_ns: list[int] = []
@@ -145,20 +145,23 @@ def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampCompari
 
 
 def stamps_heading() -> str:
-    """Return the heading, two lines of text, of the table whose rows come from `stamps_row`."""
+    """Return the heading (two lines of text) of the calibration table. `stamps_row` returns its rows."""
     parts = "".join(f"{title:^27}" for title in ("TTFT error, ms", "TPOT error, ms", "gap error, ms"))
     return f"{'':20}{parts}".rstrip() + f"\n{'stamps':8}{'events/s':>10}  " + f"{'p50':>9}{'p99':>9}{'max':>9}" * 3
 
 
 def stamps_row(comparison: StampComparison) -> str:
-    """Return the table row of one comparison: timestamp source, event rate, and the errors of TTFT, TPOT and gaps."""
+    """Return one row of the calibration table as text.
+
+    The row contains the timestamp source, the event rate, and the errors of TTFT, TPOT and gaps.
+    """
     errors = (comparison.ttft_s, comparison.tpot_s, comparison.icl_s)
     cells = [f"{value * 1e3:9.4f}" for sizes in errors for value in (sizes.p50, sizes.p99, sizes.max)]
     return f"{comparison.stamps:8}{comparison.events_per_s:10,.0f}  {''.join(cells)}"
 
 
 def stamps_notes(comparison: StampComparison) -> list[str]:
-    """Return the notes to print below the table row of a comparison."""
+    """Return the notes on a comparison, which are printed below its row in the calibration table."""
     notes = []
     if comparison.merged:
         beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none of them"
@@ -216,8 +219,8 @@ def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
 def _rate(instants: Iterable[Sequence[int]]) -> float:
     """Return the mean rate of events over all streams, in events per second.
 
-    `instants` contains the event times of each stream in ns. The rate is the total number of gaps between events of a
-    stream, divided by the time from the first to the last event of all streams.
+    `instants` contains the event times of each stream in ns. The rate is the total number of gaps between events of the
+    same stream, divided by the time from the first to the last event.
     """
     streams = list(instants)
     gaps = sum(len(stream) - 1 for stream in streams)

@@ -106,7 +106,7 @@ class ChunkInstants(msgspec.Struct, frozen=True, eq=False):
 
 
 def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
-    """Return the time from the previous chunk of a request to each chunk, in ns; 0 for the first chunk of a request.
+    """Return, for each chunk, the time in ns since the previous chunk of its request; 0 for a request's first chunk.
 
     `instants` contains the arrival times of all chunks in ns, and `offsets` delimits the chunks of each request. The
     result has four bytes per chunk if all values fit, otherwise eight.
@@ -119,7 +119,7 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 
 
 class OrderStatistics:
-    """The sorted samples of a data set that is too large to sort. Single samples can be looked up by rank.
+    """Finds single samples by rank, as if all samples were sorted, in a data set that is too large to sort.
 
     `statistics[rank]` equals `sorted_samples[rank]`. Ranks count from 0 in ascending order. The samples are integers
     from 0 to `largest`, and the results are divided by `scale`. The function `blocks` iterates over the samples in

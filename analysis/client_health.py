@@ -90,7 +90,7 @@ LIMITS = (
     ),
     HealthLimit("worker_lost", "requests lost with their worker", 0, "their outcome is unknown"),
     HealthLimit(CLIENT_LIMIT, "requests that this machine could not send", 0, FEWER_REQUESTS),
-    # Turns after the end of their session do not count, because a turn that the server did not complete ended it.
+    # Turns after the end of their session do not count: the session ended because the server did not complete a turn.
     HealthLimit("dropped", "requests never sent", 0, FEWER_REQUESTS),
 )
 
@@ -179,10 +179,10 @@ def reasons(
 
 
 def _meanings(exceeded: Sequence[HealthLimit], health: ClientHealth, causes: Sequence[str]) -> dict[str, str]:
-    """Return the meaning of each exceeded limit as text, by the name of the health figure.
+    """Return an explanation of each exceeded limit, by the name of the health figure.
 
-    The text includes the cause of the large value if other health figures reveal the cause. `causes` are texts that
-    explain why this machine could not send some requests.
+    The explanation includes the cause if other health figures reveal the cause. `causes` are texts that explain why
+    this machine could not send some requests.
     """
     meanings = {limit.figure: limit.meaning for limit in exceeded}
     if "retransmit_share" in meanings and not health.out_of_order_share:
@@ -397,7 +397,7 @@ def _known(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]
 def quoted_calibration(calibration: Any, stamps: str) -> QuotedCalibration | None:
     """Return the calibration result for the timestamp source `stamps`, or None if there is no valid result.
 
-    `calibration` is the calibration in the run's header.
+    `calibration` is the result of `loadgen calibrate` that the run's header contains.
     """
     try:
         p99_s = calibration["errors"][stamps]["ttft_s"]["p99"]

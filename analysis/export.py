@@ -161,7 +161,8 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
     """Write the tables of a run into a folder, and return the paths of the written files.
 
     `run` is the path of the run, and `form` is `csv` or `parquet`. Raises RunFileError if there is no run at this path,
-    OSError if the folder cannot be written, and ImportError if Parquet is requested and pyarrow is not installed.
+    and OSError if the folder cannot be written. Raises ImportError if Parquet is requested and pyarrow is not
+    installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     builder, pending = FrameBuilder(), list[Record]()
@@ -206,8 +207,7 @@ def _tables(folder: Path, form: str) -> Iterator[Mapping[str, Write]]:
 
 @contextmanager
 def _csv(file: Path, columns: Sequence[Column]) -> Iterator[Write]:
-    """Yield a function that writes rows to a CSV file (RFC 4180) in UTF-8 with a header line. Null is an empty
-    field."""
+    """Yield a function that writes rows to a CSV file (RFC 4180, UTF-8) with a header line. Null is an empty field."""
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow([column.name for column in columns])

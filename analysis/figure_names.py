@@ -82,5 +82,8 @@ def suggest_figure(text: str, *, statistic: bool = True) -> str | None:
 
 
 def did_you_mean(suggestion: str | None) -> str:
-    """Return the end of an error message, such as `; did you mean ttft.p99?`. It is empty without a suggestion."""
+    """Return the end of an error message, such as `; did you mean ttft.p99?`.
+
+    Return an empty string if there is no suggestion.
+    """
     return f"; did you mean {suggestion}?" if suggestion else ""

@@ -88,7 +88,7 @@ def figure_title(figure: str) -> str:
 
 
 def printable(text: str, allowed: str = "") -> str:
-    """Replace control characters by spaces, except the characters in `allowed`.
+    """Replace non-printable characters by spaces, except the characters in `allowed`.
 
     Without this replacement, text from a server could move the cursor or change the direction of writing.
     """
@@ -212,7 +212,7 @@ def token_length(value: int | str | None) -> str:
 def start_time(summary: Summary) -> str:
     """Return the start time of the run in UTC.
 
-    If the run file has no valid start time, return the text that it has instead.
+    If the start time in the run file is not valid, return its text unchanged.
     """
     try:
         return datetime.fromisoformat(summary.run.started_at).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

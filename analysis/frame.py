@@ -104,7 +104,8 @@ class Frame(msgspec.Struct, frozen=True):
     attempt."""
     sent_end_ns: Floats
     first_byte_ns: Floats
-    """Arrival of the last byte of the first read of the response."""
+    """Arrival of the first byte of the response. If all bytes of a read share a timestamp: arrival of the last byte of the
+    first read."""
     end_ns: Floats
     """Arrival of the end marker, or the time when the request was given up. If neither is known: arrival of the last
     chunk."""
@@ -310,8 +311,8 @@ class Frame(msgspec.Struct, frozen=True):
     def token_gaps_s(self) -> Floats:
         """Return the inter-token latencies of all rows in `sampled`, in seconds.
 
-        These are every gap between chunks, and a zero for each additional token of a chunk. A row with n tokens has n -
-        1 samples: first its gaps, then its zeros.
+        These are every gap between chunks, and a zero for each additional token of a chunk. Each row has one sample per
+        token after the first token: first its gaps, then its zeros.
         """
         starts, gap_counts = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])

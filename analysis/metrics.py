@@ -1,7 +1,7 @@
 """Defines every metric, with its name, unit, direction, definition and formula.
 
 The summary, objectives, goodput, export, comparison, live page and documentation all use the table METRICS. To add a
-metric, add one entry to it. This module does not import numpy, so that objectives can be parsed without numpy.
+metric, add one entry to this table. This module does not import numpy, so that objectives can be parsed without numpy.
 
 The definitions use this notation:
 

@@ -100,9 +100,9 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """The bounds of --goodput, multiplied by the smallest factor at which enough requests would have met them.
+    """The bounds of --goodput, all multiplied by the smallest factor at which enough requests would have met them.
 
-    Enough means a given share of the requests, such as 90 %. All bounds have the same factor.
+    Enough requests are a given share of the requests, such as 90 %.
     """
 
     scale: float
@@ -242,8 +242,8 @@ def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
 def parse_each(expressions: Iterable[str], read: Callable[[str], Parsed], option: str, hint: str) -> list[Parsed]:
     """Parse each expression with `read`, and return the results.
 
-    If `read` raises ValueError, the expression is a mistake. If there are mistakes, raise an ObjectiveError with one
-    line for each.
+    If `read` raises ValueError for some expressions, raise an ObjectiveError with one line for each of these
+    expressions.
     """
     result, mistakes = [], []
     for expression in expressions:

@@ -1,8 +1,9 @@
 """Repeats of a plan, and the index page of a folder of runs.
 
-All requests of a run share one server during the same time, so an interval over requests does not show how much another
-run may differ. This module computes intervals over runs: Student's t on one figure per run (Student, "The probable
-error of a mean", 1908). These intervals are the relevant ones for comparing runs. They need at least MIN_RUNS runs.
+An interval over the requests of one run does not show how much another run may differ, because these requests share one
+server during the same time. This module computes intervals over runs: Student's t on one figure per run (Student, "The
+probable error of a mean", 1908). These intervals are the relevant ones for comparing runs. They need at least MIN_RUNS
+runs.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def summarise_repeats(summaries: Sequence[Summary]) -> RepeatsSummary:
 
 
 def _state_sentence(states: Sequence[str]) -> str:
-    """Return a sentence that says which repeats started cold."""
+    """Return a sentence that says which repeats started on a cold server."""
     cold = [str(number) for number, state in enumerate(states, 1) if state == "cold"]
     if not cold:
         return "All runs started warm: requests had been sent to the server before each run."
@@ -193,11 +194,11 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 
 
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """Return the figure with two corrections for special cases.
+    """Return `figure` with corrections for percentiles and shares.
 
     - Percentile: if at least one run has too few samples, `thin` is set.
     - Share: the interval is limited to 0 to 1. The interval of a share of requests is also widened to at least the
-      exact binomial interval over the requests of all runs (Clopper and Pearson), because the runs may have similar
+      exact binomial interval over the requests of all runs (Clopper and Pearson). This matters if all runs have similar
       results by chance.
     """
     if any(_thin(summary, name) for summary in summaries):

@@ -154,7 +154,7 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return the measured figure of an objective on a latency, with its interval and the number of requests needed.
+    """Return the measured figure of an objective on a latency, with its interval and a needed number of requests.
 
     With the needed number of requests, the bound would lie outside the interval.
 
@@ -213,7 +213,10 @@ def _finite(value: float) -> float | None:
 
 
 def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str, confidence: float) -> str:
-    """Return the measured figure as text. For a marginal figure, add the number of requests that would decide."""
+    """Return the measured figure as text.
+
+    For a marginal figure, the text includes the number of requests that would be needed to decide.
+    """
     latency = objective.figure in LATENCIES
     if evidence is None:
         return "no complete request has this latency" if latency else "the run does not have this figure"

@@ -8,7 +8,7 @@ p-quantile is always binomial(n, p).
 The interval of a rate is based on the variation of the rate within the measurement window:
 
 1. The window is cut into equal batches, each of which gives one rate. A batch is longer than a request's residence
-   time, so that a slow request affects a single batch. Source of these batch means: Law and Carson, "A sequential
+   time, so that a slow request affects a single batch. The source of this method is Law and Carson, "A sequential
    procedure for determining the length of a steady-state simulation", 1979.
 2. The mean over batches is the reported rate. Its interval is that of the studentised bootstrap (Efron and Tibshirani,
    "An Introduction to the Bootstrap", 1993, section 12.5). The seed is fixed, so a run always gives the same interval.
@@ -150,9 +150,9 @@ def percentiles(samples: Floats, *shares: float) -> list[float]:
 def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
-    For p50, p90, p95, p99 and p99.9 it is 11, 64, 130, 662 and 6636. The rule is that of MLPerf (mlcommons/inference,
-    early stopping, at 99 % confidence). It requires the smallest n for which the probability that fewer than two
-    samples lie beyond the quantile is at most 1 %. With q = share, this probability is
+    The minimum for p50, p90, p95, p99 and p99.9 is 11, 64, 130, 662 and 6636. The rule is that of MLPerf
+    (mlcommons/inference, early stopping, at 99 % confidence). It requires the smallest n for which the probability that
+    fewer than two samples lie beyond the quantile is at most 1 %. With q = share, this probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """
@@ -166,8 +166,8 @@ def interval_ranks(count: int, share: float, confidence: float = CONFIDENCE) -> 
     """Return the ranks (from 0) of the two order statistics that enclose the `share`-quantile.
 
     Let B be binomial(count, share) and alpha = 1 - confidence. Counted from 1, the lower rank is the largest l with
-    `P(B < l) <= alpha / 2`, and the upper rank is the smallest u with `P(B >= u) <= alpha / 2`. A rank is None if there
-    is no such order statistic.
+    `P(B < l) <= alpha / 2`. The upper rank is the smallest u with `P(B >= u) <= alpha / 2`. A rank is None if there is
+    no such order statistic.
     """
     first, chances = _binomial(count, share)
     below = np.cumsum(chances)  # P(B <= first + i)
@@ -337,9 +337,9 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
     """Return the effective sample size for the `share`-quantile: the equivalent number of independent samples.
 
     Without `offsets`, the samples are independent, so the effective size is the number of samples. For samples in
-    groups it is `F * (1 - F) / variance`. F is the share of samples that are at most the quantile, and `variance` is
-    the variance of F between groups, by `ratio_variance` (Woodruff, "Confidence intervals for medians and other
-    position measures", 1952).
+    groups it is `F * (1 - F) / variance`. F is the share of samples that are at most the quantile. `variance` is the
+    variance of F between groups, by `ratio_variance`. The source is Woodruff, "Confidence intervals for medians and
+    other position measures", 1952.
     """
     if offsets is None:
         return len(samples)
@@ -384,7 +384,7 @@ def _exceeds_share(count: int, share: float, successes: int, confidence: float =
 
 
 def _binomial(count: int, share: float) -> tuple[int, Floats]:
-    """Return the probabilities of binomial(count, share), preceded by the value to which the first one belongs.
+    """Return (first, probabilities): the probabilities of the values first, first + 1, ... of binomial(count, share).
 
     Values more than 12 standard deviations from the mean are left out. The probabilities are computed from the ratios
     of neighbours, in logarithms, and scaled so that their sum is 1.
@@ -421,9 +421,9 @@ def has_trend(values: Floats) -> bool:
 def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     """Return mean(b) - mean(a), its standard error and its degrees of freedom, by Welch's method.
 
-    The sources are Welch, "The generalization of Student's problem", 1947, and Satterthwaite. The degrees of freedom
-    are infinite if no value varies. A group of a single value is assumed to vary as much as the other group (pooled t
-    test).
+    The sources are Welch, "The generalization of Student's problem", 1947, and Satterthwaite, "An approximate
+    distribution of estimates of variance components", 1946. The degrees of freedom are infinite if no value varies. A
+    group of a single value is assumed to vary as much as the other group (pooled t test).
     """
     mean_a, deviation_a = mean_and_deviation(a)
     mean_b, deviation_b = mean_and_deviation(b)
@@ -439,9 +439,9 @@ def difference_of_means(a: Sequence[float], b: Sequence[float]) -> tuple[float, 
 
 
 def mean_of_differences(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Return mean(b - a) of pairs, its standard error and its degrees of freedom, by Student's paired test.
+    """Return mean(b - a) over pairs, its standard error and its degrees of freedom, by Student's paired test.
 
-    Pairs have the same position in `a` and `b`. There must be at least two pairs.
+    `a[i]` and `b[i]` form a pair. There must be at least two pairs.
     """
     mean, deviation = mean_and_deviation([y - x for x, y in zip(a, b, strict=True)])
     return mean, (deviation or 0.0) / math.sqrt(len(a)), len(a) - 1
@@ -484,8 +484,8 @@ def share_difference_interval(
 def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
     """Return the two-sided p-value of Fisher's exact test for equality of two shares, each given as (successes, count).
 
-    The p-value is the total probability of all 2 x 2 tables with the same margins that are at most as likely as this
-    table (Fisher, "Statistical Methods for Research Workers", 1934, section 21.02).
+    The p-value is the total probability of all 2 x 2 tables that have the same margins and are at most as likely as the
+    observed table. The source is Fisher, "Statistical Methods for Research Workers", 1934, section 21.02.
     """
     successes, total = a[0] + b[0], a[1] + b[1]
 
@@ -553,7 +553,8 @@ def _queue_wait(waits_s: Floats) -> QueueWait | None:
 def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
     """Test the gaps between requests against the gamma distribution of the arrival process.
 
-    Return None if the gaps cannot be tested."""
+    Return None if the arrival process has no gamma distribution, if there are too few gaps, or if their resolution is
+    too coarse."""
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < MIN_TESTED_GAPS:
         return None
@@ -591,7 +592,7 @@ def late_percentile_s(counts: Counter[int], share: float) -> float | None:
 
 
 def ring_difference_s(counts: Counter[int], share: float) -> float | None:
-    """Return the `share`-quantile of the differences between ring and socket timestamps, in seconds.
+    """Return the `share`-quantile of the differences between packet ring and socket timestamps, in seconds.
 
     `counts` is a histogram whose keys are the bit lengths of the differences in ns. The result is the upper end of the
     bucket that contains the quantile, or None if `counts` is empty.
@@ -613,9 +614,9 @@ def _quantile_bucket(counts: Counter[int], share: float) -> int | None:
 
 
 def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
-    """Return the confidence interval of each rate in the window, and the reason why there are no intervals.
+    """Return the confidence intervals of the rates in the window by rate, and a reason.
 
-    The reason is None if there are intervals.
+    If there are no intervals, the reason says why. Otherwise the reason is None.
     """
     span = frame.span_ns
     if frame.window is None or span is None:
@@ -642,13 +643,13 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
     """Return the confidence interval of the mean of the rates of equal batches, or None if the rates do not vary.
 
-    The method is the bootstrap t. It replaces the quantiles of Student's t by those of `(mean* - mean) / error*`, where
-    mean* and error* come from samples of the batches drawn with replacement. Skewed rates therefore get a skewed
-    interval.
+    The method is the bootstrap t. It replaces the quantiles of Student's t by those of `(mean* - mean) / error*`. Here
+    mean* and error* are the mean and its standard error of a sample of batches drawn with replacement. Skewed rates
+    therefore get a skewed interval.
     """
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    if error == 0 or math.isnan(error):  # NaN where the length of a prompt is unknown
+    if error == 0 or math.isnan(error):  # The error is NaN if the length of a prompt is unknown.
         return None
     resampled = rates[np.random.default_rng(SEED).integers(0, count, (REPLICATES, count))]
     errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
@@ -669,7 +670,7 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
     ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.prefill_end_ns)
     requests = _sum_per_batch(frame, batches, frame.end_ns[ended], np.ones(int(ended.sum())))
     prompts = _sum_per_batch(frame, batches, frame.prefill_end_ns[begun], frame.prompt_tokens[begun])
-    # Where the server's count differs from that of the chunks, it is spread over the chunks.
+    # If the server's count differs from the sum over the chunks, the server's count is spread over the chunks.
     scale = np.where(frame.sent, frame.output_tokens, 0.0) / np.maximum(frame.arrived_tokens, 1)
     tokens, counts = np.zeros(batches), frame.chunk_counts
     for rows, chunks in frame.blocks():
@@ -681,8 +682,8 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
 def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats) -> Floats:
     """Return the sum of the amounts in each batch, divided by the length of the batch in seconds.
 
-    The batches divide the measurement window into equal parts. Amount i belongs to the batch that contains
-    `instants[i]`.
+    The batches divide the measurement window into equal parts. Amount i belongs to the batch that contains the time
+    `instants[i]` in ns.
     """
     begins, ends = frame.span_ns or (0.0, 1.0)
     inside = (instants >= begins) & (instants <= ends)

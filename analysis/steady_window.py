@@ -84,7 +84,7 @@ def frame_of_run(run: Run) -> Frame:
 
 
 def with_window(frame: Frame, header: Header) -> Frame:
-    """Return the Frame with its measurement window, which the plan sets or `choose_window` chooses."""
+    """Return the Frame with its measurement window. The plan sets the window, or the window is chosen for the load."""
     return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
 
@@ -149,7 +149,10 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 
 
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
-    """Return a Window for the whole run. The ends of the Window are not used: `Frame.span_ns` computes its own."""
+    """Return a Window for the whole run.
+
+    The two ends of this Window are only informative, because `Frame.span_ns` computes the ends of a whole run.
+    """
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
     return Window(*ends, "whole", reason, steady=steady, unsteady=unsteady)

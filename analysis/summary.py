@@ -361,7 +361,7 @@ class GapTest(msgspec.Struct, kw_only=True):
 class GapTests(msgspec.Struct, kw_only=True):
     """Tests of the gaps between due times and of the gaps between send times.
 
-    A test is None if there are too few gaps or if the arrival process has no distribution.
+    A test is None if the gaps cannot be tested, for example because there are too few gaps.
     """
 
     due: GapTest | None
@@ -369,7 +369,11 @@ class GapTests(msgspec.Struct, kw_only=True):
 
 
 class SendLateness(msgspec.Struct, kw_only=True):
-    """Exact percentiles of the send delay (sent - due), in seconds."""
+    """Exact percentiles of the send delay in seconds.
+
+    The send delay is the time from the due time to the send, without the time in which the request waited because of
+    `--concurrency`.
+    """
 
     p50: float
     p90: float
@@ -504,8 +508,8 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """Number of health samples in the run file."""
     calibration: QuotedCalibration | None = None
     error_bar_s: float | None = None
-    """Error bar of the timestamps in seconds: 99 % of the timestamps are off by at most this. The error bars of TTFT,
-    TPOT, ITL and E2E are defined in the same way."""
+    """Error bar of the timestamps in seconds: 99 % of the timestamps are off by at most this value. The error bars of
+    TTFT, TPOT, ITL and E2E are defined in the same way."""
     error_bar_ttft_s: float | None = None
     error_ttft_p50_s: float | None = None
     """Maximum error of the median TTFT, in seconds."""
@@ -568,8 +572,7 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """Share of the server's KV cache in use, as the server reports it. With several engines, a mean over the
-    engines."""
+    """Share of the server's KV cache in use, as the server reports it. With several engines, this is their mean."""
 
     idle_share: float | None
     mean_share: float | None

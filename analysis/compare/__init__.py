@@ -104,7 +104,7 @@ POINTS = 1600
 
 @dataclass(frozen=True, slots=True)
 class UnequalWork:
-    """A difference between A and B that makes their work unequal, such as another model, and the reason."""
+    """A difference between A and B that makes their work unequal, such as a different model, and the reason."""
 
     what: str
     a: str

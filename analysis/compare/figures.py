@@ -7,8 +7,8 @@ The verdict on each figure is better, worse, no difference or inconclusive. Ther
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
 Two runs of one server differ by chance. In both methods, this variation widens an interval by at most RUN_VARIATION, or
-by more if the runs themselves show more variation. A difference that exceeds the interval is reported as better or
-worse.
+by more if the runs themselves show more variation. Only a difference that this variation cannot explain is reported as
+better or worse.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ RUN_VARIATION = 0.10
 """Default for the assumed maximum difference between two runs of one server, as a share. The bound is raised if the
 runs show more variation."""
 VARIATION_CONFIDENCE = 0.995
-"""Confidence of the bound on the variation between runs that the runs show. With Student's t, the bound is 3.5 standard
-errors."""
+"""Confidence of the variation bound that is estimated from the runs themselves. With Student's t, the bound is 3.5
+standard errors."""
 VARIATION_FACTOR_MAX = 2.0
 """Maximum factor by which the variation that runs show can raise the assumed bound. Larger variation indicates a real
 difference, such as a faster first phase and a slower second phase."""
@@ -141,15 +141,16 @@ class ComparedFigure:
     def relative(self, effect: float) -> float:
         """Convert a value of `effect`, which is usually a logarithm, to a relative difference of B from A.
 
-        The result is `exp(effect) - 1`. If the figure has no ratio, as a share, the result is `effect` itself.
+        The result is `exp(effect) - 1`. If the figure has no ratio (for example, a share), the result is `effect`
+        itself.
         """
         return math.expm1(effect) if self.ratio is not None else effect
 
     def effect_of(self, relative: float) -> float:
         """Convert a relative difference of B from A to the corresponding value of `effect`.
 
-        The result is `log(1 + relative)`. If the figure has no ratio, as a share, the result is `relative` itself. This
-        is the inverse of the method `relative`.
+        The result is `log(1 + relative)`. If the figure has no ratio (for example, a share), the result is `relative`
+        itself. This is the inverse of the method `relative`.
         """
         if self.ratio is None:
             return relative
@@ -204,7 +205,7 @@ def name_of_test(a: Sequence[Summary], b: Sequence[Summary]) -> str:
 
 
 def have_equal_random_loads(a: Sequence[Summary], b: Sequence[Summary]) -> bool:
-    """Return True if both groups have random loads and the same seeds, at least MIN_PAIRS different ones.
+    """Return True if both groups have random loads and the same seeds, with at least MIN_PAIRS different seeds.
 
     The runs of such groups are compared in pairs of equal seeds. Repeats with random loads differ mostly in their
     loads, so pairing removes most of the variation. If the loads are not random, only chance in the server makes
@@ -266,7 +267,7 @@ class Variation(NamedTuple):
 
         `server_error` is the standard error of the figure from chance in the server's steps. The bound is `t *
         server_error`, where `t` is a quantile of Student's t. The bound is limited to the range from `assumed` to
-        `VARIATION_FACTOR_MAX * assumed`. It is `assumed` if `server_error` is unknown.
+        `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):
@@ -457,8 +458,8 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
     tested in two ways. The result has the larger p-value and the wider interval of the two tests.
 
     - The test between runs is the same as for any other figure.
-    - The test over all requests of a group is Fisher's exact test, with the exact interval of each share. It is needed
-      because the runs do not vary if every request is complete, although further runs might.
+    - The test over all requests of a group is Fisher's exact test, with the exact interval of each share. This test is
+      needed because runs in which every request is complete show no variation, although further runs might.
     """
     if not all(total for _, total in (*a, *b)):
         return _untested("complete", math.nan, math.nan, why=NOTHING_SENT)
@@ -539,9 +540,9 @@ def judge_figures(
     - "better" or "worse": the interval is not within `margin`, and the adjusted p-value is below 5 %.
     - "inconclusive": neither of these conditions holds.
 
-    The p-values of figures with a gate (`--fail-if`) are adjusted only for the number of gates (Bonferroni's method),
-    because the user chose these figures before seeing the runs. The p-values of all other figures are adjusted by
-    Holm's method. `failed` contains the figures whose gate failed. Their verdict is always "worse".
+    The user chooses figures with a gate (`--fail-if`) before seeing the runs. The p-values of these figures are
+    therefore adjusted only for the number of gates (Bonferroni's method). The p-values of all other figures are
+    adjusted by Holm's method. `failed` contains the figures whose gate failed. Their verdict is always "worse".
     """
     gated = {gate.figure for gate in gates}
     adjusted = holm([None if row.figure in gated else row.p_value for row in rows])

@@ -1,6 +1,6 @@
 """Gates: conditions on a comparison (`loadgen compare --fail-if 'ttft.p99 worse by 5%'`), and their results.
 
-A gate compares B with A. The result depends on two values: the observed difference, and the lower confidence limit of
+A gate compares B with A. The verdict depends on two values: the observed difference, and the lower confidence limit of
 the difference. Positive differences mean that B is worse.
 
     observed difference   lower limit   verdict
@@ -8,10 +8,10 @@ the difference. Positive differences mean that B is worse.
     beyond the bound      above 0       fail
     beyond the bound      0 or below    inconclusive, with the number of requests or runs that would decide
 
-Each limit has 95 % confidence, so a server that equals A fails with a probability of at most 5 %. With k gates, the
+The limit has 95 % confidence, so a server B that equals A fails with a probability of at most 5 %. With k gates, the
 confidence is `1 - 5 % / k` (Bonferroni), and 5 % is the probability that any gate fails falsely. Figures without a gate
 do not change the confidence, because gates are chosen before the runs are seen. A verdict is marginal if the bound lies
-between the lower and the upper limit.
+between the lower and the upper confidence limit.
 """
 
 from __future__ import annotations
@@ -197,7 +197,10 @@ def _values_text(gate: Gate, row: ComparedFigure, observed: float | None) -> str
 
 
 def _relative(row: ComparedFigure, effect: float) -> float:
-    """Convert a value of `ComparedFigure.effect` to a share of A's figure, or for shares to a difference of shares."""
+    """Convert a value of `ComparedFigure.effect` to a relative difference from A, such as 0.05.
+
+    If the figure is a share, the result is the difference of the two shares.
+    """
     if row.ratio is not None or row.unit == "share":
         return row.relative(effect)
     if effect == 0:

@@ -19,8 +19,8 @@ Timestamps
 Differences between whole runs, such as a different GPU, its temperature or another process on the machine, are not
 visible within a run. Only repeats show them. The error is therefore at least MIN_RUN_VARIATION.
 
-Pieces also differ if the pace changes in one run and not in the other, for example if B has faster first tokens and
-slower later tokens than A. Such a change is not chance. By default, the result of `piece_error` includes the change.
+Pieces also differ if the pace changes in one run only. For example, B may have faster first tokens and slower later
+tokens than A. Such a change is not chance. By default, the result of `piece_error` includes the change.
 With `shift`, `piece_error` first removes the one change of pace that explains most of the differences.
 """
 
@@ -131,8 +131,8 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
 
     Latencies of a burst are divided into strata of neighbouring requests, because the latency of a request depends on
     its position in the order sent. All other samples are divided into batches. Metrics in seconds per token also get
-    batches: they do not depend on the position, because requests that are in flight together receive tokens at the same
-    pace.
+    batches. Such a metric does not depend on the position, because requests that are in flight together receive tokens
+    at the same pace.
     """
     frame = run.frame
     if metric.per != "request":
@@ -195,10 +195,10 @@ def mean_variance(values: Floats, samples: Samples) -> float:
 
 
 def effective_size(samples: Samples, share: float, value: float) -> float:
-    """Return the effective sample size of the `share`-quantile, whose value is `value`.
+    """Return the effective sample size for the `share`-quantile. `value` is the value of this quantile.
 
-    The effective size is the number of independent samples that would give the quantile the same variance:
-    `share * (1 - share) / variance of the share of samples at or below value`.
+    The effective size is the number of independent samples that would give the quantile the same variance: `share * (1
+    - share) / variance of the share of samples at or below value`.
     """
     variance = mean_variance((samples.values <= value).astype(np.float64), samples)
     maximum = len(samples.values) * (MAX_SIZE_FACTOR if samples.strata else 1)
@@ -337,7 +337,7 @@ def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> t
     """Return the probability that a sample of B is larger than a sample of A, its standard error and its p-value.
 
     Ties count one half, so the probability is `P(B > A) + P(B = A) / 2`. The p-value is the two-sided one of the
-    hypothesis that the probability is one half. The method is that of Mann and Whitney (1947), with the error of
+    hypothesis that the probability is one half. The method is that of Mann and Whitney (1947). The error is that of
     Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which allows ties and different variances.
 
     Chance may also have multiplied all samples of B by a common factor. `common_error` is the standard error of the

@@ -42,7 +42,7 @@ Number = TypeVar("Number", int, float)
 
 
 class CellName(msgspec.Struct, frozen=True):
-    """Identifies a cell of the matrix by the names of its server, host, model and workload in the plan."""
+    """Identifies a matrix cell by the names of its server, host, model and workload in the plan."""
 
     server: str
     host: str
@@ -51,7 +51,7 @@ class CellName(msgspec.Struct, frozen=True):
 
 
 class CellLengths(msgspec.Struct, frozen=True):
-    """Output lengths in tokens over all repeats of a cell.
+    """Output lengths in tokens over all repeats of a matrix cell.
 
     `asked` is the total that the client requested, and `reported` is the total that the server reported. `answers` is
     the number of complete responses. `mean`, `min`, `p50`, `p90` and `max` describe the lengths of these responses."""
@@ -69,7 +69,7 @@ class CellLengths(msgspec.Struct, frozen=True):
 
 
 class CellMemoryLevel(msgspec.Struct, frozen=True):
-    """Memory use of one GPU, process or host over the repeats of a cell.
+    """Memory use of one GPU, process or host over the repeats of a matrix cell.
 
     `idle_bytes` and `loaded_bytes` are means over the repeats. `peak_bytes` is the largest peak of all repeats.
     """
@@ -82,7 +82,7 @@ class CellMemoryLevel(msgspec.Struct, frozen=True):
 
 
 class CellKvCache(msgspec.Struct, frozen=True):
-    """Used share of the KV cache: the mean over the repeats, and the largest peak of all repeats."""
+    """Share of the KV cache in use: the mean over the repeats of a matrix cell, and the largest peak of all repeats."""
 
     mean_share: float | None
     peak_share: float | None
@@ -92,7 +92,7 @@ class CellKvCache(msgspec.Struct, frozen=True):
 
 
 class CellMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory use of a cell over its repeats. All fields are empty if memory was not measured."""
+    """Memory use of a matrix cell over its repeats. All fields are empty if memory was not measured."""
 
     levels: list[CellMemoryLevel] = []
     kv_cache: CellKvCache | None = None
@@ -101,7 +101,7 @@ class CellMemory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CellRun(msgspec.Struct, frozen=True):
-    """One finished run of a cell."""
+    """One finished run of a matrix cell."""
 
     repeat: int
     folder: str
@@ -122,7 +122,7 @@ class CellRun(msgspec.Struct, frozen=True):
 
 
 class CellSummary(CellName, frozen=True, kw_only=True):
-    """The figures of a cell over its repeats."""
+    """The figures of a matrix cell over its repeats."""
 
     kind: str
     """The server backend."""
@@ -149,8 +149,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
-        """True if at least one run of the cell is valid, which means that the client was not a bottleneck in this
-        run."""
+        """True if at least one run of the cell is valid: the client was not a bottleneck in that run."""
         return bool(self.verdicts.get("ok"))
 
     @property
@@ -166,7 +165,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
 
 class CellDifference(msgspec.Struct, frozen=True):
-    """The difference in one figure between two cells that differ only in the server or only in the host."""
+    """The difference in one figure between two matrix cells that differ only in the server or only in the host."""
 
     figure: str
     by: Literal["server", "host"]
@@ -198,7 +197,7 @@ class EqualWork(msgspec.Struct, frozen=True):
 
 
 class CellSweep(CellName, frozen=True, kw_only=True):
-    """A cell in which a sweep was measured instead of repeated runs."""
+    """A matrix cell in which a sweep was measured instead of repeated runs."""
 
     folder: str
     """Path relative to the folder of the matrix."""
@@ -214,7 +213,10 @@ class CellSweep(CellName, frozen=True, kw_only=True):
 
 
 class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run that failed before or while it was measured: the fields of its `failure` line in matrix.jsonl."""
+    """A run of a matrix that failed before or while it was measured.
+
+    The fields are those of the run's `failure` line in matrix.jsonl.
+    """
 
     type: str
     at: str
@@ -228,7 +230,7 @@ class RunFailure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServerStart(msgspec.Struct, frozen=True):
-    """A successful server start: the fields of its line in matrix.jsonl."""
+    """A successful start of a server of a matrix, with the fields of its line in matrix.jsonl."""
 
     type: str
     at: str
@@ -271,7 +273,7 @@ class MatrixSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CellRunData(NamedTuple):
-    """One finished run of a cell, with its summary and the samples for the charts."""
+    """One finished run of a matrix cell, with its summary and the samples for the charts."""
 
     cell: CellName
     run: CellRun

@@ -235,7 +235,7 @@ class MatrixReport:
     def _lead(self, cells: Sequence[CellSummary]) -> tuple[str, str]:
         """Return the name of the leading server, and a sentence on its lead over the second server.
 
-        `cells` must be sorted as by `_ranked`. The name is `no winner` or `no ranking` if no server leads.
+        `cells` must be in the order of `_ranked`. The name is `no winner` or `no ranking` if no server leads.
         """
         invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
         bottleneck = f"possible client bottleneck in every run of {invalid}." if invalid else ""
@@ -491,7 +491,7 @@ class MatrixReport:
     def _order(self) -> list[Block]:
         """Return the blocks on the order of the runs, the server starts and the plan.
 
-        They explain how the order of the runs affects the confidence intervals.
+        The blocks also explain how the order of the runs affects the confidence intervals.
         """
         summary = self.summary
         lines = [SWEPT_ONCE]

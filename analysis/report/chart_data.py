@@ -71,7 +71,7 @@ def nice_step(minimum: float) -> float:
 def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, Any]:
     """Return the empirical distribution function of the samples.
 
-    In the result, `x` is in seconds, `y` is the share of samples at or below `x`, and `margin` is half the width of the
+    In the result, `x` is in seconds, and `y` is the share of samples at or below `x`. `margin` is half the width of the
     95 % band. The band is computed from the number of requests, because samples of the same request are correlated.
     """
     ranks = plotted_ranks(len(samples))
@@ -336,8 +336,8 @@ def timeline(frame: Frame) -> dict[str, Any]:
 def gaps_by_token(frame: Frame) -> dict[str, Any]:
     """Return percentiles and the maximum of the gaps before each token, in s, over all complete requests.
 
-    The key of a gap is the position of the token in its response. For long responses, neighbouring positions are
-    grouped. The result also lists the longest gaps (at most LONGEST).
+    The gaps are grouped by the position of the token in its response. For long responses, neighbouring positions form
+    one group. The result also lists the longest gaps (at most LONGEST).
     """
     sampled = frame.sampled
     maximum = int(frame.arrived_tokens[sampled].max(initial=0))
@@ -513,8 +513,8 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
     """Return three arrays on the gaps between consecutive chunks, for the rows of a block that are in `frame.sampled`.
 
-    The arrays contain the length of each gap in s, the number of the token that ends the gap (from 1), and the index of
-    the chunk that ends the gap.
+    The first array contains the length of each gap in s. The other two identify the end of the gap: the number of the
+    token that ends it (from 1), and the index of the chunk.
     """
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
     retained = np.repeat(frame.sampled[rows], counts)

@@ -107,8 +107,8 @@ def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """Return the charts of a page with these runs, in the order of the page.
 
-    A chart is included if at least one run has data for it, and if it has a script or a trace that is drawn for this
-    number of runs.
+    A chart is included if at least one run has data for it. In addition, it must have a script, or a trace that is
+    drawn for this number of runs.
     """
     several = len(runs) > 1
     return [

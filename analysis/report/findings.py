@@ -99,15 +99,15 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
 def stopped_count(summary: Summary) -> int:
     """Return the number of failed requests that were cancelled when the run was stopped.
 
-    On the interactive page, this includes requests of users that were stopped."""
+    In an interactive run, the number includes the requests of users that were stopped during the run."""
     return summary.requests.errors.get("cancelled", 0)
 
 
 def _outcome_level(requests: RequestCounts) -> Level:
     """Return the level of the finding whose text is `outcome_sentence`.
 
-    The level is `ok` if every planned request is complete, and `warning` if all other requests were rejected. It is
-    `error` if a request is incomplete for another reason, or if nothing was sent."""
+    The level is `ok` if every planned request is complete, and `warning` if every incomplete request was rejected. It
+    is `error` if a request is incomplete for another reason, or if nothing was sent."""
     if not requests.planned:
         return "error"
     if requests.all_complete:
@@ -178,7 +178,7 @@ def lengths_sentence(summary: Summary) -> str:
 def _different_prompts(summary: Summary) -> str:
     """Return a clause on the number of prompts whose lengths differ from the requested lengths.
 
-    If the lengths were estimated, the clause also contains the total number of prompt tokens."""
+    If the lengths were estimated and every request is complete, the clause also contains the total prompt lengths."""
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
     if summary.run.prompts_exact:
         return f"{tokens.prompt_mismatches:,} of {complete} not as requested"
@@ -322,9 +322,14 @@ def _invalid_reason(client: ClientHealth) -> str:
 def priority(client: ClientHealth) -> Finding | None:
     """Return a finding on the client's scheduling priority, or None if there is nothing to report.
 
-    There is a finding if the priority was raised, if a worker gave up real-time priority, or if the user requested
-    real-time priority and the system did not permit it. If the user did not request real-time priority, a failure to
-    raise the priority is not reported here. `client.reasons` mentions this failure if the client was too slow.
+    There is a finding in each of these cases:
+
+    - The priority was raised.
+    - A worker gave up real-time priority.
+    - The user requested real-time priority, but the system did not permit it.
+
+    If the user did not request real-time priority, a failure to raise the priority is not reported here.
+    `client.reasons` mentions this failure if the client was too slow.
     """
     facts = client.scheduling
     if facts is None:
@@ -612,7 +617,7 @@ def _counters(summary: Summary) -> list[Finding]:
 
 
 def _warnings(summary: Summary) -> list[Finding]:
-    """Return a warning for each of many possible facts, such as an interrupted run or damaged lines."""
+    """Return one warning for each special condition of the run, such as an interruption or damaged lines."""
     run, client = summary.run, summary.client
     requests = summary.requests
     warmup = f"{requests.warmup_incomplete:,} of {pluralise(requests.warmup, 'warm-up request')} did not complete."

@@ -14,16 +14,16 @@ from loadgen.analysis.report import Table, TableCell, TableRow
 
 ELLIPSIS = "…"
 MIN_NAME_WIDTH = 24
-"""Width to which a name can be shortened, in characters. Then columns are moved to another table."""
+"""Minimum width of a shortened row name, in characters. If this is not enough, columns are moved to another table."""
 MANY_COLUMNS = 7
 MIN_NUMBER_WIDTH = 8
 """Minimum width of a column of numbers in a table with more than MANY_COLUMNS columns."""
 MAX_TEXT_WIDTH = 20
-"""Width that is reserved for a column of wrapped text, if its longest word is longer."""
+"""Maximum width that is reserved for a column of wrapped text, even if the column contains a longer word."""
 
 
 def column_gap(columns: int) -> int:
-    """Return the number of spaces between two columns of a table."""
+    """Return the number of spaces between two columns of a table that has `columns` columns."""
     return 2 if columns < 5 else 1
 
 

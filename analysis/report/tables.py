@@ -41,8 +41,7 @@ TURNS_BRIEF = 10
 ERROR_SHARE_MIN = 1e-3
 """Minimum timing error of a rate, as a share of the rate, that the report shows."""
 SHARED_UNIT_MAX = 100_000
-"""Maximum number to which a median may come in the unit that it shares with other latencies. Larger medians get a
-separate unit."""
+"""Maximum value of a median in a unit that it shares with other latencies. Larger medians get a separate unit."""
 LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
 MARGINAL = "Marginal: the bound lies inside the interval, so another run may be judged differently (--confidence)."
 Summaries = Sequence[Summary]
@@ -55,9 +54,9 @@ def number_columns(*titles: str) -> dict[str, ColumnKind]:
 
 
 def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
-    """Return a table of these rows. The column `run` is omitted unless `several` is true.
+    """Return a table of these rows.
 
-    `several` states whether the table covers several runs.
+    `several` is true if the table covers several runs. Otherwise the column `run` is omitted.
     """
     retained = [index for index, head in enumerate(heads) if several or head != "run"]
     columns = [TableColumn(head, kind) for head, kind in heads.items() if several or head != "run"]

@@ -16,8 +16,8 @@ from loadgen.analysis.report.narrow_tables import MANY_COLUMNS, MIN_NUMBER_WIDTH
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
 LINE_MAX = 400
-"""Maximum characters of a line in a cell. It exceeds the 300 characters of a server message, which must be readable
-to its end."""
+"""Maximum number of characters of a line in a cell. Messages of the server have at most 300 characters, so the end of
+a message is never cut off."""
 
 
 def render(document: Document, *, width: int = 80, colour: bool = False) -> str:

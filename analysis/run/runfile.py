@@ -185,7 +185,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     def _of_server(self, name: str) -> Any:
         """Return the server fact `name` from the header.
 
-        Headers of older versions lack some facts. For these, return the value of the backend in this version.
+        Headers of older versions lack some facts. These are taken from the backend's description in this version.
         """
         from loadgen.servers.backends import BACKENDS
 

@@ -140,7 +140,7 @@ def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
 
 
 def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedTokens:
-    """Return the streamed tokens of a response whose `tokens` are spread evenly over its chunks.
+    """Return the streamed tokens of a response with `tokens` tokens, spread evenly over `chunks` chunks.
 
     Each chunk gets at least one token.
     """

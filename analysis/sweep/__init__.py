@@ -33,7 +33,7 @@ INCONCLUSIVE = (0.05, 0.95)
 
 
 class SweepStep(msgspec.Struct, kw_only=True):
-    """One step of a sweep. A step is the run at one load."""
+    """One step of a sweep: the run at one load."""
 
     step: int
     load: float
@@ -118,7 +118,7 @@ class SweepResult(msgspec.Struct, kw_only=True):
 
 
 class MeasuredStep(NamedTuple):
-    """A step with the summary of its run."""
+    """A step of a sweep with the summary of its run."""
 
     line: Mapping[str, Any]
     """The `end` line of the step in sweep.jsonl."""
@@ -273,7 +273,7 @@ def pareto_front(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: 
 
 
 class _Prices(NamedTuple):
-    """Values from which the cost and energy per token are computed. None means unknown."""
+    """Values from which the cost and the energy per token are computed. None means unknown."""
 
     gpus: int | None
     gpu_hour_cost: float | None

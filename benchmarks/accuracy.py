@@ -87,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def others(*, busy: bool) -> Iterator[None]:
-    """Run an endless loop of normal priority on every core while this context is open. Do nothing if `busy` is False."""
+    """Run an endless loop of normal priority on every core while this context is open.
+
+    If `busy` is False, no loops are started.
+    """
     loops = []
     for core in os.sched_getaffinity(0) if busy else ():
         loops.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))

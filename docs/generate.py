@@ -136,7 +136,9 @@ def dialects() -> str:
 
 
 def telemetry() -> str:
-    """Return the page of all telemetry names, from the tables that read metrics pages, and of all curves."""
+    """Return the page of all telemetry names and all curves. The names come from the tables for reading metrics
+    endpoints.
+    """
     from loadgen.analysis.telemetry import CURVES
     from loadgen.servers.telemetry import COUNTERS, DCGM, metric_tables
 
@@ -325,7 +327,7 @@ def _fields(struct: ast.ClassDef) -> str:
 
 
 def _fields_of(struct: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
-    """Yield the name in the file, the type and the meaning of each field."""
+    """Yield the name in the file, the type and the meaning of each field of a struct."""
     for index, node in enumerate(struct.body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             keywords = getattr(node.value, "keywords", ())
@@ -343,7 +345,9 @@ def _field_docstring(struct: ast.ClassDef, index: int) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape a help text or docstring for a table cell. Angle brackets in it are not HTML."""
+    """Escape a help text or docstring for a Markdown table cell. Angle brackets are escaped too, because they are not
+    HTML.
+    """
     return _code(text).replace("<", "&lt;")
 
 

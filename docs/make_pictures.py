@@ -123,7 +123,7 @@ def swept(folder: Path) -> Path:
 
 
 def take(page: Page, picture: Picture) -> None:
-    """Draw all charts of the page and save the screenshot of the part."""
+    """Draw all charts of the page, and save the screenshot of the part that `picture` names."""
     page.evaluate("Report.drawAll()")
     if picture.name == "closer":
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")
@@ -138,7 +138,7 @@ def take(page: Page, picture: Picture) -> None:
 
 @contextmanager
 def simulated(*options: str) -> Iterator[str]:
-    """Start a simulated server and yield its URL. The server ends with the block."""
+    """Start a simulated server and yield its URL. The server stops when the context ends."""
     command = [*LOADGEN, "mock-server", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

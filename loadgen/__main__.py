@@ -30,7 +30,8 @@ def main() -> None:
 def _open_standard_streams() -> None:
     """Open /dev/null in place of each standard stream that is closed.
 
-    Otherwise the next opened file or socket would get descriptor 0, 1 or 2, and printed text would end up in it.
+    If descriptor 0, 1 or 2 stayed free, the next opened file or socket would get it, and printed text would end up in
+    that file.
     """
     for descriptor in range(3):
         try:

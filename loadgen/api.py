@@ -236,7 +236,7 @@ def _paths(side: Result | Path | str | Sequence[Result | Path | str]) -> list[Pa
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
     """Start the built-in simulated server in a separate process.
 
-    Return a context manager that yields the server's URL and stops the server at its end. The server runs no model.
+    Return a context manager that yields the server's URL. The server stops when the context ends. It runs no model.
     Options have the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds), `speed`,
     `clock="batching"`, `gpu`, ... Raises SimulatedError if the server cannot start.
     """
@@ -319,7 +319,8 @@ class _Measurement:
     def result(self) -> Result:
         """Pass messages to the callbacks until the measuring process has ended, then return the results of the run.
 
-        Raises the error that ended the process.
+        Raises the error that ended the process. An interrupt after the first message about progress is not raised, and
+        the results cover the requests so far.
         """
         running = True
         while running:

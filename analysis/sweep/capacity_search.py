@@ -321,7 +321,8 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
     `missed` the number of these samples that miss the bound, and `values` the mean of these samples.
 
     With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
-    distribution `Beta(s * n + 0.5, (1 - s) * n + b)`, where `Beta(0.5, b)` has the median `max_share`.
+    distribution `Beta(s * n + 0.5, (1 - s) * n + b)`. The constant `b` is chosen so that the prior `Beta(0.5, b)` has
+    the median `max_share`.
 
     If few samples miss the bound, the share is extrapolated from an exponential tail of the values above the quantile
     TAIL. The tail is used if `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and the quantile is below the bound.

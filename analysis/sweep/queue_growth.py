@@ -42,21 +42,21 @@ up grows more slowly by then."""
 LONG_RESPONSES = 14.0
 """Duration of a run in response times after which a server has filled, so that a slower growth is that of a queue."""
 LONG_GROWTH = 0.04
-"""Minimum growth of a queue after that time, relative to the rate."""
+"""Minimum growth of a queue after LONG_RESPONSES response times, relative to the rate."""
 LONG_BEYOND = 2.0
-"""Factor by which the requests in flight must then exceed those of the saturated closed loop."""
+"""Factor by which the requests in flight must exceed those of the saturated closed loop after LONG_RESPONSES."""
 LASTING = 0.5
 """Minimum growth in the last quarter of the run, relative to that in the quarter before it."""
 BEYOND_FULL = 1.5
 """Factor by which the requests in flight must exceed those of the saturated closed loop."""
 UNLIKELY_GROWTH = 0.14
-"""Growth that chance alone must not hide when the server is said to keep up."""
+"""Growth, relative to the rate, that must be ruled out before the server is said to keep up. Chance may hide growth."""
 DOUBTS = 2.0
 """Number of standard deviations by which a growth must differ from its limit."""
 UNCLEAR = {"steady": 0.15, "grows": 0.85, "": 0.5}
 """Probability that the load is above the capacity, by the tendency of a run that ended without a verdict."""
 CLEAR = {"steady": 0.01, "grows": 0.99}
-"""The same probability after a verdict."""
+"""Probability that the load is above the capacity, by the verdict."""
 
 Verdict = Literal["", "steady", "grows"]
 
@@ -65,7 +65,7 @@ class FlightSample(NamedTuple):
     """The number of requests in flight at one time."""
 
     at_s: float
-    """Time since the start of the run."""
+    """Time since the start of the run, in s."""
     in_flight: int
 
 

@@ -14,17 +14,17 @@ from typing import NamedTuple
 FIRST_CONCURRENCY = 4
 MAX_PILOT_CONCURRENCY = 1024
 STEEP = 1.5
-"""If four times the concurrency raises the throughput by more than this factor, the next level has four times more."""
+"""The next level has four times the concurrency if the last such step raised throughput by more than this factor."""
 SATURATED = 1.06
 """Maximum factor per doubling of the concurrency by which the throughput of a saturated server grows."""
 NEARLY_SATURATED = 1.2
-"""The same maximum for a server that needs longer than MAX_LEVEL_S for another level."""
+"""Maximum as for SATURATED, but for a server that needs longer than MAX_LEVEL_S for another level."""
 MAX_LEVEL_S = 12.0
 WAVES = 2
 """The first responses of a closed loop arrive in waves, because all clients start together. A level ends after this
 number of waves, and its rate is that of the last one."""
 REMAINING = 0.3
-"""Share of the last growth per doubling that more concurrency would still add."""
+"""Estimated growth of the throughput beyond the last level, as a share of the last growth per doubling."""
 FULL = 0.97
 """Share of the largest throughput from which on a closed loop counts as full."""
 NEAR_FULL = 0.9
@@ -48,7 +48,8 @@ def growth_per_doubling(before: PilotLevel, level: PilotLevel) -> float:
 def is_saturated(levels: Sequence[PilotLevel]) -> bool:
     """Return True if the pilot can end, because a higher concurrency would hardly raise the throughput.
 
-    The pilot also ends at MAX_PILOT_CONCURRENCY, and earlier if the next level would take too long.
+    The pilot also ends at MAX_PILOT_CONCURRENCY. If the next level would take longer than MAX_LEVEL_S, the pilot ends
+    although the throughput still grows a little.
     """
     if not levels:
         return False

@@ -141,7 +141,7 @@ class GroupedCommand(TyperCommand):
 
 
 def write_example(name: str | None, formatter: Any) -> None:
-    """Write the example of a command after its help, if it has one."""
+    """Write the example of a command after its help. Commands without an example get no text."""
     if name in EXAMPLES:
         formatter.write(f"\nExample: {EXAMPLES[name]}\n")
 

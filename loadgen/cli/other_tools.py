@@ -203,10 +203,10 @@ class Draft:
 
 
 def check_words(command: Any, params: Sequence[Any], words: Sequence[str]) -> None:
-    """Raise PlanError if the words contain options or URLs of other load testers. Its hint is the loadgen command to
-    use.
+    """Raise PlanError if the words contain options or URLs of other load testers.
 
-    `words` are the arguments of the typer command `command`, and `params` are its parameters.
+    The hint of the error is the loadgen command to use. `words` are the arguments of the typer command `command`, and
+    `params` are its parameters.
     """
     draft = _read(command.name, params, words)
     if not draft.foreign:
@@ -685,7 +685,7 @@ def _compose_url(draft: Draft) -> None:
 def _compose_load(draft: Draft) -> None:
     """Set the loadgen options for rate, arrivals or concurrency.
 
-    They follow from the rate, profile, arrival pattern and ramp in the words of the other tool.
+    The options follow from the rate, profile, arrival pattern and ramp in the words of the other tool.
     """
     profile = draft.special.get("profile", "")
     rate = draft.first("--rate")

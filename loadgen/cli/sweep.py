@@ -218,7 +218,8 @@ def exit_code(result: SweepResult) -> int:
 def write_frontier(folders: Sequence[Path], output: Output, page: Path) -> list[SweepResult]:
     """Write sweep.json for each sweep and one page for all of them, and print the results.
 
-    Raises PlanError if the sweeps ran at different speeds, and OutputError if a file cannot be written.
+    Raises PlanError if the clocks of the sweeps' servers ran at different speeds, and OutputError if a file cannot be
+    written.
     """
     from loadgen.analysis.sweep.document import terminal_document
     from loadgen.studies.sweep.result import read_sweep, write_sweeps

@@ -280,7 +280,7 @@ def _fastest_total(repeats: list[list[float]]) -> float:
 
 
 def _torch_profiler_times(step: Callable[[], None], device: str) -> list[float]:
-    """Run one step with torch.profiler, and return the self time of each operator in s, in order.
+    """Run one step with torch.profiler, and return the self time of each operator in s, in the order of the calls.
 
     The self time of an operator does not include the operators that it calls.
     """
@@ -294,7 +294,7 @@ def _torch_profiler_times(step: Callable[[], None], device: str) -> list[float]:
 
 
 def self_times_s(events: Iterable[Any], device: str) -> list[float]:
-    """Return the self time of each operator in s, in order.
+    """Return the self time of each operator in s, in the order of the events.
 
     torch.profiler also lists each GPU kernel as a separate event. These events are not returned, because the time of a
     kernel is part of its operator's time.

@@ -280,7 +280,7 @@ def _format_shape(sizes: Sequence[int]) -> str:
 
 
 def _attention_flops(inputs: list[Tensor], backward: bool) -> float:
-    """Return the FLOPs of attention without masking.
+    """Return the FLOPs of an attention operator, as if no position were masked.
 
     The forward pass counts as two GEMMs of queries and keys, the backward pass as five (arXiv 2205.14135).
     """

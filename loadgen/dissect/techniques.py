@@ -50,7 +50,7 @@ _LETTERED = re.compile(r"QL|Z[123]|[FRQLO]")
 def parse_technique(text: str) -> Technique:
     """Parse the name of a technique, such as `recompute` or `zero3+offload`.
 
-    The paper's notation is also allowed, such as `F+R+Z3O`. Raises DissectError.
+    The notation of arXiv 2311.03687 is also allowed, such as `F+R+Z3O`. Raises DissectError for an unknown name.
     """
     words: list[str] = []
     for part in filter(None, re.split(r"[+\s]+", text)):

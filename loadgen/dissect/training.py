@@ -282,7 +282,7 @@ def _shard(model: Llama, technique: Technique, device: str, count: int) -> nn.Mo
 
 
 def _to_nf4(model: Llama) -> None:
-    """Quantise the weight matrices of the layers to 4 bits (NF4). Their scales are quantised too."""
+    """Quantise the weight matrices of the layers to 4 bits (NF4). The scales of the matrices are quantised too."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     device = model.lm_head.weight.device

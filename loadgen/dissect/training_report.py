@@ -109,7 +109,7 @@ def parts_rows(result: TrainingResult) -> list[tuple[str, ...]]:
 def sentences(result: TrainingResult) -> list[str]:
     """Return the sentences of the report.
 
-    They state which techniques were not measured, the error of the predictions, and the speed of the links.
+    The sentences state which techniques were not measured, the error of the predictions, and the speed of the links.
     """
     lines = [
         f"Not measured: {technique.technique}: {technique.cannot}."

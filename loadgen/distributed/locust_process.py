@@ -75,7 +75,7 @@ class GuardedRunner(locust_runners.MasterRunner):  # type: ignore[misc] # Locust
             super().handle_message(client_id, msg)
 
     def client_listener(self) -> NoReturn:
-        """Listen for messages, and continue after malformed bytes. Locust's own listener would end on them."""
+        """Listen for messages, and continue after malformed bytes. Locust's own listener stops at malformed bytes."""
         while True:
             try:
                 super().client_listener()
@@ -95,7 +95,7 @@ class GuardedWorker(locust_runners.WorkerRunner):  # type: ignore[misc] # Locust
             super().handle_message(msg)
 
     def worker(self) -> NoReturn:
-        """Receive messages, and continue after malformed bytes. Locust's own loop would end on them."""
+        """Receive messages, and continue after malformed bytes. Locust's own loop stops at malformed bytes."""
         while True:
             try:
                 super().worker()
@@ -133,9 +133,9 @@ class Peer:
         runner.register_message(CHANNEL, self._on_message)
 
     def obey(self, series: Callable[[str], None] | None = None) -> None:
-        """Carry out the command's orders until the command has closed its socket.
+        """Carry out orders of the loadgen command until the command has closed its socket.
 
-        Only the master passes `series`, which runs a series of clock exchanges with a node.
+        Only the master passes `series`, a function that runs a series of clock exchanges with a node.
         """
         while True:
             try:
@@ -148,14 +148,17 @@ class Peer:
                 gevent.spawn(series, order.node)
 
     def enter(self, node: str, handshake: protocol.Handshake) -> None:
-        """Open the channel to a node that has proven that it holds the token, and report the node to the command."""
+        """Open the sealed channel to a node that has proven that it holds the token. Report the node to the loadgen
+        command.
+        """
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))
 
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
-        """Seal a message and send it to a node. Do nothing if there is no channel to the node.
+        """Seal a message and send it to a node. Do nothing if there is no sealed channel to the node.
 
-        `body` is called while the lock is held, so that messages are sent in the order of their numbers.
+        `body` returns the message. It is called while the channel's lock is held, so that messages are sent in the
+        order of their numbers.
         """
         with self._sending:
             channel = self.channels.get(node)
@@ -163,7 +166,7 @@ class Peer:
                 self.send_open(node, step=step, **channel.seal(body()))
 
     def send_open(self, node: str, **payload: object) -> None:
-        """Send an unsealed message to a node. A worker's messages always go to the master."""
+        """Send an unsealed message to a node. On a worker machine, messages always go to the master."""
         self.runner.send_message(CHANNEL, payload, client_id=node)
 
     def _on_message(self, environment: Environment, msg: Message) -> None:  # noqa: ARG002 - Locust passes keywords
@@ -196,7 +199,7 @@ class MasterPeer(Peer):
         self._answered: defaultdict[str, Event] = defaultdict(Event)
 
     def watch(self) -> None:
-        """Report to the command which machines have disconnected or have been silent for too long."""
+        """Report to the loadgen command which machines have disconnected or have been silent for too long."""
         while True:
             gevent.sleep(WATCH_EVERY_S)
             for node in list(self.channels):
@@ -231,8 +234,8 @@ class MasterPeer(Peer):
     def series(self, node: str) -> None:
         """Run a series of clock exchanges with a node, one shortly after the other.
 
-        The exchange with the shortest round trip is the most exact one. When the series has ended, the command is
-        notified.
+        The exchange with the shortest round trip is the most exact one. When the series has ended, the loadgen command
+        is notified.
         """
         self._exchange(node, range(SERIES_LENGTH), SERIES_GAP_S)
         self.frames.post(protocol.ClockSeries(node))
@@ -295,9 +298,9 @@ class WorkerPeer(Peer):
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
-    """Run the Locust process until its command ends. On a worker machine, it also ends when the master is lost.
+    """Run the Locust process until the loadgen command that started it ends. `fd` is the socket to this command.
 
-    `fd` is the file descriptor of the socket to the command.
+    On a worker machine, the process also ends when the master is lost.
     """
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
     locust_runners.CONNECT_RETRY_COUNT = protocol.MASTER_LIMIT_S // locust_runners.CONNECT_TIMEOUT - 1

@@ -95,7 +95,7 @@ class Machine:
 
     @property
     def unsent_hint(self) -> str:
-        """Return a message that names the folder on the lost machine with the records that it has not sent."""
+        """Return a message for a lost machine: the folder on that machine that holds its unsent records."""
         return f"Its unsent records are on that machine, in {self.folder}"
 
 
@@ -153,7 +153,7 @@ class Master:
         self._places = [None] * len(self._tasks)
 
     def run(self, sampler: Sampler) -> Footer:
-        """Run the distributed run from waiting for machines to writing the footer.
+        """Carry out the distributed run, from waiting for machines to writing the footer of the run file.
 
         Every machine that has joined is informed of the end, also if the run fails.
         """
@@ -211,8 +211,8 @@ class Master:
     def _until(self, reached: Callable[[], bool], deadline: float, message: str) -> None:
         """Handle events until `reached` returns True.
 
-        Raises DistributedError with `message` after the deadline (time.monotonic), and KeyboardInterrupt after an
-        interrupt.
+        `deadline` is a time of time.monotonic. After this time, DistributedError with `message` is raised. An interrupt
+        raises KeyboardInterrupt.
         """
         while not reached():
             if self.interrupts.count:
@@ -490,17 +490,17 @@ class ClockOffset:
 
     @property
     def drift_ns(self) -> int:
-        """Return how far the clock offset changed from the first exchange to the second, in ns."""
+        """Return the change of the clock offset from the first exchange to the second one, in ns."""
         return self.after.offset_ns - self.before.offset_ns
 
     def correction(self, start_ns: int, instant_ns: int) -> int:
         """Return the clock correction in ns for a time that a worker machine recorded. The correction is added to the
         time.
 
-        `instant_ns` is the recorded time in ns since the worker machine's start. The start was scheduled with the
-        offset `before` and is `start_ns` on the master's clock. The clock has drifted since the first exchange, so the
-        correction is `-drift_ns * passed_ns / span_ns`. `span_ns` is the time between the two exchanges. `passed_ns` is
-        the time from the first exchange to the instant, limited to `0..span_ns`.
+        `instant_ns` is the recorded time in ns since the start of the run. The worker machine's start time was computed
+        with the offset `before`, and `start_ns` is the start on the master's clock. The clock has drifted since the
+        first exchange, so the correction is `-drift_ns * passed_ns / span_ns`. `span_ns` is the time between the two
+        exchanges. `passed_ns` is the time from the first exchange to the instant, limited to `0..span_ns`.
         """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)
@@ -523,9 +523,9 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
     """Return a line of a worker machine's part file, with its Record shifted to the master's clock.
 
-    All times of the Record are shifted by the same amount, which is the clock correction at the time when the request
-    was sent. Durations stay as measured. In an open loop (`closed` is False) the due time is not shifted, because the
-    plan determines the due time. A line that holds no Record is returned unchanged.
+    A Record holds the times of one request. All its times are shifted by the same amount, which is the clock correction
+    at the time when the request was sent. Durations stay as measured. In an open loop (`closed` is False) the due time
+    is not shifted, because the plan determines the due time. A line that holds no Record is returned unchanged.
     """
     try:
         record = msgspec.json.decode(line, type=Record)

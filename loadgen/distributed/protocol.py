@@ -116,7 +116,10 @@ class Unable(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Live counters of a worker machine. They are sent when the order to start arrives, and then twice a second."""
+    """Live counters of a worker machine.
+
+    The machine sends them when the order to start arrives, and later twice a second.
+    """
 
     counts: list[int]
     """The machine's live counters, in the order of loadgen.engine.client_health.INTEGER_NAMES."""
@@ -126,13 +129,13 @@ class Progress(Message, frozen=True):
     tpot: dict[int, int]
     """Number of TPOTs by bucket."""
     due: list[int]
-    """Per worker: the number of its requests that have become due."""
+    """Number of requests that have become due, for each worker process."""
     ahead_ns: int = 0
     """Time in ns from the arrival of the order to start until the start. Negative if the order arrived too late."""
 
 
 class Piece(Message, frozen=True):
-    """Bytes of a worker's part file, starting at `offset`."""
+    """Bytes of a part file, starting at `offset`. A part file holds the records of one worker process."""
 
     worker: int
     offset: int
@@ -146,7 +149,7 @@ class Ended(Message, frozen=True):
     """Time when the machine's last request ended, on its CLOCK_MONOTONIC."""
     due: list[int]
     exits: list[str]
-    """Per worker: its exit code or signal, as text."""
+    """Exit code or signal of each worker process, as text."""
     interrupted: bool
     """True if the command was interrupted on that machine."""
 
@@ -161,9 +164,9 @@ class Assign(Message, frozen=True):
     """The plan. `workers` is the total number of workers on all machines, and `url` is the URL that the master
     resolved."""
     first: int
-    """Number of the machine's first worker."""
+    """Number of the machine's first worker process."""
     workers: int
-    """Number of workers that the machine runs."""
+    """Number of worker processes that the machine runs."""
 
 
 class Connect(Message, frozen=True):
@@ -185,7 +188,7 @@ class Stop(Message, frozen=True):
 
 
 class PieceAck(Message, frozen=True):
-    """The master has written this worker's part file up to `offset`."""
+    """The master has written the part file of this worker process up to `offset`."""
 
     worker: int
     offset: int
@@ -389,7 +392,7 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
 
 
 def append_piece(piece: Piece, path: Path) -> PieceAck:
-    """Append a piece to a worker's part file, and return the acknowledgement.
+    """Append a piece to the master's copy of a worker process's part file. Return the acknowledgement.
 
     Raises OutputError if the file cannot be written."""
     try:
@@ -455,7 +458,7 @@ def address_of(text: str, option: str, *, listening: bool = False) -> Address:
 
 
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
-    """Return a digest of the first request bodies that a worker sends.
+    """Return a digest of the first request bodies that a worker process sends.
 
     The digest depends on the prompts, the model and the dialect. The master compares it with its own digest, and can
     thus check a machine without sending the prompts.

@@ -124,7 +124,7 @@ class MasterSession:
             self.interrupts.count += 1
 
     def drive(self, tasks: Sequence[WorkerTask]) -> list[WorkerExit]:
-        """Open the connections, wait for the start, and send all requests. Return how each worker ended."""
+        """Open the connections, wait for the start, and send all requests. Return how each worker process ended."""
         self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.send)
 
         def end() -> None:
@@ -163,9 +163,9 @@ class MasterSession:
         return start.at_ns
 
     def _report(self, workers: Sequence[Worker], ahead_ns: int = 0) -> None:
-        """Send the live counters to the master.
+        """Send the live counters of the worker processes to the master.
 
-        `ahead_ns` is the time until the start of the run in ns. Only the first report contains it; later it is 0.
+        `ahead_ns` is the time in ns until the start of the run. It is 0 in all reports but the first one.
         """
         counts = sum_counters(worker.counts for worker in workers)
         due = [worker.counts.due for worker in workers]
@@ -187,22 +187,25 @@ class MasterSession:
 
 
 class Outgoing:
-    """Sends the part files of a worker machine while they grow. Bytes that cannot be sent remain in the files."""
+    """Sends the part files of a worker machine to the master while the files grow.
+
+    A part file holds the records of one worker process. Bytes that cannot be sent remain in the files.
+    """
 
     def __init__(self, parts: dict[int, Path], send: Callable[[protocol.Piece], None]) -> None:
-        """Prepare to send the part files. `parts` maps each worker's number to its part file."""
+        """Prepare to send the part files. `parts` maps the number of each worker process to its part file."""
         self._files = {worker: [path] for worker, path in parts.items()}
         self._send = send
         self._sent = dict.fromkeys(parts, 0)
         self._in_flight: set[protocol.PieceAck] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
-        """Add a second file of a worker. It holds the end of the worker's part file if the disk of the part file was
+        """Add a second file of a worker process. It holds the end of the part file if the disk of the part file was
         full."""
         self._files[worker].append(rescued)
 
     def acknowledge(self, ack: protocol.PieceAck) -> None:
-        """Record that the master has written a piece, which is then no longer in flight."""
+        """Record that the master has written a piece. The piece is no longer in flight."""
         self._in_flight.discard(ack)
 
     def pump(self) -> bool:

@@ -1,4 +1,4 @@
-"""Judges whether the load generator was a bottleneck, from a run's Records and the client's own telemetry.
+"""Judges whether the client was the limit, from a run's Records and the client's own telemetry.
 
 Each health figure of the client, such as its CPU use, has a limit (LIMITS). A run that exceeds a limit is invalid,
 because the client may have influenced its results. The report gives the reason and the remedy.

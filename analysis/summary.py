@@ -422,11 +422,11 @@ class QuotedCalibration(msgspec.Struct, kw_only=True):
 
 
 class ClientHealth(msgspec.Struct, kw_only=True):
-    """Health of the load generator: whether it was a bottleneck, and how accurate its timestamps are."""
+    """Health of the load generator: whether it was the limit of the run, and how accurate its timestamps are."""
 
     verdict: Literal["ok", "limited"] = "ok"
     reasons: list[str] = []
-    """Why the client may have been the bottleneck; empty if the run is valid."""
+    """Reasons why the client was the limit; empty if the run is valid."""
     stamps: str
     """Source of the receive timestamps."""
     source: StampFacts = StampFacts()
@@ -519,7 +519,7 @@ class ClientHealth(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """True if the run is valid: the load generator was not a bottleneck."""
+        """True if the run is valid: the client was not the limit."""
         return self.verdict == "ok"
 
 

@@ -140,8 +140,8 @@ class Plan:
         ),
     ] = None
     url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
-    """Server URL: http://127.0.0.1:8002, host:port, or the full URL of an endpoint. Default: LOADGEN_<SERVER>_URL,
-    then the port that docker-compose.yml publishes, then the built-in simulated server."""
+    """Server URL, such as http://127.0.0.1:8000. A host:port and the full URL of an endpoint are accepted too. Default:
+    LOADGEN_<SERVER>_URL, then the port that docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, RunOption("Server", "start")] = None
     """Model to request. Default: the first model that the server lists."""
     # Canonical text, as loadgen.workloads.arrivals defines it.
@@ -157,11 +157,13 @@ class Plan:
     """How long to send requests, such as 60s."""
     # Without arrivals, a concurrency becomes `closed:N` (loadgen.load_shorthand).
     concurrency: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
-    """Number of requests in flight. Each ended request is replaced at once. With --rate or --arrivals it is a maximum:
-    a request that is due while N are in flight waits, is sent late and keeps its due time."""
+    """Requests in flight: further requests WAIT. When a request ends, the next one is sent at once. With --rate or
+    --arrivals, N is a limit: a request that is due while N are in flight waits and is sent late. It keeps its due time,
+    and is not dropped."""
     # None: 10,000, or the maximum number of requests that are due within one second if that is larger.
     max_in_flight: Annotated[int | None, in_range(1, MAX_REQUESTS), RunOption("Load")] = None
-    """Maximum concurrent requests. Further requests are dropped and counted; with --concurrency they wait."""
+    """Limit in flight: further requests are DROPPED. A request that is due while N are in flight is never sent, and
+    counts as dropped. With --concurrency such a request waits instead."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Load")] = 0
     """Number of warm-up requests. They are sent before the run, and results do not include them."""
     workers: Annotated[int, in_range(1, 256), RunOption("Advanced")] = 1
@@ -173,20 +175,20 @@ class Plan:
     repeat: Annotated[int, in_range(0, 1000)] = 0
     """Number of this repeat, from 1. It is 0 if the plan runs only once."""
     workload: Annotated[str, WORKLOAD, RunOption("Prompts", "form")] = "synthetic"
-    """Source of prompts, such as FILE or sharegpt:FILE. The format of a FILE is recognised. Others: synthetic,
-    jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K (sessions), ..."""
+    """Source of prompts, such as sharegpt:FILE. With FILE alone, loadgen recognises the format. Other sources:
+    synthetic (the default), jsonl:FILE, shared-prefix:groups=G,tokens=P, multi-turn:turns=K (sessions), ..."""
     repeat_file: Annotated[bool, RunOption("Prompts", "start")] = False
-    """Repeat the prompts of a file if the run needs more. A prefix cache may then help the server."""
+    """Repeat a file's prompts if the run needs more. A prefix cache of the server may make repeated prompts faster."""
     # A number, or canonical text, as loadgen.workloads.lengths defines it.
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
-    """Prompt length (default 512), such as uniform:A..B. Others: lognormal:mean=M,cv=C, empirical:FILE, ...; exact
-    according to the server's tokenizer."""
+    """Prompt length (default 512) or uniform:A..B. Other forms: lognormal:mean=M,cv=C, empirical:FILE, ... Lengths
+    count tokens of the server's tokenizer."""
     output_tokens: Annotated[
         int | str, OUTPUT_LENGTHS, RunOption("Prompts", "form", default=_default_output_tokens)
     ] = lengths.DEFAULT_OUTPUT_TOKENS
-    """Output length (default 128), such as max:128. All forms of --input-tokens are possible. For a workload from a
-    file the default is `answers`, the lengths of the recorded answers. With max:, as in max:128, responses may stop
-    early."""
+    """Output length (default 128), or max:128. All forms of --input-tokens are possible. With max: in front of a
+    length, responses may stop earlier. For a workload from a file the default is `answers`, the lengths of the recorded
+    answers."""
     extra_body: Annotated[dict[str, Any], JSON_OBJECT, user_fields, register_fields, RunOption("Advanced", "start")] = (
         field(default_factory=dict)
     )
@@ -350,7 +352,7 @@ class Plan:
                 "--max-in-flight out"
             )
         if self.extra_body.get("ignore_eos") and not self.ignore_eos:
-            yield "--extra-body asks for ignore_eos, --no-ignore-eos forbids it: choose one"
+            yield "--extra-body requests ignore_eos, but --no-ignore-eos forbids it: choose one"
         yield from self._concurrency_mistakes()
         if self.gpu and self.dcgm_url:
             yield "--gpu reads the GPUs of this machine, --dcgm-url those of another machine: choose one"

@@ -324,7 +324,7 @@ def _unknown_setting(name: str, known: Collection[str]) -> str:
     same_stem = [setting for setting in known if setting.startswith(f"{plain}_")]  # `timeout` means timeout_s
     similar = [*same_stem, *get_close_matches(plain, known, n=1, cutoff=0.7)]
     suggestion = f"; did you mean {similar[0]}?" if similar else ""
-    return f"{name}: there is no such setting{suggestion}"
+    return f"{name}: unknown setting{suggestion}"
 
 
 def _error_line(name: str, value: Any, message: str) -> str:
@@ -356,7 +356,7 @@ def from_catalog(name: str) -> dict[str, Any]:
     """Return the settings of a workload in the catalog. Raises WorkloadError for an unknown name."""
     names = catalog_names()
     if name not in names:
-        raise WorkloadError(f"there is no workload {name!r} in the catalog", f"choose {', '.join(names)}")
+        raise WorkloadError(f"unknown workload {name!r} in --catalog", f"choose {', '.join(names)}")
     entry = read_plan(CATALOG / f"{name}.toml")
     settings = {key: value for key, value in entry.items() if key not in ("summary", "source")}
     return {"workload": "synthetic", "label": name} | settings

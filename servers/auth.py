@@ -359,7 +359,9 @@ def fill_fields(fields: Any, environ: Mapping[str, str] = os.environ, name: str 
         message = f"--extra-body {name}: ${variable} is not set"
         raise SecretError(message, f"Set the environment variable {variable}.") from None
     except ValueError:
-        raise SecretError(f"--extra-body {name}: a $ without a name", "Write $$ for a dollar sign.") from None
+        raise SecretError(
+            f"--extra-body {name}: no name of an environment variable follows the $", "Write $$ for a dollar sign."
+        ) from None
     register_secret(secret, source=f"--extra-body {name}")
     return secret
 

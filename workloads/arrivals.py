@@ -83,10 +83,10 @@ def parse(text: str) -> Arrivals:
     Raises WorkloadError for invalid text. Its message names the invalid part, and its hint shows the syntax."""
     kind, colon, rest = text.strip().partition(":")
     if kind not in ARRIVAL_PROCESSES:
-        raise WorkloadError(f"arrivals {text!r}: there is no {kind!r}", f"choose {', '.join(ARRIVAL_PROCESSES)}")
+        raise WorkloadError(f"arrivals {text!r}: unknown process {kind!r}", f"choose {', '.join(ARRIVAL_PROCESSES)}")
     try:
         if bool(colon) != bool(rest) or not (rest or kind == "burst"):
-            raise WorkloadError(f"nothing follows {kind!r}")
+            raise WorkloadError(f"no value follows {kind!r}")
         return ARRIVAL_PROCESSES[kind].parse(rest)
     except WorkloadError as error:
         raise WorkloadError(f"arrivals {text!r}: {error}", f"write {ARRIVAL_PROCESSES[kind].SYNTAX}") from None

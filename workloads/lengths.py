@@ -178,7 +178,8 @@ def parse(text: str) -> LengthDistribution:
         kind, rest = "fixed", kind
     if kind not in LENGTH_DISTRIBUTIONS:
         raise WorkloadError(
-            f"lengths {text!r}: there is no {kind!r}", f"write a number, or {', '.join(list(LENGTH_DISTRIBUTIONS)[1:])}"
+            f"lengths {text!r}: unknown distribution {kind!r}",
+            f"write a number, or {', '.join(list(LENGTH_DISTRIBUTIONS)[1:])}",
         )
     parse_rest, syntax = LENGTH_DISTRIBUTIONS[kind]
     try:

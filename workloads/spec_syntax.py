@@ -102,7 +102,7 @@ def parse_rate(text: str, *, zero: bool = False) -> Fraction:
     Raises WorkloadError for invalid text, and for a rate of 0 unless `zero` is True."""
     value = parse_number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
     if not (value or zero):
-        raise WorkloadError("rate 0 sends nothing")
+        raise WorkloadError("a rate of 0 sends no requests")
     return value
 
 

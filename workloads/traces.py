@@ -109,11 +109,14 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
         for line, at_ns, input_tokens, output_tokens, blocks in rows(file, path, trace_format):
             first_ns = at_ns if first_ns is None else first_ns
             if last_ns is not None and at_ns < last_ns:
-                raise WorkloadError(f"{path}, line {line}: comes before the line above it", "sort the trace by time")
+                raise WorkloadError(
+                    f"{path}, line {line}: its time is before the time of the line above", "sort the trace by time"
+                )
             if trace_format.unit and at_ns - first_ns > OFFSET_LIMIT_NS:
                 days = (at_ns - first_ns) // (86_400 * NS_PER_S)
                 raise WorkloadError(
-                    f"{path}, line {line}: read in {trace_format.unit}, comes {days:,} days after the first",
+                    f"{path}, line {line}: read in {trace_format.unit}, the request comes {days:,} days after the "
+                    "first",
                     "if the timestamps are in another unit, state it: trace:FILE,unit=us",
                 )
             last_ns = at_ns

@@ -97,7 +97,7 @@ def parse(text: str) -> Workload:
         if path.exists() or path.suffix in FILE_SUFFIXES:
             return Dataset(recognise(path), path)
         raise WorkloadError(
-            f"workload {text!r}: there is no {kind!r}, and no file of this name",
+            f"workload {text!r}: unknown source {kind!r}, and no file has this name",
             f"choose {', '.join(WORKLOADS)}, or name a file",
         )
     return _parse_kind(text)
@@ -110,7 +110,7 @@ def _parse_kind(text: str) -> Workload:
     parse_rest, syntax = WORKLOADS[kind]
     try:
         if bool(colon) != (kind != "synthetic"):
-            raise WorkloadError(f"something follows {kind!r}" if colon else f"nothing follows {kind!r}")
+            raise WorkloadError(f"{kind!r} takes no value" if colon else f"no value follows {kind!r}")
         return parse_rest(rest)
     except WorkloadError as error:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None

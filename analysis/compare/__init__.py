@@ -193,7 +193,7 @@ def compare(
         data = f"one figure per run, {name_of_test(summaries_a, summaries_b)}"
         compared = compare_groups(summaries_a, summaries_b, figures, run_variation)
     limited = [side for side, group in (("A", a), ("B", b)) if not any(run.summary.client.ok for run in group)]
-    invalid = f"possible client bottleneck in every run of {' and '.join(limited)}" if limited else ""
+    invalid = f"the client was the limit in every run of {' and '.join(limited)}" if limited else ""
     if invalid:
         compared = (evolve(row, p_value=None, why=row.why or invalid) for row in compared)
     tested = list(compared)
@@ -268,7 +268,7 @@ def _invalid_reason(summary: Summary) -> str:
     """Return the reason why a run is not a valid measurement, or an empty string for a valid run."""
     if summary.run.interrupted:
         return f"it is incomplete, as it {'is in progress' if summary.run.going_on else 'was interrupted'}"
-    return "" if summary.client.ok else f"possible client bottleneck ({'; '.join(summary.client.reasons)})"
+    return "" if summary.client.ok else f"the client was the limit ({'; '.join(summary.client.reasons)})"
 
 
 def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: bool) -> list[str]:

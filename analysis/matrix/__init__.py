@@ -116,7 +116,7 @@ class CellRun(msgspec.Struct, frozen=True):
     seed: int | None
     duration_s: float
     verdict: str
-    """Result of the client's self-check: `ok`, or `limited` if the client was a possible bottleneck."""
+    """Result of the client's self-check: `ok`, or `limited` if the client was the limit."""
     output_tokens_asked: int | str | None
     output_tokens_per_s: float | None
 
@@ -149,7 +149,7 @@ class CellSummary(CellName, frozen=True, kw_only=True):
 
     @property
     def valid(self) -> bool:
-        """True if at least one run of the cell is valid: the client was not a bottleneck in that run."""
+        """True if at least one run of the cell is valid: the client was not the limit in this run."""
         return bool(self.verdicts.get("ok"))
 
     @property
@@ -389,9 +389,9 @@ def summarise_matrix(
 
 
 def _valid_summaries(runs: Sequence[CellRunData]) -> list[Summary]:
-    """Return the summaries of the runs in which the client was not a bottleneck.
+    """Return the summaries of the runs in which the client was not the limit.
 
-    If the client was a bottleneck in every run, return the summaries of all runs.
+    If the client was the limit in every run, return the summaries of all runs.
     """
     summaries = [run.summary for run in runs]
     return [summary for summary in summaries if summary.client.ok] or summaries

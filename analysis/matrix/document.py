@@ -92,7 +92,7 @@ def one_line_summary(summary: Summary) -> str:
     text = f"{significant(summary.throughput.output_tokens_per_s, 4)} tokens/s, TTFT {ttft}, E2E {e2e}"
     if not summary.requests.all_complete:
         text += f", {findings.outcome_sentence(summary).rstrip('.')}"
-    return text if summary.client.ok else f"{text}, possible client bottleneck"
+    return text if summary.client.ok else f"{text}, the client was the limit"
 
 
 class MatrixReport:
@@ -238,7 +238,7 @@ class MatrixReport:
         `cells` must be in the order of `_ranked`. The name is `no winner` or `no ranking` if no server leads.
         """
         invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
-        bottleneck = f"possible client bottleneck in every run of {invalid}." if invalid else ""
+        bottleneck = f"the client was the limit in every run of {invalid}." if invalid else ""
         first, second = cells[:2]
         if not second.valid:
             return "no ranking", f"No ranking: {bottleneck}"
@@ -293,7 +293,7 @@ class MatrixReport:
         return result
 
     def _cell_findings(self) -> list[Finding]:
-        """Return findings on the number of measured cells, on complete requests, and on client bottlenecks."""
+        """Return findings on the number of measured cells, on complete requests, and on a client that was the limit."""
         cells = self.summary.cells
         if not cells:
             return []
@@ -304,10 +304,10 @@ class MatrixReport:
         requested = requests["sent"] + requests["dropped"]
         ended = "".join(f"; {requests[state]:,} {state}" for state in STATES[2:] if requests[state])
         limited = sum(cell.verdicts.get("limited", 0) for cell in cells)
-        client = f"Valid: the load generator was not a bottleneck in any of {pluralise(runs, 'run')}."
+        client = f"Valid: the client was not the limit in any of {pluralise(runs, 'run')}."
         if limited:
             excluded = "" if limited == runs else "; excluded from the figures of cells that have valid runs"
-            client = f"Invalid: possible client bottleneck in {limited} of {pluralise(runs, 'run')}{excluded}."
+            client = f"Invalid: the client was the limit in {limited} of {pluralise(runs, 'run')}{excluded}."
         measured = (
             f"{states['measured']} of {pluralise(len(cells), 'cell')} measured, {runs} of {planned} runs{missing}."
         )

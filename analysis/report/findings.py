@@ -265,9 +265,9 @@ def _counted_by_chunks(summary: Summary) -> int:
 
 
 def client_sentence(summary: Summary) -> str:
-    """Return a sentence that states whether the load generator was a bottleneck, and how exact its timestamps are."""
+    """Return a sentence that states whether the client was the limit, and how exact its timestamps are."""
     client = summary.client
-    valid = "Valid: the load generator was not a bottleneck" if client.ok else f"Invalid: {_invalid_reason(client)}"
+    valid = "Valid: the client was not the limit" if client.ok else f"Invalid: {_invalid_reason(client)}"
     error_s = client.error_bar_e2e_s
     error = f"error ±{duration(error_s, 2)}" if error_s is not None else "error unknown"
     clauses = [valid, f"{client.source.title}, {error}"]
@@ -301,8 +301,8 @@ def client_sentence(summary: Summary) -> str:
 def client_level(client: ClientHealth) -> Level:
     """Return the level of the finding whose text is `client_sentence`.
 
-    The level is `error` if the client was a bottleneck. It is `warning` if a less exact timestamp source had to be
-    used, otherwise `ok`."""
+    The level is `error` if the client was the limit. It is `warning` if a less exact timestamp source had to be used,
+    otherwise `ok`."""
     if not client.ok:
         return "error"
     return "warning" if client.ring_given_up or client.socket_rejected else "ok"
@@ -316,7 +316,7 @@ def _invalid_reason(client: ClientHealth) -> str:
         return "packet timestamps and socket timestamps disagree"
     if client.client_limit:
         return "this machine could not send every request"
-    return "possible client bottleneck"
+    return "the client was the limit"
 
 
 def priority(client: ClientHealth) -> Finding | None:

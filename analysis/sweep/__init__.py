@@ -75,7 +75,7 @@ class SweepStep(msgspec.Struct, kw_only=True):
     client: str
     """Verdict on the load generator: `ok` or `limited`."""
     client_reasons: list[str] = []
-    """Reasons why the load generator was a bottleneck."""
+    """Reasons why the client was the limit."""
 
 
 class SweepResult(msgspec.Struct, kw_only=True):

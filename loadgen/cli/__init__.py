@@ -177,7 +177,9 @@ def _check_argument(word: str) -> None:
     try:
         text = os.fsencode(word).decode()
     except UnicodeDecodeError:
-        raise PlanError(f"not UTF-8: {word!r}", "Write the names of files and folders in UTF-8.") from None
+        raise PlanError(
+            f"the argument {word!r} is not UTF-8", "Write the names of files and folders in UTF-8."
+        ) from None
     raise PlanError(
         f"{text!a}: the locale of this terminal is not UTF-8, so only ASCII letters can be used",
         "Set LC_ALL=C.UTF-8, or PYTHONUTF8=1.",

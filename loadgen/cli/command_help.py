@@ -202,7 +202,9 @@ def _with_placeholder(names: str) -> str:
 
 
 def _with_unit(param: Any, text: str) -> str:
-    """Return the help text of an option, with its default in the form that users write: `10m` instead of 600.0."""
+    """Return the help text of an option, with its default in the form that users write: `10m` instead of 600.0, and `1`
+    instead of `1.0`."""
+    text = re.sub(r"(?<=\[default: )(\d+)\.0(?=[\];])", r"\1", text)
     parser = getattr(getattr(param.type, "func", None), "__name__", "")
     if parser not in DEFAULT_FORMATS:
         return text
@@ -242,5 +244,5 @@ def _all_names(names: str) -> list[str]:
 def _first_clause(text: str) -> str:
     """Return the help text of an option up to its first full stop or semicolon, with its default."""
     clause = re.split(r"[.;] |\.$", text)[0]
-    default = re.search(r"\[default: (.*?)\]", text)
+    default = re.search(r"\[default: (.*?)[\];]", text)
     return clause if default is None or "default" in clause else f"{clause} (default {default[1]})"

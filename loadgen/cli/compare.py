@@ -32,8 +32,8 @@ def compare(
         list[str] | None,
         Option(
             metavar="EXPR",
-            help="Condition on B that counts as a failure, such as 'ttft.p99 worse by 5%'; repeatable. Exit code 4 if "
-            "more than that was observed and worse is shown, 6 if it was observed but may be chance.",
+            help="Condition on which the command fails, such as 'ttft.p99 worse by 5%'. Repeatable. Exit code 4 if the "
+            "difference exceeds the bound and chance does not explain it; 6 if it exceeds the bound but may be chance.",
         ),
     ] = None,
     inconclusive: Inconclusive = None,
@@ -63,10 +63,10 @@ def compare(
 ) -> None:
     """Compare runs B with runs A, with a verdict per figure.
 
-    The verdict is better, worse, no difference larger than X, or inconclusive. Repeats are compared by their variation
-    between runs, single runs by the random variation within each run. Runs of unequal work are refused, and repeats
-    whose client was the limit are left out. Exit codes: 0 compared, and no --fail-if applies; 2 not a run, or unequal
-    work; 4 a --fail-if applies; 6 a --fail-if may apply, but the runs do not show it.
+    The verdict is better, worse, no difference larger than --margin, or inconclusive. Repeats are compared by their
+    variation between runs, single runs by the random variation within each run. Runs of unequal work are refused, and
+    repeats whose client was the limit are left out. Exit codes: 0 compared, and no --fail-if condition is met; 2 not a
+    run, or unequal work; 4 a --fail-if condition is met; 6 the runs do not show whether a --fail-if condition is met.
     """
     from loadgen.analysis.compare.gates import parse_gates
     from loadgen.analysis.objectives import ObjectiveError
@@ -106,7 +106,7 @@ def split_sides(runs: Sequence[str]) -> tuple[list[Path], list[Path]]:
     if len(paths) == len(runs) < 2:
         raise PlanError("compare needs at least two runs", hint)
     if len(paths) == len(runs) != 2:
-        raise PlanError(f"{len(paths)} runs without -- between A and B", hint)
+        raise PlanError(f"{len(paths)} runs, but no -- between the runs A and the runs B", hint)
     if not 0 < begin < len(paths):
         raise PlanError("all runs are on one side of --", hint)
     return paths[:begin], paths[begin:]

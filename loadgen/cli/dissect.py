@@ -84,9 +84,10 @@ def inference(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Time each module and operator of one step, and compare them with the limits of the device.
+    """Time the modules and operators of one step.
 
-    The model has its real shape and random weights. Exit codes: 0 measured, 2 usage error.
+    The times are compared with the limits of the device. The model has its real shape and random weights. Exit codes: 0
+    measured, 2 usage error.
     """
     with _usage_errors():
         from loadgen.dissect.inference import InferenceSpec
@@ -143,10 +144,10 @@ def training(
     page: _Page = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure the time and memory of one training step, and compare them with the hardware model.
+    """Measure the time and memory of one training step.
 
-    Time is listed by phase, memory by purpose. Exit codes: 0 measured; 2 usage error, or no technique can be measured
-    on this device.
+    The results are compared with the hardware model. Time is listed by phase, memory by purpose. Exit codes: 0
+    measured; 2 usage error, or no technique can be measured on this device.
     """
     with _usage_errors():
         from loadgen.dissect.techniques import parse_technique

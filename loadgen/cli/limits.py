@@ -44,7 +44,10 @@ class LimitsOptions:
     kv_format: Annotated[str | None, Option(help="Format of the KV cache. Default: that of the framework.")] = None
     framework: Annotated[
         str,
-        Option(help="Framework for `expected`: vllm, trtllm, nim, trtllm-0.9, gpt-fast or kernels (none)."),
+        Option(
+            help="Framework for `expected`: vllm, trtllm, nim, trtllm-0.9, gpt-fast, or kernels (GPU kernels "
+            "without a framework)."
+        ),
     ] = "vllm"
     set: Annotated[
         list[str] | None,

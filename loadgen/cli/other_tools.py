@@ -236,7 +236,7 @@ def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None
     if any(word.startswith("-") or URL.fullmatch(word) for word in rest):
         draft = _read(run.name, params, rest)
         _compose(draft)
-        raise PlanError(f"there is no command {name!r}", _hint(draft))
+        raise PlanError(f"unknown command {name!r}", _hint(draft))
     choices = [
         f"{EXAMPLES['run']}   at a rate",
         "loadgen run --url http://127.0.0.1:8000 --concurrency 8 --duration 60s   8 in flight",
@@ -244,7 +244,7 @@ def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None
     ]
     if name == "locust":
         choices.insert(0, f"{EXAMPLES['ui']}   on Locust's web page")
-    raise PlanError(f"there is no command {name!r}", "\n  ".join(["Write one of:", *choices]))
+    raise PlanError(f"unknown command {name!r}", "\n  ".join(["Write one of:", *choices]))
 
 
 def join_and(names: Sequence[str]) -> str:

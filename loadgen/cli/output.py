@@ -47,15 +47,17 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
 
 ASSERT = (
-    "Objective of the run, such as 'ttft.p99 < 500ms' or 'complete >= 99.9%'; repeatable. "
-    "Exit code 4 if the measured figure violates one."
+    "Objective of the run: 'ttft.p99 < 500ms'. Another example: 'complete >= 99.9%'. Repeatable. Exit code 4 if the "
+    "run violates an objective."
 )
 CONFIDENCE = (
     "Confidence with which each --assert must be met, such as 95%: the whole interval must meet the bound. Exit code 6 "
     "if the bound lies inside the interval. Default: the measured figure decides."
 )
 INCONCLUSIVE = "How to count an inconclusive result: pass (exit code 0) or fail (4) instead of exit code 6."
-GOODPUT = "Objective for each request, such as 'ttft < 500ms'; repeatable. A request is good if it meets all of them."
+GOODPUT = (
+    "Objective of each request: 'ttft < 500ms'. Repeatable. A request is good if it meets all of these objectives."
+)
 Report = Annotated[bool, Option("--report/--no-report", help="Write report.html.", **ADVANCED)]
 AsJson = Annotated[bool, Option("--json", help="Print summary.json and nothing else.", **OUTPUT)]
 Quiet = Annotated[bool, Option("--quiet", help="Print only failures.", **OUTPUT)]

@@ -70,9 +70,9 @@ def report(
     Several runs share one page. A folder of runs gets an index page, on which runs can be filtered and compared over
     time. Runs that are in progress, interrupted or killed are accepted, and so are files with malformed lines. The
     report names such problems. The objectives of the original run apply unless --assert or --goodput is given. Exit
-    codes: 0 written; 2 not a run, or not writable. With --assert or --junit, the exit codes of a run apply too: 1
-    requests failed, and no --assert judges failures; 4 an --assert failed; 5 the client was the limit; 6 an --assert
-    with --confidence is inconclusive; 130 interrupted or in progress.
+    codes: 0 written; 2 not a run, or not writable. With --assert, --confidence or --junit, the exit codes of a run
+    apply too: 1 requests failed, and no --assert judges failures; 4 an --assert failed; 5 the client was the limit; 6
+    an --assert with --confidence is inconclusive; 130 interrupted or in progress.
     """
     from loadgen.studies.sweep.result import is_sweep
 
@@ -93,12 +93,12 @@ def report(
         raise PlanError(
             "sweeps have their own objectives and cannot be combined with other runs or with --assert, --confidence, "
             "--goodput or --junit.",
-            "Name only sweeps.",
+            "Name only sweeps, and leave these options out.",
         )
     if indexed and (assertions or confidence or goodput or junit):
         raise PlanError(
             f"{runs[0]} is a folder of runs, but --assert, --confidence, --goodput and --junit need single runs.",
-            "Name the runs.",
+            "Name one or more runs instead of their folder.",
         )
     summaries: list[Summary] = []
     if are_sweeps:

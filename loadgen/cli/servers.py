@@ -209,10 +209,11 @@ def convert(
     ],
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to create. It must not exist.")],
 ) -> None:
-    """Convert a Llama model to a ladder model (Ladder Residual, arXiv 2501.06589).
+    """Convert a Llama model to a ladder model.
 
-    The weights stay the same, and vLLM overlaps each all-reduce with the next block. The speed of the ladder model is
-    realistic, but its text is meaningless until the model is retrained.
+    A ladder model uses Ladder Residual (arXiv 2501.06589). The weights stay the same, and vLLM overlaps each all-reduce
+    with the next block. The speed of the ladder model is realistic, but its text is meaningless until the model is
+    retrained.
     """
     from loadgen.servers.ladder import PLUGIN_FOLDER
     from loadgen.servers.ladder.checkpoint import convert_checkpoint

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from loadgen.studies.simulate import ServerModel
 
 SERVER: dict[str, Any] = {"rich_help_panel": "Server"}
-SET_HELP = "Change a GPU property, such as memory_bandwidth=8TB/s. Repeatable."
+SET_HELP = "GPU property, such as memory_bandwidth=8TB/s. It replaces the value of the hardware table. Repeatable."
 TwinFile = Annotated[
     Path | None,
-    Option("--twin", help="Twin to simulate: a file from `loadgen twin fit`. Other options override it.", **SERVER),
+    Option("--twin", help="Twin to simulate: file of `loadgen twin fit`. Other options override its values.", **SERVER),
 ]
 Tp = Annotated[int | None, Option(min=1, help="GPUs that share each layer (tensor parallel).", **SERVER)]
 Format = Annotated[
-    str | None, Option("--format", help="Weight format: bf16 (default), fp8, int8, int4, nvfp4.", **SERVER)
+    str | None,
+    Option("--format", help="Weight format, such as fp8 (default bf16). All: bf16, fp8, int8, int4, nvfp4.", **SERVER),
 ]
-Vintage = Annotated[str | None, Option(help="Scheduler generation: current (default) or 2023.", **SERVER)]
+Vintage = Annotated[str | None, Option(help="Scheduler version: current (default) or 2023.", **SERVER)]
 KvTokens = Annotated[
     int | None,
     Option(min=64, help="KV cache size in tokens. Default: all memory that the model leaves free.", **SERVER),
@@ -47,7 +48,7 @@ RunningLimit = Annotated[
 ]
 StepTokens = Annotated[
     int | None,
-    Option(min=1, help="Maximum tokens to prefill per scheduler step. Default: the server's limit.", **SERVER),
+    Option(min=1, help="Maximum tokens per scheduler step. Default: the server's limit.", **SERVER),
 ]
 Hardware = Annotated[Path | None, Option(help="TOML file with additional GPUs and models.", **ADVANCED)]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
@@ -83,9 +84,9 @@ def run_simulation(
     *,
     twin: TwinFile = None,
     gpu: Annotated[
-        str | None, Option(help="GPU, such as A100, A800 (default), H100, H200, B200, L40S, RTX4090.", **SERVER)
+        str | None, Option(help="GPU, such as H100 (default A800). Others: A100, H200, B200, L40S, RTX4090.", **SERVER)
     ] = None,
-    model: Annotated[str | None, Option(help="Model, such as llama-2-7b (default) or a config.json.", **SERVER)] = None,
+    model: Annotated[str | None, Option(help="Model (default llama-2-7b), or a config.json.", **SERVER)] = None,
     tp: Tp = None,
     format_name: Format = None,
     vintage: Vintage = None,

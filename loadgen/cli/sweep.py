@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from loadgen.studies.simulate import ServerModel
 
 OBJECTIVE_HELP = (
-    "Objective to meet, such as 'ttft.p99 < 500ms'; repeatable. A load with more than 1 % of incomplete or rejected "
-    "requests also fails, unless an objective limits these."
+    "Objective to meet: 'ttft.p99 < 500ms'. Repeatable. A load with more than 1 % of incomplete or rejected requests "
+    "fails too, unless an objective limits these requests."
 )
 VIRTUAL_HELP = (
-    "Simulate this GPU, such as H100, in virtual time instead of measuring a server. It runs --model. `twin` simulates "
-    "the file of --twin."
+    "GPU to simulate instead of a server: H100. The simulation runs in virtual time, with the model of --model. `twin` "
+    "simulates the file of --twin."
 )
 Over = Literal["rate", "concurrency"]
 
@@ -53,7 +53,9 @@ class SweepCommandOptions:
     """The options of `loadgen sweep` that are not fields of the Plan."""
 
     objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE_HELP, **LOAD)] = None
-    over: Annotated[Over, Option(help="What to vary: Poisson request rate, or concurrency.", **LOAD)] = "rate"
+    over: Annotated[
+        Over, Option(metavar="NAME", help="Vary rate or concurrency. With rate, arrivals are Poisson.", **LOAD)
+    ] = "rate"
     rates: Annotated[
         str | None, Option(metavar="R,R,...", help="Measure these rates: 1,2,4,...,64. Replaces the search.", **LOAD)
     ] = None
@@ -65,7 +67,7 @@ class SweepCommandOptions:
         float | None,
         Option(
             min=1e-3,
-            help="First load of a search for objectives. Default: chosen by a pilot, or predicted by a twin.",
+            help="First load of a search with objectives. Default: chosen by a pilot, or predicted by a twin.",
             **LOAD,
         ),
     ] = None
@@ -74,13 +76,18 @@ class SweepCommandOptions:
         Option(
             parser=fraction,
             metavar="FRACTION",
-            help="Required relative precision of the capacity (default 10%).",
+            help="Precision of the capacity (default 10%). The sweep ends when the capacity is known this precisely.",
             **LOAD,
         ),
     ] = 0.1
     confidence: Annotated[
         float,
-        Option(parser=fraction, metavar="FRACTION", help="Confidence level of the capacity's interval.", **LOAD),
+        Option(
+            parser=fraction,
+            metavar="FRACTION",
+            help="Confidence of the interval. The interval is that of the capacity.",
+            **LOAD,
+        ),
     ] = 0.95
     max_runs: Annotated[int, Option(min=1, max=100, help="Maximum number of runs.", **LOAD)] = 8
     max_time_s: Annotated[
@@ -98,7 +105,7 @@ class SweepCommandOptions:
     hardware: Hardware = None
     changes: Changes = None
     gpu_hour_cost: Annotated[
-        float | None, Option(min=0, help="Price of one GPU per hour, to compute the cost of tokens.", **OUTPUT)
+        float | None, Option(min=0, help="Price of a GPU per hour. The report then shows the cost of tokens.", **OUTPUT)
     ] = None
     gpus: Annotated[
         int | None, Option(min=1, help="Number of GPUs of the server. Default: as detected by the runs.", **OUTPUT)
@@ -137,7 +144,9 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     if model and model.twin:
         settings = {"server": model.twin.server} | settings
     if options.start is not None and not targets.objectives:
-        raise PlanError("--start needs an objective", "Without --objective, a pilot chooses the loads. Leave it out.")
+        raise PlanError(
+            "--start needs an objective", "Leave --start out: without --objective, a pilot chooses the loads."
+        )
     plan = plan_of_steps(settings, targets)
     if options.resume and options.out is None:
         raise PlanError("--resume needs --out", "Name the folder of the sweep: --out FOLDER")
@@ -182,19 +191,26 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         raise Exit(exit_code(result))
 
 
-@run_command(SweepCommandOptions, without=("arrivals", "concurrency", "repeats"), defaults={"label": "sweep"})
+@run_command(
+    SweepCommandOptions,
+    without=("arrivals", "concurrency", "repeats"),
+    defaults={"label": "sweep"},
+    helps={"max_in_flight": "Limit in flight: further requests are DROPPED. A dropped request is never sent."},
+)
 def sweep(
     settings: dict[str, Any],
     plan: PlanFile = None,
     catalog: Catalog = None,
     **shared: Any,
 ) -> None:
-    """Find the largest load that a server keeps up with, or at which all objectives hold.
+    """Find the largest load that a server can carry.
 
-    Closed loops of a few seconds measure the full throughput of the server. Runs at rates near it then find the
-    capacity. Each run ends as soon as its result is clear. Exit codes: 0 capacity known with the requested precision; 2
-    usage error; 3 server not reachable, not the expected one, or refusing every request; 4 the objectives do not hold
-    at the lowest load; 5 the client was the limit; 6 capacity not known with the requested precision; 130 interrupted.
+    Without objectives, that is the largest rate at which no queue grows. With --objective, it is the largest load at
+    which all objectives hold. Closed loops of a few seconds measure the full throughput of the server. Runs at rates
+    near it then find the capacity. Each run ends as soon as its result is clear. Exit codes: 0 capacity known with the
+    requested precision; 2 usage error; 3 server not reachable, not the expected one, or refusing every request; 4 the
+    objectives do not hold at the lowest load; 5 the client was the limit; 6 capacity not known with the requested
+    precision; 130 interrupted.
     """
     merged = merge_settings(plan, catalog, settings)
     settings = {

@@ -81,12 +81,13 @@ def fit(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a twin: estimate a server's timing constants and limits from its runs.
+    """Fit a twin to runs of a real server.
 
-    A simulation of the same requests then reproduces the measured latencies. Use at least two runs: a burst, which
-    shows the cost of prompts and of many concurrent sequences, and a light load, which shows the cost of few sequences.
-    The server must not have the prompts in its prefix cache, so use another --seed for each run. Exit codes: 0 written;
-    2 usage error, or unusable runs; 3 runs of the built-in simulated server, without --simulated.
+    The fit estimates the server's timing constants and limits. A simulation of the same requests then reproduces the
+    measured latencies. Use at least two runs: a burst, which shows the cost of prompts and of many concurrent
+    sequences, and a light load, which shows the cost of few sequences. The server must not have the prompts in its
+    prefix cache, so use another --seed for each run. Exit codes: 0 written; 2 usage error, or unusable runs; 3 runs of
+    the built-in simulated server, without --simulated.
     """
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
@@ -144,10 +145,10 @@ def check(
     runs: Annotated[list[Path], Argument(help="Folders of real runs of that server that were not used for the fit.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare a twin's predictions with runs that were not used to fit it.
+    """Compare a twin's predictions with real runs.
 
-    The twin simulates the requests of each run at the times at which they were sent. Exit codes: 0 compared; 2 usage
-    error, or unusable runs.
+    Use runs to which the twin was not fitted. The twin simulates the requests of each run at the times at which
+    they were sent. Exit codes: 0 compared; 2 usage error, or unusable runs.
     """
     from loadgen.studies.twin import read_twin
     from loadgen.studies.twin_fitting import figures, observe_run

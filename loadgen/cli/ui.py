@@ -30,9 +30,7 @@ def _output(
     report: Annotated[
         bool, Option("--report/--no-report", help="With --headless: write report.html.", **ADVANCED)
     ] = True,
-    as_json: Annotated[
-        bool, Option("--json", help="With --headless: print summary.json and nothing else.", **OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, Option("--json", help="With --headless: print only summary.json.", **OUTPUT)] = False,
     quiet: Quiet = False,
 ) -> tuple[Output, bool]:
     output = Output(
@@ -45,7 +43,7 @@ def _output(
 def ui(
     settings: dict[str, Any],
     users: Annotated[int, Option(help="Initial number of users. The page can change it during a run.", **LOAD)] = 1,
-    spawn_rate: Annotated[float, Option(help="Number of users to start per second.", **LOAD)] = 10.0,
+    spawn_rate: Annotated[float, Option(help="Users to start per second.", **LOAD)] = 10.0,
     run_time_s: Annotated[
         float | None,
         Option("--run-time", parser=seconds, metavar="T", help="Time after which the users stop.", **LOAD),

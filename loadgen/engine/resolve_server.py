@@ -102,7 +102,9 @@ def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
             hint = f"Set the environment variable {variable}."
             raise PlanError(f"--header {name}: ${variable} is not set", hint) from None
         except ValueError:
-            raise PlanError(f"--header {name}: a $ without a name", "Write $$ for a dollar sign.") from None
+            raise PlanError(
+                f"--header {name}: no name of an environment variable follows the $", "Write $$ for a dollar sign."
+            ) from None
         if not HEADER.fullmatch(f"{name}: {value}"):
             problem = "a variable in it holds several lines, or characters outside Latin-1"
             raise PlanError(f"--header {name}: {problem}", "Set the variable to the value alone.")

@@ -38,7 +38,7 @@
     if (!live.run) { line.append(node("span", { class: "note" }, "Start to see exact latencies here.")); return line; }
     const client = live.run.client, limited = client.reasons.length > 0;
     line.append(node("span", { class: limited ? "limited" : "ok", id: "loadgen-verdict" },
-      limited ? `possible client bottleneck: ${client.reasons.join("; ")}` : "valid: the load generator is not a bottleneck"));
+      limited ? `the client was the limit: ${client.reasons.join("; ")}` : "valid: the client is not the limit"));
     line.append(node("span", { class: "note" }, `${client.stamps} timestamps`));
     line.append(node("a", { href: "./loadgen/report", id: "loadgen-report", download: "" }, "Download report"));
     line.append(node("a", { href: "./loadgen/run", download: "" }, "Run file"));

@@ -268,7 +268,9 @@ def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             suggestion = f" (did you mean {near[0]}?)" if near else ""
-            raise HardwareError(f"cannot set {name!r}{suggestion}: choose one of {', '.join(known)}, as memory=192GB")
+            raise HardwareError(
+                f"cannot set {name!r}{suggestion}: choose one of {', '.join(known)}, such as memory=192GB"
+            )
         card = _with_setting(card, name, _parse_quantity(change, text))
     return card
 

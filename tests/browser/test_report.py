@@ -214,7 +214,7 @@ def test_only_what_is_looked_at_is_drawn(fresh: Opened) -> None:
 @pytest.mark.parametrize("opened", [("troubled", 1600, "light")], indirect=True)
 def test_the_first_screen_says_how_fast_whether_valid_and_what_failed(opened: Opened) -> None:
     """Throughput, the verdict and the most frequent failure, without scrolling."""
-    for text in ("Output throughput", "Invalid: possible client bottleneck.", "Most frequent: 9 x in_band_error"):
+    for text in ("Output throughput", "Invalid: the client was the limit.", "Most frequent: 9 x in_band_error"):
         box: Any = opened.page.get_by_text(text).first.bounding_box()
         assert box["y"] + box["height"] < 900
 

@@ -52,7 +52,7 @@ def test_an_objective_that_is_broken_fails_the_command(common: list[str], tmp_pa
     """Exit code 4, whatever else passes; --quiet still says what failed, and only that."""
     code, out, err = burst(tmp_path, *common, *KEPT, *BROKEN, "--quiet", "--junit", str(tmp_path / "junit.xml"))
     assert (code, out) == (4, "")
-    said = [line for line in err.splitlines() if not line.startswith("loadgen: Invalid: possible client bottleneck")]
+    said = [line for line in err.splitlines() if not line.startswith("loadgen: Invalid: the client was the limit")]
     assert said[0].startswith("loadgen: fail: ttft.p50 < 1us: ")
     assert len(said) == 1
     (suite,) = Xml.parse(tmp_path / "junit.xml").getroot()

@@ -113,7 +113,7 @@ def test_results_are_printed_in_ascii(setting: str, url: str, tmp_path: Path) ->
     ("name", "words"),
     [
         (b"runs-\xc3\xbc", "the locale of this terminal is not UTF-8"),
-        (b"runs-\xff", "not UTF-8"),
+        (b"runs-\xff", "is not UTF-8"),
     ],
 )
 def test_a_name_that_the_locale_cannot_decode(name: bytes, words: str, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_name_that_the_locale_cannot_decode(name: bytes, words: str, tmp_path:
     program = [sys.executable, "-m", "loadgen", "burst", "--server", "vllm", "--out", name]
     done = subprocess.run(program, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, words in done.stderr) == (EXIT_USAGE, True), done.stderr
-    assert ("LC_ALL=C.UTF-8" in done.stderr) == (words != "not UTF-8")
+    assert ("LC_ALL=C.UTF-8" in done.stderr) == (words != "is not UTF-8")
 
 
 @pytest.mark.parametrize("line", ["{} >&- 2>&-", "{} 2>&1 | true", "{} --quiet 2>/dev/full"])

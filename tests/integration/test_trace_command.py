@@ -31,7 +31,7 @@ def write(folder: Path, rows: list[dict[str, object]]) -> Path:
     [
         (SECONDS, "the unit of its timestamps is unclear"),
         (TOO_MANY_IDS, "line 1: has 2 hash_ids for an input_length of 20"),
-        (NO_ORDER, "line 2: comes before the line above it sort the trace by time"),
+        (NO_ORDER, "line 2: its time is before the time of the line above sort the trace by time"),
         (NOT_A_COUNT, "line 1: expected a count, found -5"),
     ],
 )

@@ -567,13 +567,13 @@ def _mistakes(plan: MatrixPlan) -> Iterator[str]:
         for field, known in names.items():
             name = getattr(override, field)
             if name is not None and name not in known:
-                yield f"cases: there is no {field} {name!r}; choose {', '.join(known)}"
+                yield f"cases: unknown {field} {name!r}; choose {', '.join(known)}"
         if not override.skip and not override.options:
             yield "cases: a case needs options or skip"
     if plan.starts > plan.repeats:
         yield f"starts: {plan.repeats} repeats cannot be spread over {plan.starts} starts"
     if plan.equal_work is not None and plan.equal_work not in names["server"]:
-        yield f"equal_work: there is no server {plan.equal_work!r}; choose {', '.join(names['server'])}"
+        yield f"equal_work: unknown server {plan.equal_work!r}; choose {', '.join(names['server'])}"
     yield from _owned_settings("run", plan.run)
     for workload in plan.workloads:
         yield from _owned_settings(f"workload {workload.get('name')}", workload)
@@ -656,7 +656,7 @@ def _error_lines(error: Any) -> list[str]:
     where = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "extra_forbidden":
-            return [f"{where}: there is no such setting"]
+            return [f"{where}: unknown setting"]
         case "missing":
             return [f"{where} is missing"]
         case "literal_error":

@@ -53,7 +53,7 @@ EndReason = Literal["done", "runs", "time", "client", "interrupted"]
 
 - done: The capacity is known precisely enough, or every given load has been measured.
 - runs, time: The maximum number of runs or the time limit was reached.
-- client: The client was the bottleneck.
+- client: The client was the limit.
 - interrupted: The sweep was interrupted.
 """
 ARRIVALS = {"rate": "poisson:{:g}", "concurrency": "closed:{:.0f}"}

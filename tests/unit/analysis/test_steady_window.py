@@ -1,4 +1,4 @@
-"""The measuring window, on loads of which it is known when they are steady."""
+"""The measurement window, on loads of which it is known when they are steady."""
 
 from __future__ import annotations
 

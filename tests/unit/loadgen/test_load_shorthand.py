@@ -44,7 +44,7 @@ def test_a_plan_stores_the_arrivals_that_a_short_form_means(
         ({"rate": 5, "arrivals": "closed:3"}, "--rate 5 and --arrivals closed:3 both say when to send requests"),
         ({"rate": -1}, "--rate -1: rate '-1' is not a plain decimal number"),
         ({"rate": "fast"}, "--rate fast: rate 'fast' is not"),
-        ({"rate": 0}, "--rate 0: rate 0 sends nothing"),
+        ({"rate": 0}, "--rate 0: a rate of 0 sends no requests"),
         ({"arrivals": "closed:3", "concurrency": 8}, "write only --concurrency 8, or only --arrivals closed:3"),
         ({"rate": 5, "concurrency": 8, "max_in_flight": 9}, "beyond --max-in-flight 9 they are dropped: choose one"),
         ({"concurrency": 0}, "--arrivals closed:0"),

@@ -88,7 +88,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         Plan(server="tgi", n=4, workload="json:a")
     assert str(caught.value).splitlines() == [
-        "--workload json:a: workload 'json:a': there is no 'json', and no file of this name; choose synthetic, "
+        "--workload json:a: workload 'json:a': unknown source 'json', and no file has this name; choose synthetic, "
         "shared-prefix, sharegpt, alpaca, jsonl, multi-turn, or name a file"
     ]
 
@@ -141,7 +141,10 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"n": 0}, "--n 0: must be from 1 to 1,000,000"),
         ({"n": -5}, "--n -5: must be from 1 to 1,000,000"),
         ({"input_tokens": 0}, "--input-tokens 0: lengths '0': length 0 is outside 1 to 10000000"),
-        ({"arrivals": "poison:20"}, "--arrivals poison:20: arrivals 'poison:20': there is no 'poison'; choose burst"),
+        (
+            {"arrivals": "poison:20"},
+            "--arrivals poison:20: arrivals 'poison:20': unknown process 'poison'; choose burst",
+        ),
         ({"window_s": (5, 2)}, "must begin at 0 or later and end after it begins"),
         ({"timeout_s": 0}, "--timeout 0: must be more than 0"),
         ({"url": "my server"}, "--url my server: must not contain spaces"),
@@ -178,7 +181,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
             "--arrivals closed:8 keeps 8 requests in flight, more than --max-in-flight 2",
         ),
         ({"label": "../x"}, "--label ../x: must be 1 to 60 letters, digits"),
-        ({"colour": "red"}, "colour: there is no such setting"),
+        ({"colour": "red"}, "colour: unknown setting"),
         ({"n": "many"}, "--n many: must be a whole number"),
         ({"model": 7}, "--model 7: must be text"),
         ({"window_s": (1, 2, 3)}, "--window 1, 2, 3: must be a number"),
@@ -211,7 +214,7 @@ def test_an_unknown_setting_gets_a_suggestion(name: str, similar: str) -> None:
     with pytest.raises(PlanError) as caught:
         Plan(server="tgi", n=1, **{name: 1})
     suggestion = f"; did you mean {similar}?" if similar else ""
-    assert str(caught.value) == f"{name}: there is no such setting{suggestion}"
+    assert str(caught.value) == f"{name}: unknown setting{suggestion}"
 
 
 def test_the_signature_names_every_field() -> None:
@@ -272,7 +275,10 @@ def test_headers_take_what_the_environment_holds(monkeypatch: pytest.MonkeyPatch
     plan = Plan(server="tgi", n=1, header=("authorization: Basic bWU6Y29ycmVjdA==",))
     assert access_for(plan).headers == {"authorization": "Basic bWU6Y29ycmVjdA=="}
     monkeypatch.delenv("MY_TOKEN")
-    for line, said in (("X-Auth: $MY_TOKEN", r"X-Auth: \$MY_TOKEN is not set"), ("X-Price: 3 $", "without a name")):
+    for line, said in (
+        ("X-Auth: $MY_TOKEN", r"X-Auth: \$MY_TOKEN is not set"),
+        ("X-Price: 3 $", "no name of an environment variable"),
+    ):
         with pytest.raises(PlanError, match=said):
             access_for(Plan(server="tgi", n=1, header=(line,)))
 

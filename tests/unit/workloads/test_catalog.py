@@ -32,12 +32,12 @@ def test_every_workload_loads_and_cites_its_source(name: str) -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """The hint is the catalog."""
-    with pytest.raises(WorkloadError, match="no workload 'chat'") as caught:
+    with pytest.raises(WorkloadError, match="unknown workload 'chat'") as caught:
         from_catalog("chat")
     assert "paper-burst" in caught.value.hint
 
 
 def test_a_name_is_not_a_path() -> None:
     """A name that leads out of the catalog's folder is just unknown."""
-    with pytest.raises(WorkloadError, match="no workload"):
+    with pytest.raises(WorkloadError, match="unknown workload"):
         from_catalog("../catalog/paper-burst")

@@ -47,7 +47,7 @@ def test_text_and_value_stand_for_each_other(text: str, lengths: Lengths, canoni
         ("0", "length 0 is outside 1 to 10000000", "such as 512"),
         ("12.5", "length '12.5' is not a whole number", "such as 512"),
         ("32m", "length '32m' is not a whole number", "such as 512 or 32k"),
-        ("normal:3", "there is no 'normal'", "a number, or uniform, lognormal"),
+        ("normal:3", "unknown distribution 'normal'", "a number, or uniform, lognormal"),
         ("uniform:5", "two lengths with .. between them", "uniform:A..B"),
         ("uniform:5..4", "longest length 4 is outside 5 to 10000000", "uniform:A..B"),
         ("lognormal:mean=5", "cv= missing", "lognormal:mean=M,cv=C"),

@@ -115,7 +115,7 @@ BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
         ('{"timestamp": 1, "input_length": true, "output_length": 3}\n', "line 1: expected a count, found True"),
         ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": ["x"]}\n', "expected a count, found 'x'"),
         (AZURE + "2023-11-16 18:15:46.68,374\n", "line 2: has 2 fields, not 3"),
-        (AZURE + "2023-11-16 18:15:46.68,374,5\n2023-11-16 18:15:46.67,374,5\n", "line 3: comes before the line above"),
+        (AZURE + "2023-11-16 18:15:46.68,374,5\n2023-11-16 18:15:46.67,374,5\n", "line 3: its time is before"),
         (AZURE + "yesterday,374,5\n", "line 2: has no date and time: 'yesterday'"),
         (AZURE + "2023-13-16 18:15:46,374,5\n", "line 2: has no date and time"),
         (AZURE + "2023-11-16 18:15:46,37.4,5\n", "line 2: expected a count, found '37.4'"),
@@ -244,7 +244,7 @@ def test_milliseconds_are_read_without_a_word_from_the_user(tmp_path: Path, stam
     if sorted(stamps) == list(stamps):
         assert [entry.at_ns for entry in Trace(file).entries()] == [round((at - stamps[0]) * MS) for at in stamps]
     else:
-        with pytest.raises(WorkloadError, match="line 3: comes before the line above it"):
+        with pytest.raises(WorkloadError, match="line 3: its time is before"):
             list(Trace(file, unit="ms").entries())
 
 
@@ -346,5 +346,5 @@ def test_a_replay_of_many_years_is_refused(tmp_path: Path) -> None:
     file = mooncake(tmp_path / "trace.jsonl", [0, 10**9, 10**10])
     with pytest.raises(WorkloadError, match="takes more than ten years"):
         list(Trace(file, speed=Fraction(1, 1_000_000), unit="ms").due_ns(0))
-    with pytest.raises(WorkloadError, match="line 3: read in s, comes 115,740 days after the first"):
+    with pytest.raises(WorkloadError, match="line 3: read in s, the request comes 115,740 days after the first"):
         list(Trace(mooncake(file, [0, 1, 10**10]), unit="s").entries())

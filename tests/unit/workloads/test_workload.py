@@ -76,9 +76,9 @@ def test_text_and_value_stand_for_each_other(given: str, value: Workload, canoni
 @pytest.mark.parametrize(
     ("given", "problem", "hint"),
     [
-        ("random", "there is no 'random'", "choose synthetic, shared-prefix"),
-        ("synthetic:5", "something follows 'synthetic'", "write synthetic"),
-        ("sharegpt", "nothing follows 'sharegpt'", "sharegpt:FILE"),
+        ("random", "unknown source 'random'", "choose synthetic, shared-prefix"),
+        ("synthetic:5", "'synthetic' takes no value", "write synthetic"),
+        ("sharegpt", "no value follows 'sharegpt'", "sharegpt:FILE"),
         ("sharegpt:", "the file's name is missing", "sharegpt:FILE"),
         ("shared-prefix:groups=8", "both groups= and tokens= are needed", "groups=K,tokens=P"),
         ("shared-prefix:groups=0,tokens=8", "groups 0 is outside", "groups=K,tokens=P"),

@@ -98,14 +98,14 @@ def test_a_repeat_that_was_no_measurement_is_left_out(tmp_path: Path) -> None:
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]
     found = compare([a[0], limited(a[1]), a[2]], a)
     assert (found.runs_a, found.runs_b, found.unequal) == (2, 3, [])
-    assert found.left_out == ["Run 2 of A is left out: possible client bottleneck (reads were late)."]
+    assert found.left_out == ["Run 2 of A is left out: the client was the limit (reads were late)."]
     slower = limited(run(tmp_path / "slower", pace=3.0))
     doubtful = compare([a[0]], [slower], gates=parse_gates(["tpot.p50 worse by 5%"]))
     assert (doubtful.runs_a, doubtful.unequal) == (1, [])
-    assert doubtful.left_out == ["The run of B is in doubt: possible client bottleneck (reads were late)."]
+    assert doubtful.left_out == ["The run of B is in doubt: the client was the limit (reads were late)."]
     assert set(verdicts(doubtful).values()) == {"inconclusive"}
     assert doubtful.gates[0].verdict == "inconclusive"
-    assert headline(doubtful).sentence == "No verdict: possible client bottleneck in every run of B."
+    assert headline(doubtful).sentence == "No verdict: the client was the limit in every run of B."
 
 
 def test_a_part_of_a_run_is_left_out_too(tmp_path: Path) -> None:

@@ -105,17 +105,17 @@ def test_the_ranking_says_by_how_much_and_marks_it(found: dict[str, Any], tmp_pa
 
 
 def test_no_winner_comes_of_invalid_runs(tmp_path: Path) -> None:
-    """The fastest server had a client bottleneck in every run: it is ranked last, leads nobody, and nothing is marked
-    better or worse than it."""
+    """In every run of the fastest server the client was the limit: it is ranked last, leads nobody, and nothing is
+    marked better or worse than it."""
     folder = fabricate(tmp_path / "m", limited="lightllm", servers=["lightllm", "vllm"])
     told = json.loads((folder / "matrix.json").read_text("utf-8"))["differences"]
     assert {each["verdict"] for each in told if "lightllm" in (each["a"]["server"], each["b"]["server"])} == {
         "inconclusive"
     }
     text = " ".join(terminal(folder).split())
-    assert "A800: No ranking: possible client bottleneck in every run of LightLLM." in text
+    assert "A800: No ranking: the client was the limit in every run of LightLLM." in text
     assert "leads" not in text
-    assert "Invalid: possible client bottleneck in 4 of 8 runs" in text
+    assert "Invalid: the client was the limit in 4 of 8 runs" in text
 
 
 def test_cells_of_different_speeds_are_not_compared(found: dict[str, Any], folder: Path) -> None:

@@ -199,9 +199,7 @@ def test_user_space_stamps_are_named(tmp_path: Path) -> None:
     """Where the kernel gave no stamps the sentence says who did, and how wide the error bar is."""
     records = [complete(1, [5000 * MS], stamps="user")]
     summary = summary_of(tmp_path, records, telemetry=healthy(stall_ns_max=3 * MS))
-    assert said(summary, "client") == (
-        "Valid: the load generator was not a bottleneck; user-space timestamps, error ±3.0 ms."
-    )
+    assert said(summary, "client") == ("Valid: the client was not the limit; user-space timestamps, error ±3.0 ms.")
 
 
 def test_a_calibration_of_this_machine_is_quoted(tmp_path: Path) -> None:
@@ -347,7 +345,7 @@ def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:
             burst(30, 4),
             {"telemetry": healthy(stall_ns_max=2_000 * MS)},
             "error",
-            "Invalid: possible client bottleneck.",
+            "Invalid: the client was the limit.",
         ),
     ],
 )

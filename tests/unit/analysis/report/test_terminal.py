@@ -70,7 +70,7 @@ def test_every_finding_has_its_line(simulated: Summary) -> None:
     """Incomplete requests, the client's verdict and its reason."""
     text = " ".join(text_of(simulated).split())
     assert "100 of 103 requests complete; 3 failed." in text
-    assert "Invalid: possible client bottleneck" in text
+    assert "Invalid: the client was the limit" in text
     assert "Longest stall 2.00 s (limit 200 ms)" in text
 
 

@@ -30,6 +30,19 @@ def test_the_short_option_for_help_is_understood_everywhere(command: tuple[str, 
     assert " ".join(("Usage: loadgen", *command)) in shown
 
 
+@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), ("sweep", "--help-all")])
+def test_no_sentence_of_the_help_is_cut_off_at_80_columns(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that ends with an ellipsis hides a part of the sentence. A list such as `1, 2, ...` may end so."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, shown, _ = in_process(tmp_path, *words, "--help")
+    lines = [line.strip() for line in shown.splitlines() if not line.startswith("Usage:")]
+    assert not [
+        line for line in lines if line.endswith(("...", "[...]")) and not line.endswith(", ...") and line != "..."
+    ]
+
+
 @pytest.mark.parametrize("command", ["burst", "run", "ui"])
 def test_help_fits_a_screen(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The short help has 80 columns and at most 34 lines: one line for each common option, and advanced options by
@@ -88,7 +101,7 @@ def test_the_list_of_commands_has_groups_and_fits_80_columns(tmp_path: Path, mon
     lines = shown.splitlines()
     assert code == 0
     assert max(map(len, lines)) <= 80
-    assert not [line for line in lines[1:] if line.endswith("...")]
+    assert not [line for line in lines[1:] if line.endswith(("...", "[...]"))]
     for heading, names in COMMAND_GROUPS.items():
         begin = lines.index(f"{heading}:") + 1
         assert [line.split()[0] for line in lines[begin : begin + len(names)]] == [*names]

@@ -189,7 +189,7 @@ def test_a_dissimilar_option_is_not_suggested(tmp_path: Path) -> None:
 def test_the_name_of_another_tool_leads_to_the_commands(name: str, tmp_path: Path) -> None:
     """Without options, the answer lists what can be measured."""
     lines = answer(tmp_path, name)
-    assert lines[0] == f"loadgen: there is no command {name!r}"
+    assert lines[0] == f"loadgen: unknown command {name!r}"
     assert "loadgen run --url http://127.0.0.1:8000 --rate 5 --duration 30s   at a rate" in lines
     assert (name == "locust") == any(line.startswith("loadgen ui ") for line in lines)
 

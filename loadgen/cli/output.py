@@ -6,11 +6,9 @@ With --json, stdout contains the JSON result and nothing else.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,8 +40,8 @@ if TYPE_CHECKING:
     from loadgen.analysis.report.run_document import ReportedRun
     from loadgen.analysis.run.runfile import Run
     from loadgen.analysis.summary import Summary
-    from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.prepare import OnProgress
+    from loadgen.live.snapshot import PlannedEnd
     from loadgen.plan import Plan
 
 ASSERT = (
@@ -72,18 +70,6 @@ Inconclusive = Annotated[InconclusiveAs, Option("--inconclusive", metavar="pass|
 Junit = Annotated[
     Path | None, Option(help="Also write the result of each --assert to this file, as JUnit XML.", **ADVANCED)
 ]
-
-PLAIN_LINE_INTERVAL_S = 5.0
-"""Time between two progress lines if stderr is not a terminal."""
-PREPARING = ("building prompts", "connecting")
-"""Phases of a run before its first request is sent."""
-MANY_PROMPTS = 1_000
-"""The progress of building prompts is shown from this number of prompts on. Building fewer prompts takes no time."""
-FIGURES_INTERVAL_S = 0.25
-"""Minimum time between two computations of the figures in a progress line."""
-MIN_BAR_CHARACTERS = 6
-MAX_BAR_CHARACTERS = 24
-"""Minimum and maximum width of the progress bar. A terminal with less space shows no bar."""
 
 
 def objective_settings(
@@ -200,11 +186,13 @@ class Output:
 
         If stderr is not a terminal, progress is shown only with `plain`.
         """
-        requests, duration_s = (None, None) if plan is None or plan.uses_sessions else (plan.n, plan.duration_s)
+        from loadgen.live.terminal import show_progress
+
+        end = planned_end(plan)
         if self.quiet or not (plain or sys.stderr.isatty()):
             yield lambda _phase, _counts: None
         else:
-            with show_progress(requests, duration_s, sys.stderr) as show:
+            with show_progress(end, sys.stderr, raw=raw_stream(sys.stderr)) as show:
                 yield show
 
     def document(self, as_json: str, as_text: Callable[[], str]) -> None:
@@ -340,142 +328,18 @@ def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> 
     return verdict == "fail" or (verdict == "inconclusive" and not (quiet and inconclusive == "pass"))
 
 
-@contextmanager
-def show_progress(requests: int | None, duration_s: float | None, stream: TextIO) -> Iterator[OnProgress]:
-    """Yield a callback that shows progress on `stream`.
+def planned_end(plan: Plan | None) -> PlannedEnd:
+    """Return what ends the run of a plan. Nothing is known without a plan, and for sessions, which plans count."""
+    from loadgen.live.snapshot import PlannedEnd
+    from loadgen.workloads.lengths import Fixed
 
-    A terminal shows one live line. Other streams get a plain line every few seconds.
-    """
-    progress = _ProgressLine(requests, duration_s)
-    shown_s = 0.0
-
-    def show_plain(phase: str, counts: LiveCounters) -> None:
-        nonlocal shown_s
-        progress.update(phase, counts)
-        if progress.now_s - shown_s >= PLAIN_LINE_INTERVAL_S or phase == "ended":
-            shown_s = progress.now_s
-            print(progress.plain(phase, counts), file=stream, flush=True)
-
-    if not stream.isatty():
-        yield show_plain
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(file=raw_stream(stream), highlight=False)
-    bar = "━╌" if console.encoding.startswith("utf") else "#-"
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def show_live(phase: str, counts: LiveCounters) -> None:
-            progress.update(phase, counts)
-            live.update(Text(progress.live(phase, counts, console.width, bar), no_wrap=True), refresh=True)
-
-        yield show_live
-
-
-class _ProgressLine:
-    """Formats the progress of a run: remaining work, TTFT, TPOT, tokens per second and incomplete requests.
-
-    Latencies cover the whole run so far. The token rate covers the last seconds, and at the end the whole run.
-    """
-
-    def __init__(self, requests: int | None, duration_s: float | None) -> None:
-        self._requests = requests
-        self._duration_s = duration_s
-        self._started_s = self.now_s = time.monotonic()
-        self._running_s: float | None = None
-        self._figures: dict[str, str] = {}
-        """Text of each figure by its name."""
-        self._figured_s = 0.0
-        self._prepared = 0, 0
-        """Number of prompts that had been built at the update before the last one, and at the last one."""
-
-    def update(self, phase: str, counts: LiveCounters) -> None:
-        """Store the phase and the current counters of the run.
-
-        The figures in the progress line are computed from the counters a few times per second, and at the end of the
-        run.
-        """
-        self.now_s = time.monotonic()
-        if phase not in PREPARING:
-            self._running_s = self._running_s or self.now_s
-        self._prepared = self._prepared[1], counts.prepared
-        if phase == "ended" or self.now_s - self._figured_s >= FIGURES_INTERVAL_S:
-            self._figured_s = self.now_s
-            self._figures = _live_figures(phase, counts)
-
-    def plain(self, phase: str, counts: LiveCounters) -> str:
-        """Return a progress line with all counters, for a stream that is not a terminal."""
-        if phase in PREPARING:
-            return f"{self.now_s - self._started_s:6.1f} s  {self._preparing(phase, counts)}"
-        total = "" if self._requests is None else f"/{self._requests}"
-        return (
-            f"{self.now_s - self._started_s:6.1f} s  {phase}: {counts.sent}{total} sent, "
-            f"{counts.streaming} streaming, {counts.complete} complete, {counts.truncated} truncated, "
-            f"{counts.failed} failed, {counts.rejected} rejected, {counts.dropped} dropped, "
-            f"{', '.join(self._figures.values())}"
-        )
-
-    def live(self, phase: str, counts: LiveCounters, width: int, bar: str) -> str:
-        """Return a progress line for a terminal, shorter than `width` characters.
-
-        In a narrow terminal the line has no TPOT and no progress bar, and is cut off at the end. `bar` holds two
-        characters: one for completed work and one for remaining work.
-        """
-        done, remaining = self._remaining(counts)
-        incomplete = {state: getattr(counts, state) for state in ("failed", "truncated", "rejected", "dropped")}
-        states = [state for state, count in incomplete.items() if count]
-        wrong = [f"{sum(incomplete.values()):,} {'incomplete' if len(states) > 1 else states[0]}"] if states else []
-        elapsed = f"{self.now_s - self._started_s:6.1f} s  "
-        room = width - 3 - len(elapsed)
-        figures = self._figures
-        if phase in PREPARING:
-            figures = {}
-            remaining = self._preparing(phase, counts)
-        text = "  ".join([remaining, *figures.values(), *wrong])
-        if len(text) + MIN_BAR_CHARACTERS > room and "TPOT" in figures:
-            text = "  ".join([remaining, *(text for name, text in figures.items() if name != "TPOT"), *wrong])
-        bar_width = min(MAX_BAR_CHARACTERS, room - len(text))
-        if done is not None and bar_width >= MIN_BAR_CHARACTERS:
-            full = round(min(1.0, done) * bar_width)
-            text = f"{bar[0] * full}{bar[1] * (bar_width - full)}  {text}"
-        return f"{elapsed}{text}"[: width - 1]
-
-    def _preparing(self, phase: str, counts: LiveCounters) -> str:
-        """Return the progress before the first request: the number of prompts that have been built, or the phase."""
-        if self._prepared[0] == self._prepared[1] or counts.prepared < MANY_PROMPTS:
-            return phase
-        total = "" if self._requests is None else f" of {self._requests:,}"
-        return f"building prompts: {counts.prepared:,}{total}"
-
-    def _remaining(self, counts: LiveCounters) -> tuple[float | None, str]:
-        """Return the completed fraction of the run, and its remaining work as text.
-
-        The fraction is None if the total is unknown.
-        """
-        ended = counts.complete + counts.truncated + counts.failed + counts.rejected + counts.dropped
-        elapsed_s = self.now_s - (self._running_s or self.now_s)
-        if self._duration_s is not None and elapsed_s < self._duration_s:
-            minutes, seconds = divmod(math.ceil(self._duration_s - elapsed_s), 60)
-            return elapsed_s / self._duration_s, f"{minutes}:{seconds:02} left"
-        if self._requests is None or self._duration_s is not None:
-            return None, f"{max(0, counts.sent + counts.dropped - ended):,} in flight"
-        return ended / self._requests, f"{self._requests - ended:,} left"
-
-
-def _live_figures(phase: str, counts: LiveCounters) -> dict[str, str]:
-    """Return the current TTFT, TPOT and token rate of a run as text. The figures are defined as in the report."""
-    from loadgen.analysis.format import duration
-
-    figures = {}
-    for name, histogram in (("TTFT", counts.ttft), ("TPOT", counts.tpot)):
-        percentiles = histogram.percentiles_s(0.5, 0.99)
-        if percentiles:
-            p50, p99 = map(duration, percentiles)
-            figures[name] = f"{name} p50 {p50} p99 {p99}"
-    rate = counts.mean_tokens_per_s if phase == "ended" else counts.tokens_per_s
-    return {**figures, "rate": f"{rate:,.0f} tokens/s"}
+    if plan is None or plan.uses_sessions:
+        return PlannedEnd()
+    output_tokens = plan.output_lengths.lengths
+    tokens = None
+    if isinstance(output_tokens, Fixed) and plan.n and not plan.may_stop_early:
+        tokens = plan.n * output_tokens.length
+    return PlannedEnd(plan.n, plan.duration_s, tokens)
 
 
 def print_document(document: Document) -> None:

@@ -6,15 +6,16 @@ on each additional machine.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from typer import Exit, Option
 
-from loadgen.cli.options import ADVANCED, Catalog, PlanFile, RunFolder, merge_settings, run_command, seconds
+from loadgen.cli.options import ADVANCED, OUTPUT, Catalog, PlanFile, RunFolder, merge_settings, run_command, seconds
 from loadgen.cli.output import (
     AsJson,
     Assertions,
@@ -26,12 +27,15 @@ from loadgen.cli.output import (
     Quiet,
     Report,
     objective_settings,
+    planned_end,
     write_results,
 )
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer
+    from loadgen.engine.client_health import LiveCounters
+    from loadgen.live.page import LivePage
     from loadgen.plan import Plan
 
 BIND_HELP = (
@@ -66,6 +70,11 @@ def run_load(
     goodput: Goodput = None,
     junit: Junit = None,
     report: Report = True,
+    live: Annotated[
+        bool,
+        Option("--live", help="Show the progress on a web page of this machine, and save it as live.html.", **OUTPUT),
+    ] = False,
+    live_port: Annotated[int, Option(help="Port of the page of --live. 0 means any free port.", **ADVANCED)] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> NoReturn:
@@ -102,12 +111,12 @@ def run_load(
             )
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind", listening=True), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
-    with folders.run_folder(out, plan.server, plan.label) as folder:
+    with folders.run_folder(out, plan.server, plan.label) as folder, _live_page(live, live_port, output) as page:
         if plan.repeats == 1:
-            _run(run_plan, plan, folder, output)
+            _run(run_plan, plan, folder, output, page)
         else:
             with folders.FolderClaim(folder):
-                _run_repeats(run_plan, plan, folder, output)
+                _run_repeats(run_plan, plan, folder, output, page)
         raise Exit(write_results(output, folder, report=report))
 
 
@@ -172,18 +181,47 @@ def worker(
         raise Exit(serve(address_of(master, "--master"), out, stay=stay, say=output.say, on_progress=show))
 
 
-def _run_repeats(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> None:
+@contextlib.contextmanager
+def _live_page(live: bool, port: int, output: Output) -> Iterator[LivePage | None]:
+    """Serve the live page while the block runs, and print its address. Yield None without `--live`."""
+    if not live:
+        yield None
+        return
+    from loadgen.live.page import open_page
+
+    with open_page(port) as page:
+        output.say(f"live page: {page.url}")
+        yield page
+
+
+def _run_repeats(
+    run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output, page: LivePage | None
+) -> None:
     """Run each repeat in its own subfolder. Stop after a repeat that is interrupted."""
     for repeat in plan.each_repeat():
         output.say(f"repeat {repeat.repeat} of {repeat.repeats}, seed {repeat.seed}")
-        if _run(run_plan, repeat, folder / f"repeat-{repeat.repeat}", output).interrupted:
+        if _run(run_plan, repeat, folder / f"repeat-{repeat.repeat}", output, page).interrupted:
             return
 
 
-def _run(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> Footer:
-    """Run one plan with progress on stderr. Return the footer of its run file."""
+def _run(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output, page: LivePage | None) -> Footer:
+    """Run one plan with progress on stderr and on the live page. Return the footer of its run file."""
     from loadgen.servers.auth import redact
 
     command = redact(["loadgen", *sys.argv[1:]])
     with output.progress(plan) as show:
-        return run_plan(plan, folder=folder, command=command, say=output.say, on_progress=show)
+        if page is None:
+            return run_plan(plan, folder=folder, command=command, say=output.say, on_progress=show)
+        page.begin(planned_end(plan))
+
+        def say(line: str) -> None:
+            output.say(line)
+            page.name(line)
+
+        def show_everywhere(phase: str, counts: LiveCounters) -> str | None:
+            page.show(phase, counts)
+            return show(phase, counts)
+
+        footer = run_plan(plan, folder=folder, command=command, say=say, on_progress=show_everywhere)
+        output.say(str(page.save(folder)))
+        return footer

@@ -142,6 +142,7 @@ class Master:
     _say: Say
     _on_progress: OnProgress
     interrupts: Interrupts = field(default_factory=Interrupts)
+    _sampler: Sampler = field(default_factory=lambda: Sampler({}))
     _port: int | None = None
     _places: list[Machine | None] = field(init=False)
     _started: bool = False
@@ -158,6 +159,7 @@ class Master:
         Every machine that has joined is informed of the end, also if the run fails.
         """
         outcome, kept_all = "the master failed", False
+        self._sampler = sampler
         try:
             sampler.idle()
             self._assemble()
@@ -291,8 +293,14 @@ class Master:
                     if handled > 1 and not (machine.ended or machine.lost):
                         machine.lost = "given up by a second interrupt"
                         self._say(f"{machine.name}: {machine.lost}. {machine.unsent_hint}")
-            self._on_progress("running", self.counts())
-        self._on_progress("ended", self.counts())
+            self._show("stopping" if self.interrupts.count else "running")
+        self._show("ended")
+
+    def _show(self, phase: str) -> None:
+        """Report the progress of the run: its live counters and the latest figures of the server."""
+        counts = self.counts()
+        counts.set_server_gauges(self._sampler.latest.get("server", {}))
+        self._on_progress(phase, counts)
 
     def _gather(self, telemetry_parts: Sequence[Path]) -> Footer:
         """Merge the part files of all machines into the run file, and return its footer."""

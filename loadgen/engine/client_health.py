@@ -6,10 +6,11 @@ loop, and CPU use.
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import Structure, c_double, c_int64
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,8 @@ COUNTER_NAMES = (
 )
 """Names of the counters that are summed over all workers."""
 INTEGER_NAMES = (*COUNTER_NAMES, "first_sent_ns", "last_end_ns")
+SERVER_GAUGES = {"server_running": "running", "server_waiting": "waiting", "kv_used": "kv_used"}
+"""Fields of LiveCounters that show the state of the server, and the names of these figures in server telemetry."""
 
 
 class LiveCounters(Structure):
@@ -142,11 +145,15 @@ class LiveCounters(Structure):
     - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
     - `ttft`: histogram of the TTFTs of complete requests, and of requests in flight whose first token was found.
     - `tpot`: histogram of the TPOTs of complete requests.
+    - `server_running`, `server_waiting`: number of requests that the server processes, and number of requests in its
+      queue, according to its latest metrics. NaN if they are not measured. The coordinator sets them, not the workers.
+    - `kv_used`: used share of the server's KV cache from 0 to 1, from the same metrics. NaN if it is not measured.
     """
 
     _fields_ = [
         *((name, c_int64) for name in INTEGER_NAMES),
         ("tokens_per_s", c_double),
+        *((name, c_double) for name in SERVER_GAUGES),
         ("ttft", LatencyHistogram),
         ("tpot", LatencyHistogram),
     ]
@@ -164,8 +171,24 @@ class LiveCounters(Structure):
     first_sent_ns: int
     last_end_ns: int
     tokens_per_s: float
+    server_running: float
+    server_waiting: float
+    kv_used: float
     ttft: LatencyHistogram
     tpot: LatencyHistogram
+
+    def __init__(self, *integers: int, **values: float) -> None:
+        """Create counters from integers in the order of INTEGER_NAMES, or by name.
+
+        The server's figures are NaN unless they are given by name.
+        """
+        super().__init__(*integers, **{**dict.fromkeys(SERVER_GAUGES, math.nan), **values})
+
+    def set_server_gauges(self, values: Mapping[str, Any]) -> None:
+        """Set the figures of the server from a reading of its metrics. Missing figures become NaN."""
+        for field, name in SERVER_GAUGES.items():
+            value = values.get(name)
+            setattr(self, field, math.nan if value is None else float(value))
 
     def span(self, sent_ns: int, end_ns: int) -> None:
         """Extend the time span from `first_sent_ns` to `last_end_ns`, so that it includes `sent_ns` and `end_ns`.
@@ -188,7 +211,7 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
     """Return the live counters of all workers together.
 
     Counters are summed, and histograms are merged. `first_sent_ns` is the earliest value of any worker, and
-    `last_end_ns` is the latest.
+    `last_end_ns` is the latest. The figures of the server are NaN.
     """
     first, *others = [*counts] or [LiveCounters()]
     summed = LiveCounters.from_buffer_copy(first)
@@ -199,6 +222,7 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
             summed.span(count.first_sent_ns, count.last_end_ns)
         summed.ttft.merge(count.ttft.by_bucket())
         summed.tpot.merge(count.tpot.by_bucket())
+    summed.set_server_gauges({})
     return summed
 
 

@@ -68,8 +68,9 @@ def run(
 ) -> Footer:
     """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
 
-    - `on_progress` is called ten times a second with a phase and the live counters. If it returns a reason, the run
-      ends as if it had been interrupted.
+    - `on_progress` is called ten times a second with a phase and the live counters. The phases are `connecting`,
+      `running`, `stopping` after an interrupt, and `ended`. If it returns a reason, the run ends as if it had been
+      interrupted.
     - `sampler` opens the Sampler that reads the server, the GPUs and the host during the run.
 
     The first interrupt ends the run and keeps the results so far. The second interrupt also kills the workers.
@@ -95,7 +96,9 @@ def run(
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
-        reason = on_progress(phase, sum_counters(worker.counts for worker in workers))
+        counts = sum_counters(worker.counts for worker in workers)
+        counts.set_server_gauges(telemetry.latest.get("server", {}))
+        reason = on_progress("stopping" if phase == "running" and interrupts.count else phase, counts)
         if reason and not interrupts.count:
             interrupts.count += 1
             notes.append(reason)

@@ -138,6 +138,8 @@ class Sampler:
         self._start_ns = 0
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
+        self.latest: dict[str, dict[str, Any]] = {}
+        """The values of the latest successful reading of each source, by the name of the source."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -248,6 +250,7 @@ class Sampler:
         values: dict[str, Any] = {}
         try:
             values = self._sources[name].read(limit_s)
+            self.latest[name] = values
         except GapError as error:
             gap = {"gap": str(error)}
             if moment == "idle" and isinstance(error, NotMeasuredError):

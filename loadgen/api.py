@@ -137,7 +137,8 @@ def run(
     event loop.
 
     - `out`: the run's folder, which must be new. The default is runs/<time>-<server>-<label>.
-    - `progress`: called ten times a second with a phase (`connecting`, `running`, `stopping` after an interrupt, `ended`) and the current counts.
+    - `progress`: called ten times a second with a phase and the current counts. The phases are `connecting`, `running`,
+      `stopping` after an interrupt, and `ended`.
     - `say`: called with one line of text per step, such as the detected server.
     - `objectives`: expressions as for `--assert`, in place of those of the plan. They are stored in the run file, and
       `read` checks them again.

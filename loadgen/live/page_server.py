@@ -96,7 +96,7 @@ class Board:
             queue.put(event)
 
 
-class Handler(BaseHTTPRequestHandler):
+class LivePageHandler(BaseHTTPRequestHandler):
     """Answers the requests of browsers on this machine."""
 
     protocol_version = "HTTP/1.1"
@@ -175,14 +175,14 @@ def main() -> None:
     """Serve the page until standard input ends."""
     board = Board()
     try:
-        server = ThreadingHTTPServer((HOST, int(sys.argv[1])), Handler)
+        server = ThreadingHTTPServer((HOST, int(sys.argv[1])), LivePageHandler)
     except (OSError, OverflowError) as error:
         _tell(json.dumps({"error": getattr(error, "strerror", None) or str(error)}))
         return
     server.daemon_threads = True
     port = server.server_address[1]
-    Handler.board = board
-    Handler.allowed_hosts = frozenset(f"{name}:{port}" for name in (HOST, "localhost"))
+    LivePageHandler.board = board
+    LivePageHandler.allowed_hosts = frozenset(f"{name}:{port}" for name in (HOST, "localhost"))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     _tell(json.dumps({"port": port}))
     for line in sys.stdin:

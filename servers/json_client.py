@@ -108,7 +108,8 @@ class JsonClient:
             self._timeout_hint += " --timeout sets a longer limit"
         self._url = url
         self._prefix = parts.path.rstrip("/")
-        self._headers = {"content-type": "application/json", **access.headers}
+        has_type = any(name.lower() == "content-type" for name in access.headers)
+        self._headers = {**({} if has_type else {"content-type": "application/json"}), **access.headers}
         self.mark: Mark | None = None
         """The first mark of a simulated server in the responses."""
         host = parts.hostname or ""

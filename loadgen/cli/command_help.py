@@ -24,7 +24,19 @@ SHORT_HELP_ABOVE = 24
 LOAD_COMMANDS = ("run", "burst", "sweep", "simulate")
 """Commands that translate options of other load testers."""
 FORMS_DIFFER = frozenset(
-    ("--endpoint", "--goodput", "--model", "--tokenizer", "--rate", "--concurrency", "-c", "--out", "-o", "--output")
+    (
+        "--endpoint",
+        "--goodput",
+        "--model",
+        "--tokenizer",
+        "--rate",
+        "--concurrency",
+        "-c",
+        "--out",
+        "-o",
+        "--output",
+        "-d",
+    )
 )
 """Options that other load testers have too, but with values in another format."""
 SIMILARITY = 0.7
@@ -174,7 +186,9 @@ def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
             return True
         is_argument = not (word.startswith("-") or previous.startswith("-"))
         pair = (option, value) if equals and word.startswith("-") else (previous, word)
-        if (is_argument and ":" in word) or (pair[0] in FORMS_DIFFER and re.search("^/|[,:=]|^json|^csv", pair[1])):
+        if (is_argument and ":" in word) or (
+            pair[0] in FORMS_DIFFER and re.search(r"^/|^@|[,:=]|^\d+/|^json|^csv", pair[1])
+        ):
             return True
         previous = word
     return False

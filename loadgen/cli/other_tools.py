@@ -12,160 +12,32 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 from loadgen.cli.examples import EXAMPLES
+from loadgen.cli.other_tool_options import (
+    CREDENTIALS,
+    ENDPOINT_PATHS,
+    ENDPOINTS,
+    FOREIGN_FORMS,
+    LATENCY_NAMES,
+    LEFT_OUT,
+    LEFT_OUT_FLAGS,
+    ONLY_POST,
+    ONLY_RUN,
+    ORDER,
+    OURS,
+    RESULT_FILE,
+    SAMPLING,
+    SAVED,
+    SCRIPTS,
+    STARTS,
+    TOOLS,
+    URL,
+    WRITTEN_FIELDS,
+)
 from loadgen.errors import PlanError
-
-RENAMED = {
-    "--url": "--base-url --target --server-url --server.base_url",
-    "--model": "-m --model-name --model-names --served-model-name --server.model_name",
-    "--tokenizer": "--processor --tokenizer-path --tokenizer.pretrained_model_name_or_path",
-    "--rate": "--request-rate --qps --rps -q -R",
-    "--concurrency": "--max-concurrency --users --vus --connections --parallel --num-concurrent-requests --max-workers",
-    "--n": (
-        "--num-prompts --num-requests --request-count --max-requests --iterations -i --num-conversations "
-        "--max-num-completed-requests --number"
-    ),
-    "--duration": "--max-seconds --benchmark-duration --run-time --max-duration -z",
-    "--input-tokens": (
-        "--isl --input-len --random-input-len --synthetic-input-tokens-mean --prompt-tokens --prompt-tokens-mean "
-        "--mean-input-tokens --input-sequence-length --data.input_distribution.mean"
-    ),
-    "--output-tokens": (
-        "--osl --output-len --random-output-len --max-tokens --max-new-tokens --output-tokens-mean "
-        "--sharegpt-output-len --hf-output-len --custom-output-len --mean-output-tokens --output-sequence-length "
-        "--data.output_distribution.mean"
-    ),
-    "--out": "--result-dir --results-dir --output-path --output-dir --artifact-dir --output-artifact-dir",
-    "--seed": "--random-seed",
-    "--warmup": "--num-warmups --warmup-request-count --num-warmup-requests --warmup-requests",
-    "--timeout": "--request-timeout --request-timeout-seconds",
-    "--header": "-H --headers",
-    "--workers": "--processes --num-workers",
-    "--expect-workers": "--num-machines",
-}
-"""Options of other tools by the loadgen option that has the same meaning."""
-SAVED = "each run is saved, with run.jsonl, summary.json and report.html"
-STREAMS = "responses are always streamed"
-NO_UI = "the command line shows progress; `loadgen ui` opens a page"
-STARTS = "all users start at once; use `--arrivals ramp:1..20/60s` for a rising rate"
-ONLY_POST = "loadgen writes the requests of LLM endpoints itself"
-LEFT_OUT_FLAGS = {
-    "--streaming": STREAMS,
-    "--stream": STREAMS,
-    "--save-result": SAVED,
-    "--save-detailed": SAVED,
-    "--append-result": SAVED,
-    "--headless": NO_UI,
-    "--autostart": NO_UI,
-    "--no-tui": NO_UI,
-    "--only-summary": NO_UI,
-    "--disable-tqdm": NO_UI,
-    "--disable-progress": NO_UI,
-    "--verbose": NO_UI,
-    "-v": NO_UI,
-    "--trust-remote-code": "no code of a model is run",
-    "--no-stream": STREAMS,
-    "--latency-correction": "send times never depend on responses, so there is nothing to correct",
-    "--disable-keepalive": "connections are reused",
-    "--use-beam-search": "write it as --extra-body",
-}
-"""Options without a value that have no equivalent, with the reason."""
-LEFT_OUT = {
-    "--result-filename": SAVED,
-    "--outputs": SAVED,
-    "--format": "--json prints summary.json; `loadgen export RUN --csv FOLDER` writes tables",
-    "--csv": "`loadgen export RUN --csv FOLDER` writes tables",
-    "--html": SAVED,
-    "--summary-export": SAVED,
-    "--metadata": "use --label and --platform",
-    "--ui": NO_UI,
-    "--ui-type": NO_UI,
-    "--loglevel": NO_UI,
-    "--spawn-rate": STARTS,
-    "-r": STARTS,
-    "--ramp-up": STARTS,
-    "--ramp-up-strategy": "the ramp of --ramp-up-start-rps is linear",
-    "--service-kind": "the server type is detected",
-    "--concurrency-ramp-duration": STARTS,
-    "--stop-timeout": "requests in flight are always finished",
-    "--method": ONLY_POST,
-    "--body": ONLY_POST,
-    "-T": ONLY_POST,
-    "-D": ONLY_POST,
-    "--targets": ONLY_POST,
-    "--locustfile": "`loadgen ui` and the docs page on Locust explain custom users",
-    "-f": "`loadgen ui` and the docs page on Locust explain custom users",
-    "--percentile-metrics": "all metrics are reported",
-    "--metric-percentiles": "p50, p90, p95 and p99 are reported",
-    "--tokenizer-mode": "--tokenizer names a tokenizer.json",
-    "--ready-check-timeout-sec": "the server must be ready",
-    "--lora-modules": "name the adapter with --model",
-    "--threads": "use --workers for more processes",
-    "--tag": "use --label",
-    "--server.type": "the server type is detected",
-    "--api.type": "use --endpoint",
-    "--api.streaming": STREAMS,
-    "--load.type": "use --rate or --concurrency",
-    "--load.num_workers": "use --workers",
-}
-"""Options with a value that have no equivalent, with the reason."""
-SAMPLING = {
-    "--temperature": "temperature",
-    "--top-p": "top_p",
-    "--top-k": "top_k",
-    "--min-p": "min_p",
-    "--frequency-penalty": "frequency_penalty",
-    "--presence-penalty": "presence_penalty",
-    "--repetition-penalty": "repetition_penalty",
-}
-"""Options that become fields of the request body."""
-TOOLS = frozenset(
-    {
-        *("vllm", "guidellm", "aiperf", "genai-perf", "inference-perf", "llmperf", "k6", "locust", "oha", "hey", "wrk"),
-        *("wrk2", "vegeta", "ab", "bench", "benchmark", "benchmarks", "profile", "attack", "serve", "load", "loadtest"),
-        *("load-test", "stress", "perf", "test", "start"),
-    }
-)
-"""Names of other load testers and of their subcommands."""
-LATENCY_NAMES = {
-    "ttft": "ttft",
-    "time_to_first_token": "ttft",
-    "tpot": "tpot",
-    "inter_token_latency": "tpot",
-    "itl": "itl",
-    "e2el": "e2e",
-    "e2e": "e2e",
-    "request_latency": "e2e",
-}
-ENDPOINTS = {"chat": "chat", "openai-chat": "chat", "completions": "completions", "embeddings": "embeddings"}
-ORDER = (
-    *("--server", "--url", "--model", "--endpoint", "--arrivals", "--rate", "--rates", "--concurrency", "--n"),
-    *("--duration", "--workload", "--input-tokens", "--output-tokens", "--objective"),
-)
-"""Options that come first in the written command, in this order."""
-FOREIGN_FORMS = {
-    "--endpoint": re.compile("/"),
-    "--goodput": re.compile("[^<]*:[^<]*$"),
-    "--model": re.compile("kind="),
-    "--tokenizer": re.compile("kind="),
-    "--rate": re.compile(".*,"),
-    **dict.fromkeys(("--concurrency", "-c"), re.compile(".*,")),
-    **dict.fromkeys(("--out", "-o", "--output"), re.compile(r"(json|csv|influxdb|experimental-[\w-]+)(=|$)")),
-}
-"""Value formats of other tools, by the name of an option that loadgen has too."""
-CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
-"""User and password of a URL."""
-SCRIPTS = (".js", ".ts", ".py")
-URL = re.compile(r"(https?://\S+|[\w.-]+:\d+(/\S*)?)")
-ONLY_RUN = {
-    **{option: option for option in ("--rate", "--concurrency", "--duration", "--arrivals")},
-    "-c": "--concurrency",
-    "-d": "--duration",
-}
-"""Options of `run` that `burst` or `sweep` does not have, by the names that people write."""
-_OURS = {other: ours for ours, others in RENAMED.items() for other in others.split()} | ONLY_RUN
 
 
 class Draft:
@@ -184,6 +56,8 @@ class Draft:
         """Values that have a meaning only together, such as host and port."""
         self.body: dict[str, Any] = {}
         self.arguments: list[str] = []
+        self.tool = ""
+        """Name of the other tool, if the command names it. The same option differs between tools."""
 
     def set(self, option: str, value: str) -> None:
         """Set an option to one value."""
@@ -228,13 +102,13 @@ def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None
     name = words[0]
     if URL.fullmatch(name):
         check_words(run, params, words)
-    if name not in TOOLS:
-        return
     rest = list(words)
     while rest and (rest[0] in TOOLS or rest[0] == "run"):
         rest.pop(0)
+    if rest == [*words]:
+        return
     if any(word.startswith("-") or URL.fullmatch(word) for word in rest):
-        draft = _read(run.name, params, rest)
+        draft = _read(run.name, params, rest, name)
         _compose(draft)
         raise PlanError(f"unknown command {name!r}", _hint(draft))
     choices = [
@@ -270,14 +144,22 @@ def command_line(draft: Draft) -> str:
 # Read the words of the command line.
 
 
-def _read(name: str, params: Sequence[Any], words: Sequence[str]) -> Draft:
-    """Translate the arguments of the command `name` into a draft. Options of loadgen are kept."""
+def _read(name: str, params: Sequence[Any], words: Sequence[str], tool: str = "") -> Draft:
+    """Translate the arguments of the command `name` into a draft. Options of loadgen are kept.
+
+    `tool` is the name of the other tool, if the command starts with it.
+    """
     draft = Draft(name)
+    draft.tool = tool
     known = {option: param for param in params for option in (*param.opts, *param.secondary_opts)}
     has_arguments = any(param.param_type_name == "argument" for param in params)
     rest = list(words)
     while rest:
         word = rest.pop(0)
+        if word == "--":
+            draft.foreign.append(word)
+            draft.leave_out("what follows --", "it is meant for another program")
+            break
         if not word.startswith("-") or word == "-":
             _read_argument(draft, word, allowed=has_arguments)
             continue
@@ -308,7 +190,9 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
     if option in LEFT_OUT_FLAGS:
         draft.leave_out(option, LEFT_OUT_FLAGS[option])
         return
-    if value is None and rest and not rest[0].startswith("-"):
+    # The URL may follow a flag that is not known here. A single option may also be a misspelt --url.
+    is_url = bool(rest) and bool(draft.tool or draft.foreign) and URL.fullmatch(rest[0]) is not None
+    if value is None and rest and not rest[0].startswith("-") and (is_known or not is_url):
         value = rest.pop(0)
     while option == "--goodput" and rest and not rest[0].startswith("-"):  # vllm bench accepts several values
         value = f"{value} {rest.pop(0)}"
@@ -345,7 +229,7 @@ def _split(word: str, known: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def _is_foreign(name: str) -> bool:
-    return name in _OURS or name in LEFT_OUT or name in LEFT_OUT_FLAGS or name in SAMPLING or name in HANDLERS
+    return name in OURS or name in LEFT_OUT or name in LEFT_OUT_FLAGS or name in SAMPLING or name in HANDLERS
 
 
 def _is_foreign_form(name: str, value: str) -> bool:
@@ -368,14 +252,16 @@ def _read_foreign(draft: Draft, name: str, value: str) -> None:
         draft.body[SAMPLING[name]] = _json_value(value)
     elif name in LEFT_OUT:
         draft.leave_out(name, LEFT_OUT[name])
-    elif "," in value and _OURS.get(name, name) in ("--rate", "--concurrency"):
-        option = "--rates" if _OURS.get(name, name) == "--rate" else "--concurrency"
+    elif "," in value and OURS.get(name, name) in ("--rate", "--concurrency"):
+        option = "--rates" if OURS.get(name, name) == "--rate" else "--concurrency"
         draft.command = "sweep"
         draft.set(option, value)
-    elif name in ("--out", "-o", "--output"):
+    elif name == "--rate":
+        draft.set(name, _per_second(value))
+    elif name in ("--out", "-o", "--output") or (OURS.get(name) == "--out" and RESULT_FILE.search(value)):
         draft.leave_out(name, f"{SAVED}; `loadgen export RUN --csv FOLDER` writes tables")
-    elif name in _OURS:
-        _set_renamed(draft, _OURS[name], value)
+    elif name in OURS:
+        _set_renamed(draft, OURS[name], value)
     else:
         draft.leave_out(name, "loadgen does not know it")
 
@@ -386,16 +272,27 @@ def _set_renamed(draft: Draft, ours: str, value: str) -> None:
     if ours == "--header":
         _header(draft, value)
     elif ours == "--rate":
-        draft.set(ours, value.removesuffix("/s").removesuffix("/1s"))
+        draft.set(ours, _per_second(value))
     else:
         draft.set(ours, value)
+
+
+def _per_second(rate: str) -> str:
+    """Return a rate such as `50/s` or `300/1m`, as vegeta writes it, in requests per second."""
+    number, slash, unit = rate.partition("/")
+    seconds = {"s": 1, "1s": 1, "m": 60, "1m": 60, "h": 3600, "1h": 3600}.get(unit)
+    if not slash or seconds is None or not number.isdecimal():
+        return rate
+    return f"{int(number) / seconds:g}"
 
 
 # Translate single options.
 
 
 def _header(draft: Draft, value: str) -> None:
-    if value.lower().startswith("authorization:"):
+    if URL.fullmatch(value):  # `-H` is the host for Locust
+        draft.set("--url", value)
+    elif value.lower().startswith("authorization:"):
         _api_key(draft, value)
     elif value.lower().startswith("content-type:"):
         draft.leave_out("-H Content-Type", ONLY_POST)
@@ -413,8 +310,12 @@ def _u(draft: Draft, value: str) -> None:
 
 
 def _t(draft: Draft, value: str) -> None:
-    """Translate `-t`, which is the run time for Locust, and a timeout in seconds for hey."""
-    if value.isdecimal():
+    """Translate `-t`: the run time for Locust and ab, the number of threads for wrk, a timeout in seconds for hey."""
+    if draft.tool in ("wrk", "wrk2"):
+        draft.leave_out("-t", "use --workers for more processes")
+    elif draft.tool in ("locust", "ab"):
+        draft.set("--duration", f"{value}s" if value.isdecimal() else value)
+    elif value.isdecimal():
         draft.set("--timeout", f"{value}s")
     else:
         draft.set("--duration", value)
@@ -426,21 +327,52 @@ def _backend(draft: Draft, value: str) -> None:
         draft.set("--url", pairs["target"])
     if "model" in pairs:
         draft.set("--model", pairs["model"])
-    if value in ("vllm", "tgi", "lightllm"):
+    draft.special["backend"] = value
+    if value in ("vllm", "tgi", "lightllm") and draft.tool != "genai-bench":  # there, vllm is any OpenAI-style API
         draft.set("--server", value)
-    elif value in ENDPOINTS:
-        draft.set("--endpoint", ENDPOINTS[value])
+    elif value in ENDPOINTS or value.endswith("-chat"):
+        draft.set("--endpoint", ENDPOINTS.get(value, "chat"))
+
+
+def _m(draft: Draft, value: str) -> None:
+    """Translate `-m`, which is the model for AIPerf, and the HTTP method for oha and hey."""
+    if value.upper() in ("GET", "POST", "PUT"):
+        draft.leave_out("-m", ONLY_POST)
+    else:
+        draft.set("--model", value)
+
+
+def _p(draft: Draft, value: str) -> None:
+    """Translate `-p`, which is the port for Locust, and a file with the request body for ab."""
+    if value.isdecimal():
+        draft.special["port"] = value
+    else:
+        draft.leave_out("-p", ONLY_POST)
+
+
+def _request_body(draft: Draft, value: str) -> None:
+    """Translate `-d` of oha and hey, a request body. Its model, output length and other settings are kept."""
+    body = _json_object(value)
+    body |= body.pop("parameters", {})  # of TGI
+    if isinstance(body.get("model"), str):
+        draft.values.setdefault("--model", [body["model"]])
+    for field in ("max_tokens", "max_completion_tokens", "max_new_tokens"):
+        if isinstance(body.get(field), int):
+            draft.values.setdefault("--output-tokens", [str(body[field])])
+    draft.body |= {name: setting for name, setting in body.items() if name not in WRITTEN_FIELDS}
+    draft.leave_out(
+        "the prompt of -d", "each prompt is different; set the length with --input-tokens, or name a --workload FILE"
+    )
 
 
 def _endpoint_path(draft: Draft, value: str) -> None:
-    if value.endswith("/chat/completions"):
-        draft.set("--endpoint", "chat")
-    elif value.endswith("/completions"):
-        draft.set("--endpoint", "completions")
-    elif value.endswith("/embeddings"):
-        draft.set("--endpoint", "embeddings")
-    else:
-        draft.special["path"] = value
+    for path, endpoint in ENDPOINT_PATHS.items():
+        if value.endswith(path):
+            draft.special["prefix-path"] = value.removesuffix(path).removesuffix("/v1").strip("/")
+            if endpoint:
+                draft.set("--endpoint", endpoint)
+            return
+    draft.special["path"] = value
 
 
 def _endpoint_type(draft: Draft, value: str) -> None:
@@ -484,6 +416,8 @@ def _data(draft: Draft, value: str) -> None:
             draft.set("--input-tokens", str(pairs["prompt_tokens"]))
         if "output_tokens" in pairs:
             draft.set("--output-tokens", str(pairs["output_tokens"]))
+        draft.special["isl-sd"] = str(pairs.get("prompt_tokens_stdev", ""))
+        draft.special["osl-sd"] = str(pairs.get("output_tokens_stdev", ""))
     else:
         _dataset(draft, value)
 
@@ -561,6 +495,42 @@ def _stages(draft: Draft, value: str) -> None:
     draft.leave_out("the ramp of --stages", STARTS)
 
 
+def _load_stages(draft: Draft, value: str) -> None:
+    """Translate stages of inference-perf, such as `[{"rate": 10, "duration": 30}]`."""
+    stages = _json_value(value)
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages) or not stages:
+        draft.leave_out("--load.stages", "write --arrivals steps:10@30s,20@30s")
+        return
+    rates = [(stage.get("rate", 1), stage.get("duration", 60)) for stage in stages]
+    if len(rates) == 1:
+        draft.set("--rate", str(rates[0][0]))
+        draft.set("--duration", f"{rates[0][1]}s")
+    else:
+        draft.set("--arrivals", "steps:" + ",".join(f"{rate}@{duration_s}s" for rate, duration_s in rates))
+
+
+def _minutes(draft: Draft, value: str) -> None:
+    draft.set("--duration", f"{value}m")
+
+
+def _traffic_scenario(draft: Draft, value: str) -> None:
+    """Translate prompt and output lengths of genai-bench, in tokens: `D(100,50)`, `N(480,240)/(300,150)` or `U(50,100)/(200,250)`."""
+    pairs = re.findall(r"\((\d+),(\d+)\)", value)
+    options = ("--input-tokens", "--output-tokens")
+    if value.startswith("D(") and len(pairs) == 1:
+        for option, length in zip(options, pairs[0], strict=True):
+            draft.set(option, length)
+    elif value.startswith("U(") and len(pairs) == 2:
+        for option, (low, high) in zip(options, pairs, strict=True):
+            draft.set(option, f"uniform:{low}..{high}")
+    elif value.startswith("N(") and len(pairs) == 2:
+        for option, name, (mean, deviation) in zip(options, ("isl-sd", "osl-sd"), pairs, strict=True):
+            draft.set(option, mean)
+            draft.special[name] = deviation
+    else:
+        draft.leave_out("--traffic-scenario", "write the lengths as --input-tokens and --output-tokens")
+
+
 def _special(name: str) -> Callable[[Draft, str], None]:
     """Return a handler that stores the value of an option as `name`. `_compose` translates the stored values later."""
     return lambda draft, value: draft.special.update({name: value})
@@ -569,12 +539,25 @@ def _special(name: str) -> Callable[[Draft, str], None]:
 HANDLERS: dict[str, Callable[[Draft, str], None]] = {
     "--host": _special("host"),
     "--port": _special("port"),
-    "-p": _special("port"),
+    "-p": _p,
+    "-m": _m,
+    "-H": _header,
+    "-d": _request_body,
     "-u": _u,
     "-t": _t,
     "--backend": _backend,
     "--backend-type": _backend,
+    "--api-backend": _backend,
+    "--server.type": _backend,
     "--endpoint": _endpoint_path,
+    "--custom-endpoint": _endpoint_path,
+    "--api.type": _endpoint_type,
+    "--load.type": _special("pattern"),
+    "--load.stages": _load_stages,
+    "--max-time-per-run": _minutes,
+    "--traffic-scenario": _traffic_scenario,
+    "--min-prompt-length": _special("isl-min"),
+    "--max-prompt-length": _special("isl-max"),
     "--endpoint-type": _endpoint_type,
     "--model": _tokenizer_pairs,
     "--tokenizer": _tokenizer_pairs,
@@ -643,6 +626,7 @@ def _compose(draft: Draft) -> None:
     _compose_url(draft)
     _compose_load(draft)
     _compose_lengths(draft)
+    _compose_tokenizer(draft)
     if draft.body:
         body = _json_object(draft.first("--extra-body") or "{}") | draft.body
         draft.set("--extra-body", json.dumps(body))
@@ -660,8 +644,10 @@ def _compose(draft: Draft) -> None:
         draft.set("--duration", "60s")
         draft.notes.append("--duration 60s is added, because a run needs an end.")
     if draft.command == "sweep" and not {"--rates", "--concurrency", "--objective"} & draft.values.keys():
-        draft.set("--objective", "ttft.p99 < 1s")
-        draft.notes.append("Replace the objective by yours: a sweep finds the highest load that meets it.")
+        draft.notes.append(
+            "The sweep finds the highest rate that the server keeps up with. --objective 'ttft.p99 < 1s' asks for the "
+            "highest rate that meets an objective."
+        )
 
 
 def _compose_url(draft: Draft) -> None:
@@ -677,6 +663,9 @@ def _compose_url(draft: Draft) -> None:
         draft.set("--url", CREDENTIALS.sub("", url))
         if CREDENTIALS.search(url):
             draft.notes.append("The user and password of the URL are left out: write them as --header.")
+    prefix = draft.special.get("prefix-path")
+    if prefix and url:
+        draft.set("--url", f"{draft.values['--url'][0].rstrip('/')}/{prefix}")
     path = draft.special.get("path")
     if path:
         draft.leave_out(f"--endpoint {path}", "loadgen measures completions, chat and embeddings")
@@ -688,30 +677,43 @@ def _compose_load(draft: Draft) -> None:
     The options follow from the rate, profile, arrival pattern and ramp in the words of the other tool.
     """
     profile = draft.special.get("profile", "")
-    rate = draft.first("--rate")
     if profile in ("concurrent", "synchronous", "throughput", "sweep"):
-        draft.values.pop("--rate", None)
-        if profile == "sweep":
-            draft.command = "sweep"
-            draft.values.pop("--concurrency", None)
-        elif profile == "concurrent" and rate:
-            draft.set("--concurrency", rate)
-        elif profile == "synchronous":
-            draft.set("--concurrency", "1")
+        _compose_profile(draft, profile)
         return
     ramp = draft.special.get("ramp-from"), draft.special.get("ramp-to")
     if all(ramp):
         draft.values.pop("--rate", None)
         draft.set("--arrivals", f"ramp:{ramp[0]}..{ramp[1]}/{draft.values.pop('--duration', ['60s'])[0]}")
-        return
-    if rate is None:
-        return
-    if rate in ("inf", "0"):
+    elif draft.first("--rate") in ("inf", "0"):
         del draft.values["--rate"]
-        draft.values.setdefault("--n", ["1000"])
-        return
+        if not {"--concurrency", "--duration"} <= draft.values.keys():
+            draft.values.setdefault("--n", ["1000"])
+    elif "--rate" in draft.values:
+        _compose_rate(draft, constant="constant" in (profile, draft.special.get("pattern")))
+
+
+def _compose_profile(draft: Draft, profile: str) -> None:
+    """Set the load of a GuideLLM profile that sends at no rate."""
+    rate = draft.values.pop("--rate", None)
+    if profile == "sweep":
+        draft.command = "sweep"
+        draft.values.pop("--concurrency", None)
+    elif profile == "concurrent" and rate:
+        draft.set("--concurrency", rate[0])
+    elif profile == "synchronous":
+        draft.set("--concurrency", "1")
+
+
+def _compose_rate(draft: Draft, *, constant: bool) -> None:
+    """Set the arrivals of a rate: at constant intervals, with a burstiness, or at random intervals."""
+    rate, concurrency = draft.first("--rate"), _number(draft.first("--concurrency"))
+    per_worker = _number(rate)
+    if draft.tool == "hey" and per_worker and concurrency:
+        rate = f"{per_worker * concurrency:g}"
+        draft.set("--rate", rate)
+        draft.notes.append("-q of hey is a rate per worker, so it is multiplied by -c.")
     burstiness = draft.special.get("burstiness", "1")
-    if profile == "constant" or draft.special.get("pattern") == "constant":
+    if constant:
         del draft.values["--rate"]
         draft.set("--arrivals", f"constant:{rate}")
     elif _number(burstiness) not in (None, 0.0, 1.0):
@@ -719,17 +721,46 @@ def _compose_load(draft: Draft) -> None:
         draft.set("--arrivals", f"gamma:{rate},cv={1 / sqrt(float(burstiness)):.4g}")
 
 
+def _compose_tokenizer(draft: Draft) -> None:
+    """Leave out a tokenizer that is not on this machine. Other tools download it, and cannot count without it."""
+    name = draft.first("--tokenizer")
+    if not name or name.endswith(".json"):
+        return
+    from loadgen.workloads.prompts import PromptError, tokenizer_file
+
+    try:
+        tokenizer_file(Path(name))
+    except PromptError:
+        del draft.values["--tokenizer"]
+        reason = (
+            f"it is not on this machine, and most servers count tokens. To use it: hf download {name} tokenizer.json"
+        )
+        draft.leave_out(f"--tokenizer {name}", reason)
+
+
 def _compose_lengths(draft: Draft) -> None:
+    shortest, longest = draft.special.get("isl-min"), draft.special.get("isl-max")
+    if shortest and longest and shortest != longest:
+        draft.set("--input-tokens", f"uniform:{shortest}..{longest}")
+    elif shortest or longest:
+        draft.set("--input-tokens", longest or shortest or "")
     for option, name in (("--input-tokens", "isl-sd"), ("--output-tokens", "osl-sd")):
         mean, deviation = _number(draft.first(option)), _number(draft.special.get(name))
         ratio = _number(draft.special.get("range"))
         if mean and deviation:
             draft.set(option, f"lognormal:mean={mean:g},cv={deviation / mean:.4g}")
+        elif mean and ratio and 0 < ratio < 1 and _is_sglang(draft):
+            draft.set(option, f"uniform:{max(1, round(mean * ratio))}..{mean:g}")
         elif mean and ratio and 0 < ratio < 1:
             draft.set(option, f"uniform:{round(mean * (1 - ratio))}..{round(mean * (1 + ratio))}")
     prefix = draft.special.get("prefix", "0")
     if prefix.isdecimal() and int(prefix):
         draft.set("--workload", f"shared-prefix:groups=1,tokens={prefix}")
+
+
+def _is_sglang(draft: Draft) -> bool:
+    """Return True for a command of sglang.bench_serving, whose range ratio is that of the shortest length."""
+    return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 
 
 def _number(text: str | None) -> float | None:
@@ -741,4 +772,4 @@ def _number(text: str | None) -> float | None:
 
 def options_of_other_tools() -> Iterator[str]:
     """Yield every option of other load testers that loadgen translates, or leaves out with a reason."""
-    yield from (*(_OURS.keys() - ONLY_RUN.keys()), *LEFT_OUT, *LEFT_OUT_FLAGS, *SAMPLING, *HANDLERS)
+    yield from (*(OURS.keys() - ONLY_RUN.keys()), *LEFT_OUT, *LEFT_OUT_FLAGS, *SAMPLING, *HANDLERS)

@@ -166,8 +166,6 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
     if needs_test_request(result, facts):
         request = _test_request(plan, result)
         result = choose_endpoint(dialects, facts, request, say, timeout_s=plan.timeout_s, access=access)
-    elif not facts.listed:
-        say(f"{facts.url} does not list the model {facts.model}; requesting it all the same")
     if not plan.force:
         check_version(result, facts)
     return dialect_for_version(result, facts, say)
@@ -217,9 +215,12 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
 def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
     """Return True if a test request is needed to find out whether the server or its gateway accepts the dialect.
 
-    The native endpoint of a recognised backend needs a test only if the server may refuse some request fields. A
-    simulated server that states its version needs no test, because it accepts every field.
+    A model that the server does not list always needs a test, because a server that refuses the model fails every
+    request. The native endpoint of a recognised backend needs a test only if the server may refuse some request fields.
+    A simulated server that states its version needs no test, because it accepts every field.
     """
+    if not facts.listed:
+        return True
     is_native = dialect.path == BACKENDS[facts.name].dialects[BACKENDS[facts.name].native].path
     if not dialect.refusable_fields and is_native:
         return False

@@ -14,7 +14,9 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import open_tokenizer, probe
 from loadgen.servers.errors import UnreachableError
-from tests.support.command import accounted, burst
+from loadgen.servers.simulated.config import SimulatedConfig
+from tests.support.command import FAST, accounted, burst
+from tests.support.simulated import running
 from tests.support.stub_server import Answer, Stub, answering
 from tests.support.tiny_tokenizers import byte_level, save
 
@@ -214,3 +216,19 @@ def test_a_key_that_is_not_set_and_a_model_that_is_not_there_are_told(tmp_path: 
         code, _, err = burst(tmp_path, "--url", stub.url, "--model", "nope")
         assert (code, "The model `nope` does not exist." in err, "it lists: org/model" in err) == (3, True, True)
     assert not (tmp_path / "run" / "run.jsonl").exists()
+
+
+def test_a_vllm_that_refuses_the_model_is_not_measured(tmp_path: Path) -> None:
+    """One request is enough to find out: a run would only collect the same refusal many times."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as server:
+        code, _, err = burst(tmp_path, "--url", server.url, "--model", "nope", *LENGTHS)
+    assert (code, "it lists: llama-2-7b; name one with --model" in err) == (3, True), err
+
+
+def test_a_content_type_from_another_command_line_is_sent_once(tmp_path: Path) -> None:
+    """Servers refuse a request that has the header twice, and a command for curl or hey always names it."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as server:
+        header = ("--header", "Content-Type: application/json")
+        code, _, err = burst(tmp_path, "--url", server.url, *header, *LENGTHS)
+    assert code in (0, 5), err
+    assert accounted(tmp_path, 4) == {"complete": 4}

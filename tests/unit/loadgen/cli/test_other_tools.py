@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli.other_tools import HANDLERS, LEFT_OUT, LEFT_OUT_FLAGS, TOOLS, options_of_other_tools
+from loadgen.cli.other_tool_options import LEFT_OUT, LEFT_OUT_FLAGS, TOOLS
+from loadgen.cli.other_tools import HANDLERS, options_of_other_tools
 from tests.support.command import in_process
 
 URL = "--url http://127.0.0.1:8000"
@@ -59,7 +60,7 @@ ANSWERS = {
         f"run {URL} --rate 5 --duration 9s --input-tokens 256 --output-tokens 64"
     ),
     "run --target http://127.0.0.1:8000 --rate 1,2,4": f"sweep {URL} --rates 1,2,4",
-    "run --target http://127.0.0.1:8000 --rate-type sweep": f"sweep {URL} --objective 'ttft.p99 < 1s'",
+    "run --target http://127.0.0.1:8000 --rate-type sweep": f"sweep {URL}",
     "guidellm run --backend kind=openai_http,target=http://127.0.0.1:8000,model=m "
     "--profile kind=throughput,max_concurrency=20 --constraint kind=max_requests,count=20 "
     "--data kind=synthetic_text,prompt_tokens=512,output_tokens=64": (
@@ -98,6 +99,49 @@ ANSWERS = {
     f"k6 run --vus 5 --duration 10s {URL} script.js": f"run {URL} --concurrency 5 --duration 10s",
     f"run {URL} --rate 5 --n 9 --input_tokens 64": f"run {URL} --rate 5 --n 9 --input-tokens 64",
     f"burst {URL} --rate 5 --duration 9s": f"run {URL} --rate 5 --duration 9s",
+    # SGLang, genai-bench, EvalScope, LLMPerf, inference-perf
+    f"sglang.bench_serving {URL} --backend sglang-oai-chat --num-prompts 9 --random-input 100 "
+    "--random-range-ratio 0.5": (f"burst {URL} --endpoint chat --n 9 --input-tokens uniform:50..100"),
+    "genai-bench benchmark --api-base http://127.0.0.1:8000 --api-backend vllm --num-concurrency 2 "
+    "--max-time-per-run 2 --traffic-scenario 'N(480,240)/(300,150)'": (
+        f"run {URL} --concurrency 2 --duration 2m --input-tokens lognormal:mean=480,cv=0.5 "
+        "--output-tokens lognormal:mean=300,cv=0.5"
+    ),
+    f"run {URL} --rate 5 --traffic-scenario 'U(50,100)/(200,250)' --duration 9s": (
+        f"run {URL} --rate 5 --duration 9s --input-tokens uniform:50..100 --output-tokens uniform:200..250"
+    ),
+    f"evalscope perf {URL} --parallel 2 --number 9 --min-prompt-length 10 --max-prompt-length 20": (
+        f"run {URL} --concurrency 2 --n 9 --input-tokens uniform:10..20"
+    ),
+    """inference-perf --server.base_url http://127.0.0.1:8000 --api.type chat --load.stages """
+    """'[{"rate": 1, "duration": 30}, {"rate": 2, "duration": 60}]'""": (
+        f"run {URL} --endpoint chat --arrivals steps:1@30s,2@60s"
+    ),
+    # The same option differs between tools.
+    f"hey -q 5 -c 4 -z 9s {URL}": f"run {URL} --rate 20 --concurrency 4 --duration 9s",
+    f"oha -q 5 -c 4 -z 9s {URL}": f"run {URL} --rate 5 --concurrency 4 --duration 9s",
+    f"wrk -t2 -c4 -d9s {URL}": f"run {URL} --concurrency 4 --duration 9s",
+    "locust -u 4 -t 9 -H http://127.0.0.1:8000": f"run {URL} --concurrency 4 --duration 9s",
+    f"ab -t 9 -c 4 -p body.json -T application/json {URL}": f"run {URL} --concurrency 4 --duration 9s",
+    # Bodies, paths and results
+    """oha -n 9 -c 4 -m POST -d '{"model": "m", "messages": [], "max_tokens": 8, "top_p": 0.5}' 127.0.0.1:8000/v1""": (
+        """run --url http://127.0.0.1:8000/v1 --model m --concurrency 4 --n 9 --output-tokens 8 """
+        """--extra-body '{"top_p": 0.5}'"""
+    ),
+    """oha -n 9 -c 4 -d '{"inputs": "Hi", "parameters": {"max_new_tokens": 8}}' http://127.0.0.1:8000""": (
+        f"run {URL} --concurrency 4 --n 9 --output-tokens 8"
+    ),
+    "bench serve --base-url http://127.0.0.1:8000 --endpoint /api/v3/chat/completions --num-prompts 9": (
+        "burst --url http://127.0.0.1:8000/api/v3 --endpoint chat --n 9"
+    ),
+    "guidellm benchmark --target http://127.0.0.1:8000 --rate-type poisson --rate 5 --max-seconds 9 "
+    "--output-path a.json --data prompt_tokens=100,prompt_tokens_stdev=25": (
+        f"run {URL} --rate 5 --duration 9s --input-tokens lognormal:mean=100,cv=0.25"
+    ),
+    f"vegeta attack -rate=300/1m -duration=9s {URL}": f"run {URL} --rate 5 --duration 9s",
+    f"vegeta attack -rate=0 -max-workers=4 -duration=9s {URL}": f"run {URL} --concurrency 4 --duration 9s",
+    "wrk -c4 -d9s --unknown http://127.0.0.1:8000": f"run {URL} --concurrency 4 --duration 9s",
+    f"run {URL} --rate 5 -n 9 --isl 8 --tokenizer org/none": f"run {URL} --rate 5 --n 9 --input-tokens 8",
     f"sweep {URL} --rate 5 --objective 'ttft.p99 < 1s'": f"sweep {URL} --rates 5 --objective 'ttft.p99 < 1s'",
 }
 
@@ -159,6 +203,8 @@ def test_every_foreign_option_is_answered_in_every_command_that_sends_load(optio
     value = "" if option in LEFT_OUT_FLAGS else " 5"
     if option in ("--endpoint", "--model", "--tokenizer", "--goodput"):
         value = {"--endpoint": " /v1/completions", "--goodput": " ttft:5"}.get(option, " kind=x,model=m")
+    if option == "-d":
+        value = """ '{"max_tokens": 5}'"""
     for command in ("run", "burst"):
         lines = answer(tmp_path, f"{command} {URL} {option}{value}")
         assert "Write:" in lines

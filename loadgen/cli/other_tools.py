@@ -514,7 +514,10 @@ def _minutes(draft: Draft, value: str) -> None:
 
 
 def _traffic_scenario(draft: Draft, value: str) -> None:
-    """Translate prompt and output lengths of genai-bench, in tokens: `D(100,50)`, `N(480,240)/(300,150)` or `U(50,100)/(200,250)`."""
+    """Translate prompt and output lengths of genai-bench, in tokens.
+
+    Examples are `D(100,50)`, `N(480,240)/(300,150)` and `U(50,100)/(200,250)`.
+    """
     pairs = re.findall(r"\((\d+),(\d+)\)", value)
     options = ("--input-tokens", "--output-tokens")
     if value.startswith("D(") and len(pairs) == 1:

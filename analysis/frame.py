@@ -104,8 +104,10 @@ class Frame(msgspec.Struct, frozen=True):
     attempt."""
     sent_end_ns: Floats
     first_byte_ns: Floats
-    """Arrival of the first byte of the response. If all bytes of a read share a timestamp: arrival of the last byte of the
-    first read."""
+    """Arrival of the first byte of the response.
+
+    If all bytes of a read share a timestamp, it is the arrival of the last byte of the first read.
+    """
     end_ns: Floats
     """Arrival of the end marker, or the time when the request was given up. If neither is known: arrival of the last
     chunk."""

@@ -757,7 +757,8 @@ class Recorder:
     def _record_some(self) -> None:
         """Record some of the queued requests in one turn of the event loop.
 
-        The description of the constant QUIET_NS explains when requests are recorded, and how many per turn.
+        Normally one request is recorded per turn, and only while no other request is ending. With a backlog, a turn
+        records more requests. The description of QUIET_NS has the details.
         """
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]

@@ -77,7 +77,7 @@ class LevelWatch:
         return "stopped early: the throughput is known" if self.enough else None
 
     def _flows_without_growth(self) -> bool:
-        """Return True if responses arrive evenly, and at about the same rate as in the previous level."""
+        """Return True if responses arrive evenly, and at most a tenth faster than in the previous level."""
         began_s, _ = self._samples[0]
         now_s, complete = self._samples[-1]
         if not self._previous_rate or complete < MIN_FLOWING:

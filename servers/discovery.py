@@ -72,7 +72,7 @@ def resolve(
         return probe(requested_url, server, model=model, access=access, say=say)
     if not backend.port:
         raise UnreachableError(f"--server {server} has no default port", f"pass --url, or set {backend.url_variable}")
-    # Usually no server runs. A plain connect finds that out within a millisecond, without importing an HTTP client.
+    # Usually no server runs. A plain connect detects this within a millisecond, without importing an HTTP client.
     local_url = f"http://127.0.0.1:{backend.port}"
     try:
         socket.create_connection(("127.0.0.1", backend.port), CONNECT_TIMEOUT_S).close()
@@ -193,8 +193,8 @@ def probe(
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
     """Return `facts` with the information that the server is simulated, or unchanged if `mark` is None.
 
-    Every response of a simulated server says SIMULATED and states the server's clock speed. `mark` contains the clock
-    speed. It is None if the server is real."""
+    Every response of a simulated server contains a mark with the speed of the server's clock. `mark` is None if the
+    server is real."""
     if mark is None or facts.simulated:
         return facts
     return replace(facts, simulated=True, speed=mark.speed)
@@ -237,7 +237,7 @@ def server_address(url: str) -> ServerUrl:
 
 
 def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
-    """Return the dialect of a server for an endpoint, by default for the server's native endpoint.
+    """Return the dialect (the request and response format) of a server's endpoint, by default of its native endpoint.
 
     Raises EndpointError if the server does not have the endpoint."""
     backend = BACKENDS[server]
@@ -250,7 +250,9 @@ def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
 
 
 def check_version(dialect: Dialect, facts: ServerFacts) -> None:
-    """Raise VersionError if figures of this server version are known to be misleading on the dialect's endpoint."""
+    """Raise VersionError if measurements of this server version on the dialect's endpoint are known to be misleading.
+
+    A dialect is the request and response format of an endpoint."""
     reason = dialect.misleading_reason(facts.version)
     if reason:
         native = BACKENDS[dialect.server].native
@@ -261,9 +263,9 @@ def check_version(dialect: Dialect, facts: ServerFacts) -> None:
 
 
 def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str], None]) -> Dialect:
-    """Return the dialect, adapted to the version of the server.
+    """Return the dialect (the request and response format), adapted to the version of the server.
 
-    `say` is called with a line if figures of this version may be misleading."""
+    `say` is called with a line if measurements of this version may be misleading."""
     reason = dialect.misleading_reason(facts.version)
     if reason:
         say(f"FORCED: {reason}")

@@ -96,9 +96,10 @@ def choose_endpoint(
 ) -> Dialect:
     """Return the first dialect whose requests the server accepts, without the fields that the server refuses.
 
-    `request` is a request for one token. `say` is called with a line for each fact that changes the requests of the
-    run. If the server refuses every request for another reason, such as overload, the first dialect whose endpoint
-    exists is returned. The run then records the reason. Raises
+    A dialect is the request and response format of an endpoint. `request` is a request for one token. `say` is called
+    with a line for each result that the user should know, such as a refused field. If the server refuses every request
+    for another reason, such as overload, the first dialect whose endpoint exists is returned. The run then records the
+    reason. Raises
 
     - NoEndpointError if every endpoint is missing, or if the request is redirected;
     - RefusedModelError if the server refuses the model;
@@ -199,7 +200,7 @@ def _without_named_field(trial: Trial) -> Dialect | None:
 def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
     """Yield variants of the dialect with fewer fields or with FEW_TOKENS output tokens.
 
-    They are tried if the server's refusal names no field."""
+    These variants are tried if the server's refusal names no field."""
     dropped = dialect.dropped_fields
     left = [field for field in dialect.refusable_fields if field not in dropped]
     optional = tuple(field for field in left if not REFUSABLE[field])
@@ -223,7 +224,7 @@ def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) ->
         if field in start.dropped_fields or not kept:
             continue
         if field == "continuous_usage_stats" and "stream_options" in kept:
-            continue  # without the field that contains it, nothing would be tested
+            continue  # without `stream_options`, the request would not contain this field
         attempt = send(trial.dialect.without(kept, trial.dialect.test_tokens))
         if attempt.accepted:
             trial = attempt

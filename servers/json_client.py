@@ -72,7 +72,7 @@ class JsonResponse(NamedTuple):
     def retry_after_s(self) -> float | None:
         """The time in seconds after which the server allows a retry, or None if the server states none.
 
-        The header contains a number of seconds or an HTTP date."""
+        The header Retry-After contains a number of seconds or an HTTP date."""
         with suppress(ValueError):
             return max(0.0, float(self.retry_after))
         with suppress(ValueError, TypeError, OverflowError):

@@ -82,7 +82,7 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 
 
 def _with_scheme(text: str) -> str:
-    """Return the URL with `http://` or `https://` at its start. A missing scheme is added, and a doubled one removed.
+    """Return the URL with `http://` or `https://` at its start. A missing scheme is added, a doubled scheme removed.
 
     Without a scheme, the text must begin with a port, or with a host that has a port or a dot, is `localhost` or is an
     IPv6 address. Raises ValueError for other text, because it may not be a host. Port 443 and public host names without

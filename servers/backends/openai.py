@@ -171,7 +171,7 @@ RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "cont
 """Field that requests `usage` in each chunk and at the end. vLLM, SGLang and TensorRT-LLM can send it in each chunk."""
 
 REFUSABLE = {
-    "continuous_usage_stats": "",  # stands before the field that contains it, because refusals name both
+    "continuous_usage_stats": "",  # before `stream_options`, the field that contains it, because refusals name both
     "stream_options": "",
     "ignore_eos": "",
     "min_tokens": "",
@@ -267,7 +267,7 @@ def openai_dialect(
     one_per_event: bool = False,
     **others: Any,
 ) -> Dialect:
-    """Return the dialect of a server for one of the OpenAI endpoints.
+    """Return the dialect (the request and response format) of a server for one of the OpenAI endpoints.
 
     Requests contain the standard fields and those that `extra_fields` returns. `empty_rule`, `always_done` and
     `one_per_event` are arguments of `decode`. `others` are further fields of Dialect."""
@@ -476,9 +476,9 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 
 
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
-    """Store the number of hidden tokens in the answer, which the server generated and counted but did not stream.
+    """Store the number of tokens that the server generated and counted, but did not stream (hidden tokens).
 
-    `hidden` is the number of hidden reasoning tokens. The number is stored if the server counted more tokens than it
+    `hidden` is the number of hidden reasoning tokens. A number is stored only if the server counted more tokens than it
     streamed, or if a chunk has more than MANY_AT_ONCE tokens.
 
     If every chunk with text was counted as one token, the server's count may be higher for another reason: chunks may

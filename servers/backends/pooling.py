@@ -1,4 +1,4 @@
-"""Dialects for the embeddings and rerank endpoints of OpenAI-style servers.
+"""Dialects (request and response formats) for the embeddings and rerank endpoints of OpenAI-style servers.
 
 The server sends one JSON response per request and generates no tokens:
 
@@ -67,7 +67,9 @@ def decode(payloads: Sequence[bytes]) -> Answer:
 
 
 def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
-    """Return the dialect of a server for the endpoint `embeddings` or `rerank`."""
+    """Return the dialect (the request and response format) of a server for the endpoint `embeddings` or `rerank`.
+
+    `others` are further fields of Dialect."""
     fields = partial(_fields, endpoint)
     return Dialect(
         server,

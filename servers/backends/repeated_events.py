@@ -6,8 +6,8 @@ Repeated events are dropped before a response is decoded, and their tokens are a
     {"choices":[{"text":"   tell   ","finish_reason":null}],"usage":{"total_tokens":   9   ,"completion_tokens":   5  }}
     └──── opening ─────┘└─ text ─┘└─────────────────── closing, for 5 tokens ───────────────────────────────────────┘
 
-Dropping events by their bytes is safe: JSON stays valid, and its other content unchanged, when one string is replaced
-by another string or one number by another number.
+Repeated events are found by comparing bytes. This is safe, because replacing one string or number in a JSON text by
+another keeps the text valid and its other content unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NEEDS_ESCAPE = bytes([*range(0x20), *b'"\\'])
 def drop_repeats(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], is_plain_token: Callable[[Event], bool]
 ) -> tuple[Sequence[bytes], list[Event], list[int], str]:
-    """Decode the payloads, but drop events that differ from the previous event only in the text of one token.
+    """Decode the payloads, but drop repeated events: those that differ from the previous one only in text and totals.
 
     `is_plain_token` returns True if an event stands for exactly one token, and contains nothing about this token except
     its text. Only such events can be dropped. Returns:
@@ -134,8 +134,8 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
         removed = map(sub, map(len, following), map(len, texts))
         repeats = [*map(eq, removed, map(add, map(len, closings), repeat(len(opening))))]
         texts = texts[: repeats.index(False)]
-    # Usually no text needs an escape, and one look at all of them together is enough. Only the newlines between the
-    # texts are then removed by `translate`.
+    # Usually no text contains a byte that needs an escape, and all texts can be checked together: `translate` then
+    # removes only the newlines between the texts.
     joined = b"\n".join(texts)
     newlines = max(0, len(texts) - 1)
     plain = all(texts) and len(joined.translate(None, _NEEDS_ESCAPE)) == len(joined) - newlines

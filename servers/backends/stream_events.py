@@ -71,7 +71,8 @@ def finalise(answer: Answer, total: int | None, broken: str) -> Answer:
 
     The number of output tokens is `total`, as reported by the server. If `total` is None, or 0 although tokens were
     streamed, the tokens of all events are added up instead. `broken` describes an unreadable event ("" if there is
-    none). After an unreadable event, or if tokens follow the end marker, the answer gets an error and no end."""
+    none). After an unreadable event, or if tokens follow the end marker, the answer gets an error, and its `end_event`
+    becomes None."""
     streamed = sum(answer.tokens)
     if total == 0 and streamed:
         total = None

@@ -1,7 +1,7 @@
 """The vLLM backend, checked with versions 0.2.0 to 0.33.0.
 
-The main endpoints are `/v1/completions` (native, accepts token ids) and `/v1/chat/completions`. Requests contain these
-fields, which versions without support ignore:
+The main endpoints are `/v1/completions` (native, accepts token ids) and `/v1/chat/completions`. Requests contain the
+following fields. A version that does not support a field ignores it.
 
 - `ignore_eos` and `min_tokens` fix the output length.
 - `continuous_usage_stats` adds token counts to each chunk. Under load, a chunk contains several tokens.

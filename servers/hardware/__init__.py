@@ -469,9 +469,9 @@ def _find_entry(
 
 
 def _normalise_name(name: str) -> str:
-    """Return a name in a form for comparison: in lower case, without a leading `nvidia`, spaces and punctuation.
+    """Return a name in a form for comparison.
 
-    Dots are retained.
+    The result is in lower case and contains only letters, digits and dots. A leading `nvidia` is removed.
     """
     plain = "".join(character for character in name.casefold() if character.isalnum() or character == ".")
     return plain.removeprefix("nvidia")

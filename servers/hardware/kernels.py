@@ -98,7 +98,7 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
     """
     best: Any = math.inf
     row_bytes = weight_bytes = number_format.operand_bytes
-    if number_format.activation_bytes >= 2:  # only weights are quantised: tiles load them small and expand them
+    if number_format.activation_bytes >= 2:  # only weights are quantised: tiles load the small values and expand them
         weight_bytes = min(weight_bytes, number_format.weight_bytes)
     for (rows, columns), split in product(TILES, SPLITS):
         waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
@@ -112,8 +112,8 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
 def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds:
     """Return the duration of the kernel that quantises activations before a GEMM, with one scale per token.
 
-    The duration is 0 for 16-bit activations. It is also 0 for formats with one scale per tensor, because the kernel
-    before the GEMM then also quantises.
+    The duration is 0 for 16-bit activations. It is also 0 for formats with one scale per tensor. For these formats, the
+    kernel before the GEMM quantises the activations.
     """
     if number_format.activation_bytes >= 2 or number_format.operand_bytes == number_format.activation_bytes:
         return 0.0

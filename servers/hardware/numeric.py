@@ -20,7 +20,7 @@ def as_float(value: Any) -> Any:
 
 
 def ceiling(value: Any) -> Any:
-    """Round a number, or each element of an array, up to the next whole number. The results are floats."""
+    """Round a number, or each element of an array, up to a whole number. The results are floats."""
     if isinstance(value, float | int):
         return float(math.ceil(value))
     import numpy as np

@@ -254,7 +254,7 @@ def _gemm_format(training: TrainingSetup) -> Format:
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the forward time of one layer's attention without FlashAttention, which stores all attention scores.
+    """Return the forward time of one layer's attention if FlashAttention is not used and all scores are stored.
 
     The time consists of two batched GEMMs, and of softmax and dropout, which process 5 bytes per score.
     """

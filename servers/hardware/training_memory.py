@@ -176,7 +176,7 @@ def _layer_bytes(step: TorchStep) -> float:
 def _saved_bytes(step: TorchStep) -> float:
     """Return the bytes that one layer keeps from its forward pass to its backward pass.
 
-    With recomputation, this is only the input of the layer.
+    With recomputation, a layer keeps only its input.
     """
     return step.tokens * step.model.hidden * step.value_bytes if step.recompute else _layer_bytes(step)
 
@@ -240,7 +240,8 @@ def _gradient_copies(step: TorchStep, in_buckets: bool) -> float:
     """Return the size of temporary copies of a gradient, relative to the gradient.
 
     There are two possible copies. With `in_buckets`, DDP copies gradients into buckets before it sums them. GEMMs that
-    sum in fp32 keep an fp32 copy of their result. It is `FP32_BYTES / value_bytes` times as large as the gradient.
+    sum in fp32 keep an fp32 copy of their result. This copy is `FP32_BYTES / value_bytes` times as large as the
+    gradient.
     """
     return in_buckets + step.sums_in_fp32 * FP32_BYTES / step.value_bytes
 

@@ -393,7 +393,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _wait(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until `done()` returns True, for at most `timeout_s` seconds. Return False if the time runs out."""
+    """Wait until `done()` returns True, and return True. If the wait exceeds `timeout_s` seconds, return False."""
     deadline_s = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() >= deadline_s:

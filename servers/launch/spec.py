@@ -72,11 +72,9 @@ class LaunchSpec:
     def gpus(self) -> str:
         """GPUs of the server, as a comma-separated list that Docker and CUDA accept. Empty: the default GPU.
 
-        The GPUs come from the first of these sources that has enough GPUs:
-
-        - options["gpus"].
-        - the GPUs that the host lists for this server.
-        - the first GPUs of the machine, or the default GPU if `tensor_parallel` is 1."""
+        The value is options["gpus"] if this option is set. Otherwise, the host may list GPUs for this server, and the
+        value consists of the first `tensor_parallel` GPUs of this list. If the list is too short, the value consists of
+        the first GPUs of the machine, or is empty for a single GPU."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count = self.tensor_parallel
@@ -188,9 +186,9 @@ def wait_until_ready(
 ) -> float:
     """Wait until the health route of the server at `url` answers. Return the waiting time in seconds.
 
-    The server is checked every `poll_s` seconds. Before each check, `watch` is called. It returns the server's state as
-    text, and raises LaunchError if the server has ended. `say` receives the state every ten seconds. If the server is
-    not ready after `timeout_s` seconds, LaunchError with the end of `log()` is raised."""
+    The server is checked every `poll_s` seconds. Before each check, `watch()` is called, which returns the server's
+    state as text and raises LaunchError if the server has ended. `say` receives the state every ten seconds. If the
+    server is not ready after `timeout_s` seconds, LaunchError with the end of `log()` is raised."""
     start_s = time.monotonic()
     last_message_s = start_s
     while True:
@@ -257,6 +255,6 @@ def readable_log(log: bytes) -> str:
 
 
 def tail(text: str, lines: int = 25) -> str:
-    """Return the last `lines` nonempty lines of a log. Lines of more than 400 characters are cut."""
+    """Return the last `lines` nonempty lines of a log. Longer lines are cut to 400 characters."""
     nonempty = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(line if len(line) <= 400 else line[:400] + " ..." for line in nonempty[-lines:])

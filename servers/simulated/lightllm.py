@@ -196,7 +196,7 @@ def _completion(
 ) -> Completion:
     """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply for an invalid length.
 
-    If the request is streamed, the error is an event of a response with status 200, as in the real server.
+    As in the real server, the error of a streamed request is an event in a response with status 200.
     """
     try:
         prompt_tokens = _prompt_tokens(state, prompt, add_bos=add_bos)

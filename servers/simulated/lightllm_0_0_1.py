@@ -118,8 +118,8 @@ def _completion(
 ) -> Completion:
     """Check the lengths of prompt and output, and generate a completion. Raises ErrorReply for an invalid length.
 
-    If the request is streamed, the connection is closed after the response head instead of an error message, as in the
-    real server.
+    As in the real server, the client of a streamed request gets no error message: the connection is closed after the
+    response head.
     """
     prompt_tokens = 1 + tokenizer.count(prompt) if isinstance(prompt, str) else 0
     requested = protocol.integer(parameters.get("max_new_tokens", _DEFAULT_MAX_TOKENS)) or _DEFAULT_MAX_TOKENS

@@ -233,7 +233,7 @@ def text_events(texts: Sequence[bytes], inner: Mapping[str, Any], final: Mapping
     """Return an encoder for events that contain one token each.
 
     `inner` and `final` are events in which TEXT stands for the text of the token. `final` is used for the last token,
-    and `inner` for all others.
+    and `inner` for all other tokens.
     """
     placeholder = dumps(TEXT)[1:-1]
     start, _, end = json_event(inner).rpartition(placeholder)

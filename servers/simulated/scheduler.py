@@ -159,7 +159,7 @@ class Scheduler:
         self._growing_jobs = [0] * policy.block_size
         self._chunks: list[tuple[Job, int]] = []  # (job, prompt tokens) of the planned step
         self._decode_steps_since_prefill = UNLIMITED
-        self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before
+        self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before it
         self._preemptions = 0
         self._cached_prompt_tokens = 0
         # Hashes of the blocks in the prefix cache, least recently used first. Sharing saves computation only: a job

@@ -65,7 +65,10 @@ class Engine:
         return StepTime(replace(deployment, framework=framework), self.launch_s)
 
     def kv_tokens(self, deployment: Deployment) -> int:
-        """Return the size of the KV cache in tokens. Raises HardwareError if the weights leave no memory for it."""
+        """Return the size of the KV cache in tokens.
+
+        Raises HardwareError if the weights leave no memory for the cache.
+        """
         tokens = deployment.kv_tokens(self.policy.memory_fraction)
         if tokens <= self.policy.block_size:
             raise HardwareError(

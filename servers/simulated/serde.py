@@ -317,7 +317,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The type of a number. `name` is its type in Rust: `u32`, `u64`, `usize`, `i32` or `f32`."""
+    """The type of a number. `name` is the name of this type in Rust: `u32`, `u64`, `usize`, `i32` or `f32`."""
 
     name: str
 
@@ -427,7 +427,7 @@ class Struct:
     def closed(reader: Reader, error: BodyError) -> BodyError:
         """Return `error` with the position after the closing brace of the object.
 
-        If the next byte is not a closing brace, the error gets the current position.
+        If the next byte is not a closing brace, the error gets the current position of the reader.
         """
         if reader.peek() == b"}":
             reader.offset += 1

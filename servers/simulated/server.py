@@ -173,7 +173,7 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
             config.seed,
         )
         return clock, config.max_model_len
-    from loadgen.servers.simulated.scheduler_presets import find_engine  # imports NumPy, which a script does not need
+    from loadgen.servers.simulated.scheduler_presets import find_engine  # imports NumPy; the script clock needs none
 
     try:
         engine = find_engine(config.server, config.vintage)
@@ -350,7 +350,7 @@ class HttpServer:
     def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
         """Return the fields of the JSON object in a request body.
 
-        An invalid body raises ErrorReply with `strict`. Without `strict`, the result is an empty mapping.
+        If the body is invalid, raise ErrorReply with `strict`, or return an empty mapping without `strict`.
         """
         bad_type = self.protocol.wrong_content_type
         if strict and bad_type is not None and not request.content_type.endswith("json"):

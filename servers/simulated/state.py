@@ -35,9 +35,9 @@ from loadgen.servers.simulated.scheduler import Gauges
 from loadgen.servers.simulated.stream_sender import LogLine, Stream
 from loadgen.servers.simulated.tokenizer import Vocabulary
 
-_MAX_PENDING = 10_000  # finished requests not counted yet; a server that is never idle counts one per new request
+_MAX_PENDING = 10_000  # ended requests that are not counted yet; above it, one is counted whenever a request ends
 _COLLECT_PAUSE_S = 1.0
-_ANSWER_STRIDE = 1_000_003  # several answers of a request start in the vocabulary like requests this far apart
+_ANSWER_STRIDE = 1_000_003  # answers to one request begin in the vocabulary like requests whose indices differ by this
 
 DURATION_HISTOGRAMS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
 LENGTH_HISTOGRAMS = ("prompt_tokens", "output_tokens", "requested_tokens")
@@ -265,7 +265,7 @@ class ServerState:
         self._log = None
 
     def _finalise_one(self) -> None:
-        """Count one ended request and write its log line: the oldest request that is not counted yet."""
+        """Count and log a single request: the oldest one that has ended and is not counted yet."""
         line, stream, ended_ns, offset_ns = self._pending.popleft()
         if stream is not None:
             self._count(stream, ended_ns)

@@ -112,7 +112,7 @@ def generate(
     stops = [stop for stop in parameters.get("stop") or [] if stop]
     # The stop string stays in the text (tokens.py).
     completion = completion.cut_at_stop(stops, "stop_sequence", anywhere=False)[0]
-    # The router counts the prompt again for each piece, together with the output before it.
+    # For each piece, the router counts the prompt again, together with the output of the earlier pieces.
     piece_starts = [sum(pieces[:index]) for index in range(len(pieces))]
     metric_requests = tuple(
         (prompt_tokens + start, piece)
@@ -318,7 +318,10 @@ def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
 def _tool_call_events(
     response: TgiResponse, call_id: str, chunk: Callable[[Mapping[str, Any], int, str | None], Any]
 ) -> list[bytes]:
-    """Return the events of a streamed tool call, with one entry per token. Empty: the token has no event."""
+    """Return the events of a streamed tool call, with one entry per token.
+
+    If a token has no event, its entry is empty.
+    """
     events = []
     for index, piece in enumerate(tgi_tools.call_pieces(response.texts)):
         if piece is None:
@@ -418,7 +421,7 @@ def _encoding(
     *,
     timed: bool = True,
 ) -> Encoding:
-    """Return the encoding of one or several responses, with the response headers and error events of all routes.
+    """Return the encoding of one or several responses, with the headers and error events that all routes share.
 
     With `timed`, a non-streamed response has the header x-compute-time.
     """

@@ -169,7 +169,7 @@ def server_info(run: Run) -> summary.ServerInfo:
 def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
     """Return the GPUs that a simulated server models, such as `4 x H100 SXM`.
 
-    `hardware` is the server's description of the modelled hardware. Return an empty string if it names no GPU.
+    `hardware` is the server's description of the modelled hardware. Return an empty string if `hardware` names no GPU.
     """
     gpu, gpus = hardware.get("gpu", ""), hardware.get("tensor_parallel", 1)
     return gpu if gpus == 1 or not gpu else f"{gpus} x {gpu}"
@@ -180,8 +180,8 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
 
     Output lengths are compared only for complete requests whose requested and reported lengths are known. A complete
     response has the wrong length only if the server cannot fix the output length. On all other servers, a response that
-    is too short is recorded as truncated, and one that is too long as failed. If `may_end` is true, responses may end
-    early, and a response that is too short is not a mismatch.
+    is too short is recorded as truncated, and a response that is too long is recorded as failed. If `may_end` is true,
+    responses may end early, and a response that is too short is not a mismatch.
     """
     difference = frame.output_reported - frame.output_asked  # NaN (an unknown length) is neither longer nor shorter.
     tried = frame.measured & ~frame.dropped

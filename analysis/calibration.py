@@ -161,7 +161,7 @@ def stamps_row(comparison: StampComparison) -> str:
 
 
 def stamps_notes(comparison: StampComparison) -> list[str]:
-    """Return the notes on a comparison, which are printed below its row in the calibration table."""
+    """Return the notes on a comparison, to be printed below the row of the comparison in the calibration table."""
     notes = []
     if comparison.merged:
         beyond = f"{comparison.merged_beyond:,} of them" if comparison.merged_beyond else "none of them"

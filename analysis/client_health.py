@@ -389,7 +389,10 @@ def core_wait_advice(health: ClientHealth) -> str:
 
 
 def _known(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]], int]) -> int | None:
-    """Return the sum or the maximum (`combine`) of the figure `name` over the samples, or None if no sample has it."""
+    """Return the sum or the maximum (`combine`) of a figure over the samples.
+
+    Return None if no sample has the figure `name`.
+    """
     values = [sample.values[name] for sample in samples if name in sample.values]
     return combine(values) if values else None
 

@@ -115,8 +115,8 @@ def simulated(summary: Summary) -> str:
 def page_mark(summaries: Iterable[Summary]) -> str:
     """Return the label of a page that shows these runs, such as `SIMULATED at 1 and 5 times speed`.
 
-    If the simulated runs have different labels, the label of the page lists all their speeds. It is empty if no run is
-    simulated.
+    If the simulated runs have different labels, the label of the page lists all their speeds. The label is empty if no
+    run is simulated.
     """
     simulations = [summary for summary in summaries if summary.server.simulated]
     marks = dict.fromkeys(map(simulated, simulations))
@@ -132,7 +132,7 @@ def knows_speed(summary: Summary) -> bool:
 def speed_of(summary: Summary) -> float:
     """Return the speed of the server's clock relative to real time.
 
-    The speed is 1 for real servers, in virtual time, and if it is unknown.
+    The result is 1 for real servers, in virtual time, and if the speed is unknown.
     """
     return summary.server.speed or 1.0
 
@@ -147,7 +147,7 @@ def times_speed(*speeds: float) -> str:
 
 
 def server_label(summary: Summary) -> str:
-    """Return the server's name and version, followed by its hardware if that is known."""
+    """Return the server's name and version, followed by the server's hardware if the hardware is known."""
     server = summary.server
     name = " ".join(str(part) for part in (server.name, server.version) if part)
     return f"{name} on {server.platform}" if server.platform else name

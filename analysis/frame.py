@@ -43,7 +43,7 @@ NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened"
 
 
 class Outcome(NamedTuple):
-    """The outcome of a request, as its Record states it."""
+    """The outcome of a request: its state, its error and its HTTP status, from its Record."""
 
     measured: bool
     state: State
@@ -104,10 +104,8 @@ class Frame(msgspec.Struct, frozen=True):
     attempt."""
     sent_end_ns: Floats
     first_byte_ns: Floats
-    """Arrival of the first byte of the response.
-
-    If all bytes of a read share a timestamp, it is the arrival of the last byte of the first read.
-    """
+    """Arrival of the first byte of the response. If all bytes of a read share a timestamp: arrival of the last byte of
+    the first read."""
     end_ns: Floats
     """Arrival of the end marker, or the time when the request was given up. If neither is known: arrival of the last
     chunk."""
@@ -313,8 +311,8 @@ class Frame(msgspec.Struct, frozen=True):
     def token_gaps_s(self) -> Floats:
         """Return the inter-token latencies of all rows in `sampled`, in seconds.
 
-        These are every gap between chunks, and a zero for each additional token of a chunk. Each row has one sample per
-        token after the first token: first its gaps, then its zeros.
+        The samples are every gap between chunks, and a zero for each additional token of a chunk. Each row has one
+        sample per token after the first token: first its gaps, then its zeros.
         """
         starts, gap_counts = offsets_of(self.later_counts), self.gap_counts
         samples = np.zeros(starts[-1])

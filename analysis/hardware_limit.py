@@ -1,7 +1,7 @@
-"""The hardware limit of a run: the best throughput and latency that its GPUs allow for its load.
+"""The hardware limit of a run: the best throughput and latency that the run's GPUs allow for its load.
 
 The limit is computed only if the GPU, the model and the load are known. A simulated server reports the GPU that it
-simulates. For a real server, the GPU comes from `--gpu-model`. Without this option it comes from NVML or DCGM, if the
+simulates. For a real server, `--gpu-model` names the GPU. Without this option, NVML or DCGM reports the GPU, if the
 machine has a single GPU or all GPUs in use are of the same model. Workloads of sessions or shared prefixes have no
 limit, because a prefix cache may save an unknown part of the work.
 """
@@ -86,7 +86,10 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
 
     @property
     def exceeds_limit(self) -> bool:
-        """True if the run is more than 2 % better than its limit. Smaller differences can come from a varying load."""
+        """True if the run is more than 2 % better than its hardware limit.
+
+        Smaller differences can come from a varying load.
+        """
         lowest_ratio = min(self.ttft_ratio or 1, self.tpot_ratio or 1)
         return (self.throughput_share or 0) > 1.02 or lowest_ratio < 0.98
 

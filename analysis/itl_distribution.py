@@ -1,6 +1,7 @@
 """Computes the latency distributions of a run.
 
-If there are too many gaps between chunks to sort, they are processed block by block, with the same exact result.
+If there are too many gaps between chunks to sort, the gaps are processed block by block. The result is exactly the
+same.
 """
 
 from __future__ import annotations

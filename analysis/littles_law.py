@@ -7,7 +7,7 @@ requests that waited in it.
 
 Over a whole run, the law is exact for complete requests. The other requests in flight are the incomplete ones.
 
-A shorter window cuts about L requests at each end: they began before the window or ended after it. In lambda W, a cut
+A shorter window cuts about L requests at each end: these began before the window or ended after it. In lambda W, a cut
 request counts with its full latency, whose mean is E[W]. In L, it counts only with its time inside the window. A
 request that is in flight at a random instant remains for another E[W^2] / (2 E[W]) on average. Let T be the length of
 the window, and W_max the latency of its slowest request. The tolerated difference is then

@@ -352,7 +352,7 @@ def _server(summary: Summary) -> str:
 
 
 def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
-    """Return the input of the index page's script: the runs, and the figures and latencies that it can draw."""
+    """Return the input of the index page's script: the runs, and the figures and latencies that the script can draw."""
     figures_of_runs = [figures_of(run.summary, thin=True) for run in runs]
     figures, latencies = [], []
     for name in INDEX_FIGURES:

@@ -1,8 +1,8 @@
 """Counts the requests of a run by state and error kind, with examples of error messages.
 
 A request is `rejected`, not `failed`, if a server or a proxy was too busy to accept it. The request itself was valid
-and may succeed a second later. Older versions of loadgen recorded such requests as failed. They still count as failed,
-because the state in a run file is used as it was recorded.
+and may succeed a second later. Older versions of loadgen recorded such requests as failed. In their run files, these
+requests still count as failed, because readers use the recorded state.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def judge(
 ) -> list[ObjectiveVerdict]:
     """Return the verdict on each objective. `frame` contains the run's Records and its measurement window.
 
-    `confidence` is the value of --confidence. If it is given, the whole interval with this confidence must meet the
-    bound. If it is None, the measured figure decides.
+    `confidence` is the value of --confidence. With a value, the whole interval with this confidence must meet the
+    bound. With None, the measured figure decides.
     """
     incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
     verdicts = []
@@ -154,13 +154,13 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return the measured figure of an objective on a latency, with its interval and a needed number of requests.
+    """Return the measured figure of an objective on a latency, with its interval and the number of requests to decide.
 
-    With the needed number of requests, the bound would lie outside the interval.
+    With this number of requests, the bound would lie outside the interval.
 
     - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
-      bound if at least the share p of the samples is below the bound. The needed number is the one that shows whether
-      this share is above or below p.
+      bound if at least the share p of the samples is below the bound. The number to decide is thus the number that
+      shows whether this share is above or below p.
     - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
       4.6).
     """
@@ -298,7 +298,7 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
     """Return a curve over x: the share of requests that are good if all bounds are multiplied by x.
 
     `ordered` contains the sorted bound scales of all requests (see `bound_scale`). The curve has at most MAX_POINTS
-    points, evenly spaced by rank. It ends below 1 if some requests are not complete.
+    points, evenly spaced by rank. The curve ends below 1 if some requests are not complete.
     """
     finite = ordered[np.isfinite(ordered)]
     ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))

@@ -151,8 +151,8 @@ def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
     The minimum for p50, p90, p95, p99 and p99.9 is 11, 64, 130, 662 and 6636. The rule is that of MLPerf
-    (mlcommons/inference, early stopping, at 99 % confidence). It requires the smallest n for which the probability that
-    fewer than two samples lie beyond the quantile is at most 1 %. With q = share, this probability is
+    (mlcommons/inference, early stopping, at 99 % confidence). The rule requires the smallest n for which the
+    probability that fewer than two samples lie beyond the quantile is at most 1 %. With q = share, this probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """
@@ -210,8 +210,8 @@ def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -
 
     Let B be binomial(count, p) and alpha = 1 - confidence. The interval contains every share p for which both `P(B >=
     successes)` and `P(B <= successes)` are at least alpha / 2. The interval is never narrower than the confidence
-    requires. Without samples it is (0, 1). Source: Clopper and Pearson, "The use of confidence or fiducial limits
-    illustrated in the case of the binomial", 1934.
+    requires. Without samples the interval is (0, 1). The source is Clopper and Pearson, "The use of confidence or
+    fiducial limits illustrated in the case of the binomial", 1934.
     """
     from scipy.special import betaincinv
 
@@ -315,9 +315,9 @@ def samples_to_decide(success_share: float, share: float, current: int, confiden
     `current` samples have been taken, and further samples are assumed to succeed with probability `success_share`.
     Return None if no practical number of samples would decide.
 
-    The number is found by doubling and bisection, with the tail probabilities of `interval_ranks`. For large numbers it
-    is close to `z**2 * share * (1 - share) / (success_share - share)**2` (Cochran, section 4.4). Unlike this formula,
-    the result is also exact for shares near 0 and 1.
+    The number is found by doubling and bisection, with the tail probabilities of `interval_ranks`. A large number is
+    close to `z**2 * share * (1 - share) / (success_share - share)**2` (Cochran, section 4.4). Unlike this formula, the
+    result is also exact for shares near 0 and 1.
     """
     too_few, enough = current, current + 1
     while _exceeds_share(enough, share, round(success_share * enough), confidence) is None:
@@ -337,9 +337,9 @@ def effective_size(samples: Floats, offsets: Integers | None, share: float, orde
     """Return the effective sample size for the `share`-quantile: the equivalent number of independent samples.
 
     Without `offsets`, the samples are independent, so the effective size is the number of samples. For samples in
-    groups it is `F * (1 - F) / variance`. F is the share of samples that are at most the quantile. `variance` is the
-    variance of F between groups, by `ratio_variance`. The source is Woodruff, "Confidence intervals for medians and
-    other position measures", 1952.
+    groups, the effective size is `F * (1 - F) / variance`. F is the share of samples that are at most the quantile.
+    `variance` is the variance of F between groups, by `ratio_variance`. The source is Woodruff, "Confidence intervals
+    for medians and other position measures", 1952.
     """
     if offsets is None:
         return len(samples)
@@ -643,9 +643,9 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
     """Return the confidence interval of the mean of the rates of equal batches, or None if the rates do not vary.
 
-    The method is the bootstrap t. It replaces the quantiles of Student's t by those of `(mean* - mean) / error*`. Here
-    mean* and error* are the mean and its standard error of a sample of batches drawn with replacement. Skewed rates
-    therefore get a skewed interval.
+    The method is the bootstrap t. This method replaces the quantiles of Student's t by those of `(mean* - mean) /
+    error*`. Here mean* is the mean of a sample of batches drawn with replacement, and error* is the standard error of
+    this mean. Skewed rates therefore get a skewed interval.
     """
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0

@@ -61,7 +61,7 @@ WHOLE_RUN = "the whole run, from the first byte sent to the last end"
 class InFlight(NamedTuple):
     """The number of requests in flight over time, as a step function.
 
-    The number is `counts[i]` from `instants[i]` until the next instant. It is 0 before the first instant.
+    The number is `counts[i]` from `instants[i]` until the next instant. The number is 0 before the first instant.
     """
 
     instants: Floats

@@ -1,8 +1,8 @@
 """The summary of a run.
 
 The Structs of this module define summary.json, its JSON Schema (docs/reference/summary.schema.json), its reference page
-and the Python API. `loadgen.analysis.build_summary` fills them in. Field names end in their unit: seconds (`_s`),
-bytes, tokens, or shares from 0 to 1. None means unknown or undefined, never zero.
+and the Python API. `loadgen.analysis.build_summary` fills in the Structs. Field names end in their unit: seconds
+(`_s`), bytes, tokens, or shares from 0 to 1. None means unknown or undefined, never zero.
 """
 
 from __future__ import annotations
@@ -611,8 +611,8 @@ class CounterCheck(msgspec.Struct, kw_only=True):
     """Growth of a server counter over the run, warm-up included, compared with the client's count.
 
     If some requests are incomplete, the client cannot know exactly what the server counted. The expected count then
-    lies between `client` and `client_most`. `difference` is the distance from the server's count to this range. It is 0
-    if the server's count lies in the range.
+    lies between `client` and `client_most`. `difference` is the distance from the server's count to this range. If the
+    server's count lies in the range, `difference` is 0.
     """
 
     server: int

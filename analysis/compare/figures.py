@@ -615,10 +615,11 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
 
 
 def number_needed(row: ComparedFigure, aim: float, share: float) -> int | None:
-    """Return the number of additional requests or runs at which `t * error <= aim`, or None if it is impractical.
+    """Return the number of additional requests or runs at which `t * error <= aim`.
 
     `t` is the `share`-quantile of Student's t distribution, so `t * error` is the half-width of an interval. `error` is
-    proportional to `1 / sqrt(number)`, where `number` is the number of requests or runs.
+    proportional to `1 / sqrt(number)`, where `number` is the number of requests or runs. Return None if the additional
+    number is impractical.
     """
     if not math.isfinite(row.error):
         return None

@@ -50,7 +50,7 @@ class Gate:
 class GateResult:
     """The result of a gate.
 
-    A difference is a share of A's figure, such as 0.05 for 5 %. For a figure that is itself a share, it is the
+    A difference is a share of A's figure, such as 0.05 for 5 %. If the figure is itself a share, a difference is the
     difference of the two shares. A positive difference means that B is worse.
     """
 
@@ -232,7 +232,7 @@ def _finite(value: float) -> float | None:
 
 
 def _percent(share: float) -> str:
-    """Return a difference as text, such as `+5.1 %`, or `unbounded` if it is not finite."""
+    """Return a difference as text, such as `+5.1 %`, or `unbounded` if the difference is not finite."""
     if not math.isfinite(share):
         return "unbounded"
     return f"{share * 100:+,.0f} %" if abs(share) >= 1 else f"{share * 100:+.1f} %"

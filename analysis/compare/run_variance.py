@@ -336,7 +336,7 @@ def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[fl
 def probability_of_superiority(a: Samples, b: Samples, common_error: float) -> tuple[float, float, float]:
     """Return the probability that a sample of B is larger than a sample of A, its standard error and its p-value.
 
-    Ties count one half, so the probability is `P(B > A) + P(B = A) / 2`. The p-value is the two-sided one of the
+    Ties count one half, so the probability is `P(B > A) + P(B = A) / 2`. The p-value is two-sided and tests the
     hypothesis that the probability is one half. The method is that of Mann and Whitney (1947). The error is that of
     Brunner and Munzel ("The nonparametric Behrens-Fisher problem", 2000), which allows ties and different variances.
 

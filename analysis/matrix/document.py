@@ -96,7 +96,7 @@ def one_line_summary(summary: Summary) -> str:
 
 
 class MatrixReport:
-    """Builds the documents about a matrix. A server has the same name and colour in all of them."""
+    """Builds the documents about a matrix. A server has the same name and colour in all documents."""
 
     def __init__(self, summary: MatrixSummary) -> None:
         self.summary = summary
@@ -172,7 +172,10 @@ class MatrixReport:
         return self._document(sections, self._script_data(measured))
 
     def _published(self) -> list[Section]:
-        """Return the section with the published figures that the plan quotes, or an empty list if it quotes none."""
+        """Return the section with the published figures that the plan quotes, for reference.
+
+        Return an empty list if the plan quotes no figures.
+        """
         entries = [
             (reference["of"], "", f"{reference['says']} {reference['source']}") for reference in self.summary.references
         ]
@@ -265,7 +268,7 @@ class MatrixReport:
         return leader if won else "no winner", text
 
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
-        """Return the difference between two cells in the figure `name`, or None if it is unknown.
+        """Return the difference between two cells in the figure `name`, or None if the difference is unknown.
 
         In the result, either `a` is `cell` and `b` is `other`, or the two are exchanged.
         """

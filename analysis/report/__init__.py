@@ -68,7 +68,8 @@ class TableColumn(Struct, frozen=True):
 class TableCell(Struct, frozen=True):
     """A table cell.
 
-    `value` is the sort key of the cell. It is needed if the text is not a number or if the column has several units.
+    `value` is the sort key of the cell. A cell needs a sort key if its text is not a number or if its column has
+    several units.
     """
 
     text: str

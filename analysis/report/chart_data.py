@@ -513,8 +513,8 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
     """Return three arrays on the gaps between consecutive chunks, for the rows of a block that are in `frame.sampled`.
 
-    The first array contains the length of each gap in s. The other two identify the end of the gap: the number of the
-    token that ends it (from 1), and the index of the chunk.
+    The first array contains the length of each gap in s. The second contains the number of the token that ends the gap,
+    from 1. The third contains the index of the chunk that ends the gap.
     """
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
     retained = np.repeat(frame.sampled[rows], counts)

@@ -127,7 +127,7 @@ def _is_drawn(trace: Data, several: bool) -> bool:
 def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
     """Return the definition of a chart in the form that charts.js expects: traces, layout, table columns, axis scales.
 
-    References such as `$x` and `@run` remain in the traces and the layout. charts.js resolves them.
+    The traces and the layout still contain references such as `$x` and `@run`. charts.js resolves these references.
     """
     data = [run.data[chart.id] for run in runs if chart.id in run.data]
     scales = {}
@@ -255,7 +255,10 @@ def _distribution_chart(name: str) -> Chart:
 
 
 def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
-    """Return the traces of p50 and p99 of a latency over time. Their hover text contains the number of samples."""
+    """Return the traces of p50 and p99 of a latency over time.
+
+    The hover text of the traces contains the number of samples.
+    """
     hover = f"{name.upper()} @figure %{{y:.4~g}} {unit} of %{{customdata:,}} from %{{x}} s"
     more = {"yaxis": axis, "customdata": f"${name}_n", "connectgaps": False, "showlegend": name == "ttft"}
     more |= {"mode": "lines+markers", "marker": {"size": 3}}

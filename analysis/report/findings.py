@@ -106,8 +106,8 @@ def stopped_count(summary: Summary) -> int:
 def _outcome_level(requests: RequestCounts) -> Level:
     """Return the level of the finding whose text is `outcome_sentence`.
 
-    The level is `ok` if every planned request is complete, and `warning` if every incomplete request was rejected. It
-    is `error` if a request is incomplete for another reason, or if nothing was sent."""
+    The level is `ok` if every planned request is complete, and `warning` if every incomplete request was rejected. The
+    level is `error` if a request is incomplete for another reason, or if nothing was sent."""
     if not requests.planned:
         return "error"
     if requests.all_complete:
@@ -301,8 +301,8 @@ def client_sentence(summary: Summary) -> str:
 def client_level(client: ClientHealth) -> Level:
     """Return the level of the finding whose text is `client_sentence`.
 
-    The level is `error` if the client was the limit. It is `warning` if a less exact timestamp source had to be used,
-    otherwise `ok`."""
+    The level is `error` if the client was the limit. The level is `warning` if a less exact timestamp source had to be
+    used. Otherwise the level is `ok`."""
     if not client.ok:
         return "error"
     return "warning" if client.ring_given_up or client.socket_rejected else "ok"
@@ -355,9 +355,10 @@ def priority(client: ClientHealth) -> Finding | None:
 
 
 def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
-    """Return a finding on the errors of TTFT, TPOT and ITL if coalesced reads increase them; otherwise an empty list.
+    """Return a finding on the errors of TTFT, TPOT and ITL if coalesced reads increase these errors.
 
-    Tokens that are read together share a timestamp, which makes the time between them inexact."""
+    Tokens that are read together share a timestamp, which makes the time between them inexact. Return an empty list if
+    coalesced reads do not increase the errors."""
     e2e_error_s = client.error_bar_e2e_s
     if e2e_error_s is None:
         return []

@@ -82,7 +82,7 @@ HELP = {
 
 
 class ReportedRun(msgspec.Struct, frozen=True):
-    """The data of one run that a report needs. It does not contain the Records, which can take gigabytes."""
+    """The data of one run that a report needs, without the Records, which can take gigabytes."""
 
     run: Run
     summary: Summary
@@ -284,7 +284,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
 
 
 def _folded(title: str, *blocks: Block) -> Block:
-    """Return a block that the page hides until the reader clicks `title`. Printouts always contain it."""
+    """Return a block that the page hides until the reader clicks `title`. Printouts always contain the block."""
     return doc.Disclosure(title, blocks)
 
 

@@ -175,7 +175,7 @@ def latency(
 def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
-    TTFT from the due time is one of them if requests waited because of `--concurrency`.
+    TTFT from the due time is included if requests waited because of `--concurrency`.
     """
     if any(summary.delivery.queue_wait for summary in summaries):
         return ("ttft_s", "ttft_due_s", *BRIEF_LATENCIES[1:])
@@ -405,7 +405,7 @@ def load(summaries: Summaries, names: Sequence[str]) -> Table:
 
 
 def lengths(summaries: Summaries) -> Table:
-    """Return the table of requested tokens, reported tokens, and the number of requests in which they differ."""
+    """Return the table of requested tokens, reported tokens, and the number of requests in which the two differ."""
     rows: list[Cells] = []
     for index, tokens in enumerate(summary.tokens for summary in summaries):
         for side in ("Prompt", "Output"):

@@ -102,7 +102,7 @@ def stamp_facts(*names: str) -> StampFacts:
 
 
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
-    """The first line of a run file. It holds all facts that are known before the first byte is sent."""
+    """The first line of a run file. The header holds all facts that are known before the first byte is sent."""
 
     format: int = FORMAT
     tool: str = "loadgen"

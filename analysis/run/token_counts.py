@@ -1,10 +1,10 @@
 """Determines how many tokens of a response were generated and how many were streamed (docs/concepts/tokens.md).
 
-- Generated tokens are the server's total, if the server reports one. Lengths and throughput use this count.
+- Generated tokens are the server's total, if the server reports a total. Lengths and throughput use this count.
 - Streamed tokens are the tokens in the chunks. TPOT and ITL use this count, because they measure time between chunks.
 
-Both counts are usually equal. They differ if the server generates tokens that it never streams (hidden reasoning),
-sends several tokens per chunk without a count, or reports contradictory counts.
+Both counts are usually equal. The counts differ if the server generates tokens that it never streams (hidden
+reasoning), sends several tokens per chunk without a count, or reports contradictory counts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ EXACT_TTFT_ERROR_S = 1e-3
 """The client is exact if the p99 of its absolute TTFT error is below this value, in seconds."""
 KEPT_UP_SHARE = 0.9
 """Minimum share of the requested event rate that the simulated server must reach. Below this share, the server itself
-was the bottleneck."""
+was the limit."""
 COALESCED_SHARE = 0.01
 """If more than this share of the gaps are unmeasured, the p99 of the gap error describes unmeasured gaps. A gap is
 unmeasured if both of its chunks arrived in one read."""
@@ -93,7 +93,7 @@ class StampComparison(msgspec.Struct, frozen=True):
     def server_kept_up(self) -> bool:
         """True if the simulated server sent events at 90 % or more of the requested rate.
 
-        If False, the server was the bottleneck.
+        If False, the server was the limit, not the client.
         """
         return self.events_per_s >= KEPT_UP_SHARE * self.asked_per_s
 

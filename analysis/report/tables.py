@@ -417,9 +417,9 @@ def lengths(summaries: Summaries) -> Table:
 
 
 def client(summaries: Summaries, names: Sequence[str]) -> Table:
-    """Return the table of the load generator's figures and their limits.
+    """Return the table of the client's health figures and their limits.
 
-    A load generator that exceeds a limit is a possible bottleneck.
+    If a figure exceeds its limit, the client may have influenced the results.
     """
     limits = {limit.figure: (figure_text(limit.figure, limit.maximum), limit.meaning) for limit in LIMITS}
     rows = []

@@ -39,7 +39,7 @@ SHORT_RUN = 8
 MAX_SHORT_RUNS = 4
 """After this many short runs the rest of a response is decoded event by event."""
 MAX_TOTAL = 8_192
-"""Largest running total for which closings are built. The rest of a longer response is decoded event by event."""
+"""Largest running total for which the search works. The rest of a longer response is decoded event by event."""
 _STRING = rb'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})+'
 _TEXT = re.compile(rb'"(?:text|content|reasoning|reasoning_content)": ?"(' + _STRING + rb')(?=")')
 _TOTAL = re.compile(rb'("(?:total|completion)_tokens": ?)([1-9][0-9]{0,15})(?=[,}])')

@@ -72,9 +72,13 @@ class LaunchSpec:
     def gpus(self) -> str:
         """GPUs of the server, as a comma-separated list that Docker and CUDA accept. Empty: the default GPU.
 
-        The value is options["gpus"] if this option is set. Otherwise, the host may list GPUs for this server, and the
-        value consists of the first `tensor_parallel` GPUs of this list. If the list is too short, the value consists of
-        the first GPUs of the machine, or is empty for a single GPU."""
+        The value comes from the first of these sources that applies:
+
+        - options["gpus"], if this option is set.
+        - the first `tensor_parallel` GPUs that the host lists for this server, if the host lists enough GPUs.
+        - if `tensor_parallel` is greater than 1: the first `tensor_parallel` GPUs of the machine.
+
+        Otherwise, the value is empty."""
         if self.options.get("gpus"):
             return str(self.options["gpus"])
         count = self.tensor_parallel

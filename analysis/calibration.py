@@ -86,7 +86,7 @@ class StampComparison(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """True if the p99 of the TTFT error is below 1 ms."""
+        """True if the receive timestamps are exact: the p99 of the TTFT error is below 1 ms."""
         return self.ttft_s.p99 < EXACT_TTFT_ERROR_S
 
     @property

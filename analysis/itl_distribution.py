@@ -29,7 +29,8 @@ from loadgen.analysis.stats import (
 def describe_metrics(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
     """Return the distribution of each metric, by metric name.
 
-    If every chunk holds one token, ITL and ICL have the same samples, so their distribution is computed only once.
+    If every chunk holds one token, the inter-token latency (ITL) and the inter-chunk latency (ICL) have the same
+    samples. Their distribution is then computed only once.
     """
     one_token_chunks = bool((frame.later_counts == frame.gap_counts).all())
     distributions: dict[str, Distribution] = {}

@@ -66,9 +66,10 @@ def predict(
 
 
 def read_prediction(server: Mapping[str, Any]) -> list[Predicted]:
-    """Return the predicted figures that the simulation of a twin stored in `server`, a part of the run header.
+    """Return the predicted figures that a twin (a simulated server fitted to a measured one) stored in the run header.
 
-    The list is empty if there is no prediction, or if it is malformed or from another version.
+    `server` is the server part of the run header. The list is empty if the header has no prediction, or if the
+    prediction is malformed or from another version.
     """
     try:
         predictions = msgspec.convert(server.get("prediction") or [], list[Predicted])

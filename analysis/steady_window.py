@@ -209,10 +209,11 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 
 
 def _is_steady(values: Floats) -> bool:
-    """Return True if a series of equal batches shows a steady state.
+    """Return True if the values of equal batches show a steady state.
 
-    A series of fewer than MIN_BATCHES batches is never steady. For a longer series, the means of its two halves are
-    compared. The result depends on their difference as a share of the larger mean:
+    `values` contains one value per batch, such as the mean number of requests in flight. Fewer than MIN_BATCHES batches
+    never show a steady state. Otherwise, the means of the two halves of `values` are compared. The result depends on
+    their difference as a share of the larger mean:
 
     - At most TREND_SHARE: steady. No trend test is used, because with regular arrivals the test finds even the smallest
       trend.

@@ -188,8 +188,8 @@ class EqualWork(msgspec.Struct, frozen=True):
     """Describes how all servers of a matrix were made to generate responses of the same lengths.
 
     `server` was measured first, and the lengths of its responses were stored in files. The output lengths requested
-    from the other servers were drawn from these files. `lengths` has one entry for each host, model and workload. Its
-    key `given` contains the path of the file.
+    from the other servers were drawn from these files. `lengths` has one entry for each host, model and workload. The
+    key `given` of an entry contains the path of the file.
     """
 
     server: str

@@ -212,7 +212,7 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _ranking(self) -> list[tuple[doc.Card, str]]:
-        """Return one ranking of the servers for each platform and each group, which is a pair of model and workload.
+        """Return one ranking of the servers for each platform and each group. A group is a pair of model and workload.
 
         A ranking consists of a card that names the leading server, and a text with all throughputs in descending order.
         """

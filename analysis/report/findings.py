@@ -432,7 +432,7 @@ def _queue_wait_sentence(delivery: Delivery) -> str:
 
 
 def delivered_as_requested(summary: Summary) -> bool:
-    """Return True if every request was sent and the send times fit the requested arrival process, else False."""
+    """Return True if every request was sent, and the due times and the send times fit the requested arrival process."""
     checks = (summary.delivery.ks.due, summary.delivery.ks.sent)
     return not summary.delivery.not_sent and all(check is None or check.p_value >= P_VALUE_MIN for check in checks)
 

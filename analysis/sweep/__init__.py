@@ -127,7 +127,10 @@ class MeasuredStep(NamedTuple):
 
 
 def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
-    """Convert the `end` lines of sweep.jsonl to observations for the capacity search."""
+    """Convert the `end` lines of sweep.jsonl to observations for the capacity search.
+
+    Each `end` line describes a finished step of the sweep.
+    """
     return [LoadObservation(line["load"], line["over"], line.get("carried")) for line in lines]
 
 
@@ -169,7 +172,10 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return one point of a sweep's predicted curves. `summary` describes the twin's simulation at this load."""
+    """Return the predicted figures of a sweep at one load, for the curves on its page.
+
+    `summary` is the summary of a simulation by a twin (a simulated server fitted to a measured one) at this load.
+    """
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {
         "tokens_per_s_per_user": 1 / tpot_s if tpot_s else None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PREPARING = ("building prompts", "connecting")
 """Phases of a run before its first request is sent."""
 MAX_SNAPSHOTS = 2_400
-"""Maximum number of snapshots in a history: ten minutes at four per second. A longer history keeps fewer of them."""
+"""Maximum number of snapshots in the history of a page: ten minutes at four per second."""
 INTERVAL_S = 0.25
 """Time between two snapshots of a history that has not been thinned."""
 
@@ -161,9 +161,10 @@ def _whole(value: float) -> int | None:
 
 
 class History:
-    """The snapshots of a run at regular times. When there are too many, every second one is removed."""
+    """The snapshots of a run at regular times. When there are more than `limit`, every second one is removed."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_SNAPSHOTS) -> None:
+        self._limit = limit
         self.snapshots: list[LiveSnapshot] = []
         self._interval_s = INTERVAL_S
 
@@ -173,7 +174,7 @@ class History:
         due_s = self.snapshots[-1].elapsed_s + 0.9 * self._interval_s if self.snapshots else 0.0
         if snapshot.elapsed_s < due_s and snapshot.phase != "ended":
             return False
-        if len(self.snapshots) >= MAX_SNAPSHOTS:
+        if len(self.snapshots) >= self._limit:
             del self.snapshots[1::2]
             self._interval_s *= 2
         self.snapshots.append(snapshot)

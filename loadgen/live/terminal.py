@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 PLAIN_LINE_INTERVAL_S = 5.0
 """Time between two plain lines."""
-REDRAW_INTERVAL_S = 0.25
+REDRAW_INTERVAL_S = 0.5
 """Minimum time between two drawings of the panel."""
+PANEL_SNAPSHOTS = 240
+"""Maximum number of snapshots behind the sparklines: a few for each of their characters."""
 MANY_PROMPTS = 1_000
 """Number of prompts from which on the progress of building them is shown. Fewer take no time."""
 MIN_PANEL_COLUMNS, MIN_PANEL_LINES = 60, 12
@@ -89,10 +91,13 @@ def _plain_lines(taker: SnapshotTaker, stream: TextIO) -> Show:
 
 def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) -> Show:
     """Return a function that draws the panel of a terminal a few times per second."""
+    from rich.segment import Segment, Segments
+    from rich.style import Style
     from rich.text import Text
 
+    alert_style = Style(color="red")
     unicode = console.encoding.startswith("utf")
-    history = History()
+    history = History(PANEL_SNAPSHOTS)
     prompts = PromptCount(taker.end.requests)
     drawn_s, drawn_phase = 0.0, ""
 
@@ -109,11 +114,11 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
             draw(Text(status_line(snapshot, size.width, preparing, unicode=unicode), no_wrap=True))
             return
         history.add(snapshot)
-        text = Text(no_wrap=True)
+        # Segments need no wrapping, which takes longer than everything else in a drawing.
+        segments = []
         for line, alert in panel_lines(snapshot, history.snapshots, size.width, unicode=unicode):
-            text.append(line + "\n", style="red" if alert else "")
-        text.right_crop(1)
-        draw(text)
+            segments += [Segment.line(), Segment(line, alert_style if alert else None)]
+        draw(Segments(segments[1:]))
 
     return show
 

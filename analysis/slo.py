@@ -154,13 +154,13 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 
 
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
-    """Return the measured figure of an objective on a latency, with its interval and the number of requests to decide.
+    """Return the measured figure of an objective on a latency, with its interval and `requests_needed`.
 
-    With this number of requests, the bound would lie outside the interval.
+    `requests_needed` is the number of requests with which the bound would lie outside the interval.
 
     - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
-      bound if at least the share p of the samples is below the bound. The number to decide is thus the number that
-      shows whether this share is above or below p.
+      bound if at least the share p of the samples is below the bound. `requests_needed` is thus the number that shows
+      whether this share is above or below p.
     - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
       4.6).
     """

@@ -208,10 +208,10 @@ def interval_indices(
 def share_interval(successes: int, count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the exact confidence interval of a share, given `successes` out of `count` samples.
 
-    Let B be binomial(count, p) and alpha = 1 - confidence. The interval contains every share p for which both `P(B >=
-    successes)` and `P(B <= successes)` are at least alpha / 2. The interval is never narrower than the confidence
-    requires. Without samples the interval is (0, 1). The source is Clopper and Pearson, "The use of confidence or
-    fiducial limits illustrated in the case of the binomial", 1934.
+    Let B be binomial(count, p) and alpha = 1 - confidence. The interval contains every share p for which both
+    `P(B >= successes)` and `P(B <= successes)` are at least alpha / 2. The interval is never narrower than the
+    confidence requires. Without samples the interval is (0, 1). The source is Clopper and Pearson, "The use of
+    confidence or fiducial limits illustrated in the case of the binomial", 1934.
     """
     from scipy.special import betaincinv
 
@@ -643,9 +643,9 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
     """Return the confidence interval of the mean of the rates of equal batches, or None if the rates do not vary.
 
-    The method is the bootstrap t. This method replaces the quantiles of Student's t by those of `(mean* - mean) /
-    error*`. Here mean* is the mean of a sample of batches drawn with replacement, and error* is the standard error of
-    this mean. Skewed rates therefore get a skewed interval.
+    The method is the bootstrap t. This method replaces the quantiles of Student's t by those of
+    `(mean* - mean) / error*`. Here mean* is the mean of a sample of batches drawn with replacement, and error* is the
+    standard error of this mean. Skewed rates therefore get a skewed interval.
     """
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0

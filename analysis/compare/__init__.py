@@ -623,7 +623,7 @@ def remark(row: ComparedFigure) -> str:
 
     - `no difference`: the largest possible difference.
     - `inconclusive`: why the figure was not tested, or how many more requests or runs are needed.
-    - Any other verdict: normally an empty string.
+    - `better` or `worse`: an empty string.
     """
     if row.verdict == "no difference":
         points = " points" if row.ratio is None and row.unit == "share" else ""

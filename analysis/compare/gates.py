@@ -219,7 +219,7 @@ def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
 def _smallest_shown(row: ComparedFigure, error_rate: float) -> float | None:
     """Return the smallest observed difference at which these runs would have shown that B is worse.
 
-    At this difference, the lower confidence limit would be 0. Return None if no difference would be large enough.
+    At this difference, the lower confidence limit would be 0. Return None if the confidence interval is unbounded.
     """
     sign = 1 if row.direction == "lower" else -1
     low, high = row.interval(1 - 2 * error_rate)

@@ -197,8 +197,9 @@ def mean_variance(values: Floats, samples: Samples) -> float:
 def effective_size(samples: Samples, share: float, value: float) -> float:
     """Return the effective sample size for the `share`-quantile. `value` is the value of this quantile.
 
-    The effective size is the number of independent samples that would give the quantile the same variance: `share * (1
-    - share) / variance of the share of samples at or below value`.
+    The effective size is the number of independent samples that would give the quantile the same variance:
+
+        share * (1 - share) / (variance of the share of samples at or below value)
     """
     variance = mean_variance((samples.values <= value).astype(np.float64), samples)
     maximum = len(samples.values) * (MAX_SIZE_FACTOR if samples.strata else 1)
@@ -271,9 +272,10 @@ def _change_of_pace(values: Floats) -> Floats:
 
 
 def _progress(frame: Frame) -> Floats | None:
-    """Return the times at which equal shares of the tokens had arrived, in seconds from the start of the window.
+    """Return the progress of a run: the times at which equal shares of its tokens had arrived.
 
-    The array has PROGRESS_POINTS elements, from no token to all tokens. Return None if the run has too few chunks.
+    The array has PROGRESS_POINTS times in seconds from the start of the window. The first time belongs to no token, and
+    the last time to all tokens. Return None if the run has too few chunks.
     """
     span = frame.span_ns
     if span is None or len(frame.chunk_ns) == 0:

@@ -139,8 +139,8 @@ def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | 
 
     A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
     complete per second. In a run that was ended early, few requests are complete. The rate is then also estimated from
-    the output tokens, and the larger of the two rates is returned. The estimate is `output tokens per second * sent
-    requests / requested output tokens`."""
+    the output tokens, and the larger of the two rates is returned. The estimate is
+    `output tokens per second * sent requests / requested output tokens`."""
     rate = summary.throughput.requests_per_s
     tokens_per_s = summary.throughput.output_tokens_per_s
     requested_tokens = summary.tokens.output_asked

@@ -178,7 +178,7 @@ def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
     def count(texts: Sequence[str]) -> list[int]:
         return [len(text.split()) - 2 + frame_tokens for text in texts]
 
-    description = "text of words that are one token each on this server; a prompt is assumed to have the sum of its words"
+    description = "text of words that are one token each; a prompt is assumed to have the sum of its words"
     return TokenCounter(count, description, usable, frame, exact=False)
 
 

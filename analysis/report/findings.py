@@ -37,6 +37,8 @@ COUNTED = {
 """Counters that both the server and the client have, by the name in summary.json, with their displayed names."""
 P_VALUE_MIN = 0.001
 """Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
+CAPPED_SHARE = 0.9
+"""Rate that was sent, as a share of the target rate, below which a report says that `--concurrency` limited it."""
 GPUS_NAMED = 4
 """Maximum number of GPUs that get a separate sentence on their memory."""
 ERROR_MAX = 0.05
@@ -47,7 +49,7 @@ def findings(summary: Summary) -> list[Finding]:
     """Return all findings of a run, the most important ones first."""
     client = summary.client
     result = [
-        Finding("client", client_level(client), client_sentence(summary), "client"),
+        Finding("client", client_level(summary), client_sentence(summary), "client"),
         *_error_bars(client, summary),
         *filter(None, [priority(client)]),
         Finding("complete", _outcome_level(summary.requests), outcome_sentence(summary), "failures"),
@@ -64,6 +66,9 @@ def findings(summary: Summary) -> list[Finding]:
     if delivery:
         level: Level = "ok" if delivered_as_requested(summary) else "warning"
         result.append(Finding("delivery", level, delivery, "sending"))
+    capped = capped_rate_sentence(summary)
+    if capped:
+        result.append(Finding("capped", "note", f"{capped} Raise --concurrency to send at the target rate.", "sending"))
     if summary.machines:
         clocks = ", ".join(f"{machine.name} ±{duration(machine.uncertainty_s)}" for machine in summary.machines)
         text = f"{pluralise(len(summary.machines), 'machine')}, clock uncertainty: {clocks}."
@@ -93,6 +98,9 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
     warnings = sum(finding.level in ("warning", "error") for finding in findings)
     if warnings:
         return Finding("warning", "warning", f"Valid, with {pluralise(warnings, 'warning')} below.")
+    capped = capped_rate_sentence(summary)
+    if capped:
+        return Finding("valid", "ok", f"Valid: every check passed. {capped}")
     return Finding("valid", "ok", "Valid: every check passed.")
 
 
@@ -267,7 +275,11 @@ def _counted_by_chunks(summary: Summary) -> int:
 def client_sentence(summary: Summary) -> str:
     """Return a sentence that states whether the client was the limit, and how exact its timestamps are."""
     client = summary.client
-    valid = "Valid: the client was not the limit" if client.ok else f"Invalid: {_invalid_reason(client)}"
+    valid = f"Invalid: {_invalid_reason(client)}"
+    if client.ok:
+        valid = (
+            "Valid: the client was not the limit" if summary.requests.complete else "Invalid: no request was complete"
+        )
     error_s = client.error_bar_e2e_s
     error = f"error ±{duration(error_s, 2)}" if error_s is not None else "error unknown"
     clauses = [valid, f"{client.source.title}, {error}"]
@@ -298,12 +310,13 @@ def client_sentence(summary: Summary) -> str:
     return f"{'; '.join(clauses)}."
 
 
-def client_level(client: ClientHealth) -> Level:
+def client_level(summary: Summary) -> Level:
     """Return the level of the finding whose text is `client_sentence`.
 
-    The level is `error` if the client was the limit. The level is `warning` if a less exact timestamp source had to be
-    used. Otherwise the level is `ok`."""
-    if not client.ok:
+    The level is `error` if the client was the limit, or if no request was complete. The level is `warning` if a less
+    exact timestamp source had to be used. Otherwise the level is `ok`."""
+    client = summary.client
+    if not (client.ok and summary.requests.complete):
         return "error"
     return "warning" if client.ring_given_up or client.socket_rejected else "ok"
 
@@ -429,6 +442,17 @@ def _queue_wait_sentence(delivery: Delivery) -> str:
         f" {pluralise(wait.requests, 'request')} waited because of --concurrency: p50 {duration(wait.p50)}, p99 "
         f"{duration(wait.p99)}. TTFT counts from sending, ttft_due from the due time."
     )
+
+
+def capped_rate_sentence(summary: Summary) -> str:
+    """Return a sentence about a rate that `--concurrency` limited, or an empty string if the target rate was sent."""
+    rate = summary.delivery.rate_per_s
+    if summary.delivery.queue_wait is None or rate.due is None or rate.sent is None:
+        return ""
+    if rate.sent >= CAPPED_SHARE * rate.due:
+        return ""
+    target = significant(rate.due if rate.named is None else rate.named, 3)
+    return f"--concurrency limited the rate to {significant(rate.sent, 3)} of {target} requests per second."
 
 
 def delivered_as_requested(summary: Summary) -> bool:

@@ -264,7 +264,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for counter, number in run.summary.tokens.counted_by.items()
     ]
     client: list[Block] = [
-        Paragraph(findings.client_sentence(summary), findings.client_level(summary.client), index)
+        Paragraph(findings.client_sentence(summary), findings.client_level(summary), index)
         for index, summary in enumerate(summaries)
     ]
     for index, summary in enumerate(summaries):

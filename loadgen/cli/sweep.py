@@ -147,7 +147,8 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         raise PlanError(
             "--start needs an objective", "Leave --start out: without --objective, a pilot chooses the loads."
         )
-    plan = plan_of_steps(settings, targets)
+    output = Output(as_json=options.as_json, quiet=options.quiet)
+    plan = plan_of_steps(settings, targets, output.say)
     if options.resume and options.out is None:
         raise PlanError("--resume needs --out", "Name the folder of the sweep: --out FOLDER")
     speed = 1.0
@@ -155,7 +156,6 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         require_server(plan, "sweep")
         speed = _clock_speed(plan, options)
     virtual_model = model if options.virtual else None
-    output = Output(as_json=options.as_json, quiet=options.quiet)
     search_settings: dict[str, Any] = {
         "precision": options.precision,
         "confidence": options.confidence,

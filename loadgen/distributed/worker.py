@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -31,6 +33,8 @@ from loadgen.folders import check_room, new_folder
 from loadgen.plan import Plan
 
 LISTEN_S = 0.05
+RESOLVE_EVERY_S = 1.0
+"""Time in seconds between two attempts to resolve the host name of the master."""
 PROGRESS_EVERY_S = 0.5
 GOODBYE_LIMIT_S = 10.0
 MAX_INTERRUPTS = 2
@@ -250,6 +254,10 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
     token_of(os.environ)
     while True:
         interrupts = Interrupts()
+        with interrupts.counting():
+            _wait_for_name(master, say, interrupts, limit_s=inf if stay else protocol.MASTER_LIMIT_S)
+        if interrupts.count:
+            return EXIT_INTERRUPTED
         with interrupts.counting(), protocol.locust_process("worker", master.host, master.port) as link:
             session = MasterSession(link, interrupts, on_progress)
             say(f"waiting for the master at {master}" + ("" if stay else f", for {protocol.MASTER_LIMIT_S} s at most"))
@@ -266,6 +274,29 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
             if (bye and bye.kept) or session.last(protocol.Wait):
                 return EXIT_OK
             raise DistributedError(bye.reason if bye else session.closed_by_peer)
+
+
+def _wait_for_name(master: Address, say: Say, interrupts: Interrupts, *, limit_s: float) -> None:
+    """Wait until the host name of the master can be resolved, or until an interrupt.
+
+    A new machine in a cluster may get its name only after the workers have started. `say` is called with a line as soon
+    as the name cannot be resolved. Raises DistributedError if that is still so after `limit_s` seconds.
+    """
+    deadline_s = time.monotonic() + limit_s
+    is_reported = False
+    while not interrupts.count:
+        try:
+            socket.getaddrinfo(master.host, master.port)
+            return
+        except OSError as error:
+            problem = f"--master {master}: no such host ({error.strerror})"
+        if not is_reported:
+            limit = "" if limit_s == inf else f", for {limit_s:g} s at most"
+            say(f"{problem}. Check the name, or write an IP address. Trying again every second{limit}.")
+            is_reported = True
+        if time.monotonic() >= deadline_s:
+            raise DistributedError(problem, "Check the name, or write an IP address.")
+        time.sleep(RESOLVE_EVERY_S)
 
 
 def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:

@@ -226,27 +226,29 @@ def build_schedule(plan: Plan) -> Schedule:
     """Return the schedule of a plan: the due times of an open loop, or the clients of a closed loop.
 
     Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if the plan has
-    more workers than `--concurrency` allows requests in flight.
+    more workers than requests may be in flight.
     """
     from loadgen.engine.request_queue import Schedule
 
     process = plan.arrival_process
     until_ns = None if plan.duration_s is None else round(plan.duration_s * NS_PER_S)
-    if isinstance(process, arrival_processes.ClosedLoopArrivals):
-        clients = process.clients if plan.n is None else min(process.clients, plan.n)
+    closed_loop = process if isinstance(process, arrival_processes.ClosedLoopArrivals) else None
+    max_concurrent = closed_loop.clients if closed_loop else plan.concurrency
+    if max_concurrent and plan.workers > max_concurrent:
+        raise PlanError(
+            f"{plan.workers} workers cannot share --concurrency {max_concurrent}: each needs at least one request",
+            f"Use --workers {max_concurrent} or fewer. Workers on all machines count together.",
+        )
+    if closed_loop:
+        clients = closed_loop.clients if plan.n is None else min(closed_loop.clients, plan.n)
         return Schedule(
             due_ns=None,
             count=plan.n,
             clients=clients,
-            think_ns=process.think_ns,
+            think_ns=closed_loop.think_ns,
             until_ns=until_ns,
             in_flight=clients,
             spare=clients,
-        )
-    if plan.concurrency and plan.workers > plan.concurrency:
-        raise PlanError(
-            f"{plan.workers} workers cannot share --concurrency {plan.concurrency}: each needs at least one request",
-            f"Use at most {plan.concurrency} workers on all machines together.",
         )
     due_ns = array("q", arrivals.due_instants(process, plan.seed, n=plan.n, until_ns=until_ns))
 

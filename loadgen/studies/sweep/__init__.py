@@ -161,11 +161,15 @@ class Sweep:
 
         Each step has a different seed and therefore different prompts, because a server may have cached the prompts of
         earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
-        which the server begins to reject requests.
+        which the server begins to reject requests. A concurrency below the number of workers reduces the number of
+        workers.
         """
         arrivals = (EVEN_ARRIVALS if self.seeks_stability else ARRIVALS[self.over]).format(load)
         duration = {} if duration_s is None else {"duration_s": duration_s}
-        return self.plan.replaced(arrivals=arrivals, seed=self.plan.seed + number - 1, over_limit=True, **duration)
+        workers = self.plan.workers if self.over == "rate" else min(self.plan.workers, round(load))
+        return self.plan.replaced(
+            arrivals=arrivals, workers=workers, seed=self.plan.seed + number - 1, over_limit=True, **duration
+        )
 
 
 def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:

@@ -116,15 +116,16 @@ def parse_targets(
     return SweepTargets(objectives=parsed, over=over)
 
 
-def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets) -> Plan:
+def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets, say: Say | None = None) -> Plan:
     """Return the plan that all steps of a sweep share, apart from the load.
 
-    Raises PlanError for mistakes in the plan, so that they are reported before the first step.
+    `say` is called with a line if the URL of the server had to be corrected. Raises PlanError for mistakes in the plan,
+    so that they are reported before the first step.
     """
     from loadgen.engine.resolve_server import with_detected_server
 
     arrivals = ARRIVALS[targets.over].format(targets.loads[0] if targets.loads else 1)
-    plan = with_detected_server(Plan(**{**settings, **default_duration(settings), "arrivals": arrivals}))
+    plan = with_detected_server(Plan(**{**settings, **default_duration(settings), "arrivals": arrivals}), say)
     if plan.uses_sessions and not targets.objectives and not targets.loads:
         hint = "A sweep of sessions needs an objective: --objective 'ttft.p99 < 500ms'"
         raise PlanError("--objective is missing", hint)

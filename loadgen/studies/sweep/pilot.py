@@ -153,7 +153,9 @@ def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
     if sweep.plan.uses_file:
         length = {"n": None, "duration_s": FILE_LEVEL_S}
     seed = sweep.plan.seed + SEED_OFFSET + number
-    return sweep.plan.replaced(arrivals=f"closed:{concurrency}", seed=seed, over_limit=True, warmup=0, **length)
+    workers = min(sweep.plan.workers, concurrency)
+    arrivals = f"closed:{concurrency}"
+    return sweep.plan.replaced(arrivals=arrivals, workers=workers, seed=seed, over_limit=True, warmup=0, **length)
 
 
 def _rate(ends_s: Sequence[float], concurrency: int) -> float:

@@ -14,7 +14,7 @@ from loadgen.analysis.format import start_time
 from loadgen.analysis.objectives import ObjectiveVerdict
 from loadgen.analysis.report import findings, tables
 from loadgen.analysis.run.runfile import read
-from loadgen.analysis.summary import Summary
+from loadgen.analysis.summary import QueueWait, Summary
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import (
     burst,
@@ -304,6 +304,26 @@ def test_a_load_sent_too_late_is_not_said_to_fit(tmp_path: Path) -> None:
     summary = poisson(tmp_path, late_ms=0.6)
     assert summary.delivery.ks.sent is None
     assert "sent too late to check the distribution, p99 dispatch delay 600 µs" in findings.delivery_sentence(summary)
+
+
+def test_a_rate_that_the_concurrency_limited_is_named(tmp_path: Path) -> None:
+    """The run is valid, but its verdict must not hide that less than the target rate was sent."""
+    summary = poisson(tmp_path)
+    assert findings.capped_rate_sentence(summary) == ""
+    summary.delivery.queue_wait = QueueWait(requests=3_000, p50=1.0, p99=2.0, max=2.0)
+    summary.delivery.rate_per_s.sent = 195.0
+    assert findings.capped_rate_sentence(summary) == ""
+    summary.delivery.rate_per_s.sent = 58.0
+    sentence = "--concurrency limited the rate to 58.0 of 200 requests per second."
+    assert said(summary, "capped") == f"{sentence} Raise --concurrency to send at the target rate."
+    assert findings.verdict(summary, []).sentence == f"Valid: every check passed. {sentence}"
+
+
+def test_a_run_without_a_complete_request_is_nowhere_called_valid(tmp_path: Path) -> None:
+    """The client was not the limit, but there is nothing valid to report."""
+    summary = summary_of(tmp_path, [failed(0), failed(1)])
+    assert said(summary, "client").startswith("Invalid: no request was complete; ")
+    assert not any(finding.sentence.startswith("Valid") for finding in findings.findings(summary))
 
 
 def test_a_burst_that_was_sent_says_how_late(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def test_each_worker_needs_a_share_of_the_concurrency() -> None:
     assert all(share.queues for share in shares)
     with pytest.raises(PlanError, match="6 workers cannot share --concurrency 5"):
         build_schedule(plan.replaced(workers=6))
+    closed_loop = Plan(server="tgi", concurrency=2, n=100, workers=2)
+    assert build_schedule(closed_loop).clients == 2
+    with pytest.raises(PlanError, match="4 workers cannot share --concurrency 2") as refusal:
+        build_schedule(closed_loop.replaced(workers=4))
+    assert refusal.value.hint == "Use --workers 2 or fewer. Workers on all machines count together."
 
 
 def test_due_instants_are_those_of_the_arrivals() -> None:

@@ -91,7 +91,7 @@ class StampComparison(msgspec.Struct, frozen=True):
 
     @property
     def server_kept_up(self) -> bool:
-        """True if the simulated server sent events at 90 % or more of the requested rate.
+        """True if the simulated server sent events at 90% or more of the requested rate.
 
         If False, the server was the limit, not the client.
         """

@@ -48,8 +48,8 @@ def duration(seconds: float | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a share from 0 to 1 as a percentage, such as `12 %`."""
-    return UNKNOWN if value is None else f"{significant(value * 100, 2)} %"
+    """Format a share from 0 to 1 as a percentage, such as `12%`."""
+    return UNKNOWN if value is None else f"{significant(value * 100, 2)}%"
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:

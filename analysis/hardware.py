@@ -71,7 +71,7 @@ def headings(result: Limits) -> tuple[str, str]:
 def sentences(result: Limits) -> list[str]:
     """Return sentences about the parts of a decode step and about the capacity of the KV cache."""
     parts = sorted(result.shares.items(), key=lambda part: -part[1])
-    spent = ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts if share > 0.005)
+    spent = ", ".join(f"{name} {100 * share:.0f}%" for name, share in parts if share > 0.005)
     request_tokens = result.input_tokens + result.output_tokens
     kv_tokens = result.limit.kv_tokens
     lines = [
@@ -118,7 +118,7 @@ def format_training(result: Mapping[str, Any]) -> str:
     sizes = [(name, f"{size / 2**30:.2f} GiB") for name, size in memory.items() if name != "fits"]
     lines = [
         f"{result['model']} on {result['gpus']} x {result['gpu']}: {result['iteration_s']:.3f} s per iteration, "
-        f"{result['tokens_per_s']:,.0f} tokens/s, MFU {100 * result['mfu']:.1f} %",
+        f"{result['tokens_per_s']:,.0f} tokens/s, MFU {100 * result['mfu']:.1f}%",
         align_columns(times),
         align_columns(sizes),
     ]
@@ -189,7 +189,7 @@ def _throughput_card(result: Limits) -> Any:
 
     rate = result.expected.output_tokens_per_s
     limit = result.limit.output_tokens_per_s
-    return Card("Throughput expected", significant(rate), "tokens/s", f"{100 * rate / limit:.0f} % of the limit")
+    return Card("Throughput expected", significant(rate), "tokens/s", f"{100 * rate / limit:.0f}% of the limit")
 
 
 def _run(result: Limits, deployment: Deployment, title: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
 
     @property
     def exceeds_limit(self) -> bool:
-        """True if the run is more than 2 % better than its hardware limit.
+        """True if the run is more than 2% better than its hardware limit.
 
         Smaller differences can come from a varying load.
         """

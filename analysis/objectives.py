@@ -102,7 +102,7 @@ class Objective(msgspec.Struct, frozen=True):
 class BoundsMet(msgspec.Struct, kw_only=True):
     """The bounds of --goodput, all multiplied by the smallest factor at which enough requests would have met them.
 
-    Enough requests are a given share of the requests, such as 90 %.
+    Enough requests are a given share of the requests, such as 90%.
     """
 
     scale: float
@@ -129,7 +129,7 @@ class Goodput(msgspec.Struct, kw_only=True):
     attainment: float | None
     """Share of good requests: `good` / `requests`."""
     attainment_ci95: tuple[float, float]
-    """Exact binomial 95 % interval of the attainment (Clopper and Pearson)."""
+    """Exact binomial 95% interval of the attainment (Clopper and Pearson)."""
     per_s: float | None
     """Good requests that ended inside the window, per second."""
     each: dict[str, float | None]
@@ -189,7 +189,7 @@ class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
     p99_9: float | None = None
     """Omitted if there are too few samples."""
     ci95: dict[str, Interval]
-    """95 % interval of each percentile, by percentile."""
+    """95% interval of each percentile, by percentile."""
     thin: list[str]
     """Percentiles that are based on too few samples to be meaningful."""
 

@@ -1,4 +1,4 @@
-"""Predictions of a twin (a simulated server fitted to a measured one): each figure with a 95 % interval.
+"""Predictions of a twin (a simulated server fitted to a measured one): each figure with a 95% interval.
 
 The interval combines three sources of error:
 
@@ -30,9 +30,9 @@ class Predicted(msgspec.Struct, kw_only=True):
     """The name that --assert uses, such as `ttft.p99`."""
     value: float
     low: float
-    """Lower end of the 95 % interval."""
+    """Lower end of the 95% interval."""
     high: float
-    """Upper end of the 95 % interval."""
+    """Upper end of the 95% interval."""
 
 
 def predict(
@@ -41,7 +41,7 @@ def predict(
     residual: Mapping[str, float],
     run_variation: float,
 ) -> list[Predicted]:
-    """Return the predicted figures with their 95 % intervals. A figure that is missing in any simulation is left out.
+    """Return the predicted figures with their 95% intervals. A figure that is missing in any simulation is left out.
 
     `central` contains the figures of a simulation with the fitted constants. Each item of `draws` contains the figures
     of a simulation with randomly drawn constants. `residual` contains the relative errors of the fit, by figure

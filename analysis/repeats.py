@@ -176,7 +176,7 @@ def complete_and_planned(summary: Summary) -> tuple[int, int]:
 
 
 def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
-    """Return the mean, the standard deviation and the 95 % interval of a figure.
+    """Return the mean, the standard deviation and the 95% interval of a figure.
 
     `values` contains the figure of each run.
     """
@@ -240,7 +240,7 @@ def start_states(summaries: Sequence[Summary]) -> list[str]:
 def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
     """Return the report section on the variation between runs: the main figures with their intervals and values."""
     few = repeats.runs <= MAX_VALUES
-    heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95 % between runs": "number"}
+    heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95% between runs": "number"}
     rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = repeats.figures.get(figure_name)

@@ -12,7 +12,7 @@ With a required confidence (--confidence), the whole interval decides:
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
 Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
-bound is 0 % or 100 %, because no sample could prove such a bound. An objective fails if the run has no sample of its
+bound is 0% or 100%, because no sample could prove such a bound. An objective fails if the run has no sample of its
 figure. Latencies and rates cover the measurement window. Counts and shares of request states cover the whole run.
 
 A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
@@ -21,7 +21,7 @@ infinity if the request is not complete. It is the smallest factor by which all 
 request to meet them.
 
 If all bounds are multiplied by x, the attainment is the share of requests with a bound scale of at most x. The sorted
-bound scales therefore give the whole attainment curve. Their 90th percentile is the factor at which 90 % of the
+bound scales therefore give the whole attainment curve. Their 90th percentile is the factor at which 90% of the
 requests meet the bounds.
 """
 
@@ -241,20 +241,21 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
     def number(value: float) -> str:
         if not math.isfinite(value):
             return UNKNOWN
-        # A share near 100 % needs more digits than a duration.
+        # A share near 100% needs more digits than a duration.
         return f"{value * factor:.5g}" if objective.unit == "share" else significant(value * factor, 4)
 
-    text = f"{number(evidence.measured)} {unit}"
+    suffix = unit if unit == "%" else f" {unit}"
+    text = f"{number(evidence.measured)}{suffix}"
     if evidence.exact:
         return text
     interval = "any value"
     if math.isfinite(evidence.low) and math.isfinite(evidence.high):
-        interval = f"{number(evidence.low)} to {number(evidence.high)} {unit}"
+        interval = f"{number(evidence.low)} to {number(evidence.high)}{suffix}"
     elif math.isfinite(evidence.low):
-        interval = f"{number(evidence.low)} {unit} or more"
+        interval = f"{number(evidence.low)}{suffix} or more"
     elif math.isfinite(evidence.high):
-        interval = f"{number(evidence.high)} {unit} or less"
-    return f"{text}, {confidence * 100:.4g} %: {interval}"
+        interval = f"{number(evidence.high)}{suffix} or less"
+    return f"{text}, {confidence * 100:.4g}%: {interval}"
 
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:

@@ -62,7 +62,7 @@ SHORT = f"the window is shorter than {MIN_BATCHES * RESIDENCE_TIMES_PER_BATCH} t
 ROUNDING = 1e-9
 """Standard deviation, as a share of the mean, below which values are equal except for rounding errors."""
 TREND_ERRORS = 2.576
-"""Number of standard errors beyond which a trend is significant at the 1 % level (normal distribution, two-sided)."""
+"""Number of standard errors beyond which a trend is significant at the 1% level (normal distribution, two-sided)."""
 EQUAL_BATCHES = "all parts of the window have the same rate"
 
 Instants = Sequence[int] | Sequence[int | None] | Floats
@@ -151,8 +151,8 @@ def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
     The minimum for p50, p90, p95, p99 and p99.9 is 11, 64, 130, 662 and 6636. The rule is that of MLPerf
-    (mlcommons/inference, early stopping, at 99 % confidence). The rule requires the smallest n for which the
-    probability that fewer than two samples lie beyond the quantile is at most 1 %. With q = share, this probability is
+    (mlcommons/inference, early stopping, at 99% confidence). The rule requires the smallest n for which the
+    probability that fewer than two samples lie beyond the quantile is at most 1%. With q = share, this probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """
@@ -405,7 +405,7 @@ def round_to_ns(value: float) -> float:
 
 
 def has_trend(values: Floats) -> bool:
-    """Return True if a series rises or falls significantly, at the 1 % level (Mann-Kendall test).
+    """Return True if a series rises or falls significantly, at the 1% level (Mann-Kendall test).
 
     Sources: Mann, "Nonparametric tests against trend", 1945; Kendall, "Rank correlation methods", 1975, with the
     variance for ties.
@@ -448,7 +448,7 @@ def mean_of_differences(a: Sequence[float], b: Sequence[float]) -> tuple[float, 
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share by Wilson's method.
+    """Return the 95% confidence interval of a share by Wilson's method.
 
     The source is Wilson, "Probable inference, the law of succession, and statistical inference", 1927.
     """
@@ -585,7 +585,7 @@ def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     """Return the `share`-quantile of the read delays in seconds, or None if there are no delays.
 
     `counts` is a histogram with four buckets per factor of two. The result is the upper end of a bucket, which is at
-    most 19 % too large.
+    most 19% too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)

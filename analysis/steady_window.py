@@ -7,7 +7,7 @@ A plan can set a window with `window_s`. Otherwise a window is chosen only for a
 reached a steady state. The window excludes only the start-up phase, in which the number in flight still grows:
 
     in flight   |      .--~~--~---~~-.            typical number: median over the middle half of the arrivals
-                |    /|              |\\           window begins:  first time with at least 80 % of this number
+                |    /|              |\\           window begins:  first time with at least 80% of this number
                 |  /  |    window    |  \\         window ends:    the last request is due
                 +------------------------- time
 

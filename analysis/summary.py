@@ -286,7 +286,7 @@ class Throughput(msgspec.Struct, kw_only=True):
     error_share: float | None
     """Relative error of the rates that is due to the timestamp errors at both ends of the window."""
     ci95: dict[str, tuple[float, float]]
-    """95 % interval of each rate."""
+    """95% interval of each rate."""
     ci95_none: str | None
     """Reason why there are no intervals; None if there are intervals."""
 
@@ -508,7 +508,7 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     """Number of health samples in the run file."""
     calibration: QuotedCalibration | None = None
     error_bar_s: float | None = None
-    """Error bar of the timestamps in seconds: 99 % of the timestamps are off by at most this value. The error bars of
+    """Error bar of the timestamps in seconds: 99% of the timestamps are off by at most this value. The error bars of
     TTFT, TPOT, ITL and E2E are defined in the same way."""
     error_bar_ttft_s: float | None = None
     error_ttft_p50_s: float | None = None

@@ -461,7 +461,7 @@ def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | 
         return None
     last = next((reading for reading in reversed(source_readings) if not reading.gap), None)
     share = number_in(last.values, "taken_share") if last else None
-    amount = f"{share * 100:g} %" if share is not None else notes["memory_taken"]
+    amount = f"{share * 100:g}%" if share is not None else notes["memory_taken"]
     note = f"{run.header.server_title} reserves {amount} of each GPU's memory when it starts ({notes['memory_option']})"
     return MemoryReserved(share=share, note=note)
 

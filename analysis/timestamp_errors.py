@@ -32,7 +32,7 @@ not detected."""
 ERROR_BAR_SHARE = 0.99
 """Share of the samples whose error is at most the error bar."""
 BUCKETS_PER_OCTAVE = 16
-"""Number of error buckets per factor of two. The upper end of a bucket represents its errors, so it is at most 4.4 %
+"""Number of error buckets per factor of two. The upper end of a bucket represents its errors, so it is at most 4.4%
 too large and never too small."""
 
 
@@ -67,7 +67,7 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    For 99 % of the samples of complete requests, the error is at most the error bar. An error bar without samples is
+    For 99% of the samples of complete requests, the error is at most the error bar. An error bar without samples is
     None. The error bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
@@ -108,7 +108,7 @@ def median_ttft_error_s(ttft_s: Floats, max_errors_s: Floats) -> float:
 
 
 def _bucket_quantile_ns(counts: Integers, total: int) -> float:
-    """Return the error in ns that 99 % of `total` samples do not exceed.
+    """Return the error in ns that 99% of `total` samples do not exceed.
 
     `counts` is the number of samples in each error bucket. All other samples have an error of 0.
     """

@@ -2,9 +2,9 @@
 
 python -m benchmarks.gates                     the table of docs/guides/compare.md (some minutes)
 python -m benchmarks.gates --pairs 20          a first look
-python -m benchmarks.gates --variation 0.02    runs of one server that differ by 2 %
+python -m benchmarks.gates --variation 0.02    runs of one server that differ by 2%
 
-The servers of a pair are equal, or the steps of the second server take 10 % longer. Each server has three repeats with
+The servers of a pair are equal, or the steps of the second server take 10% longer. Each server has three repeats with
 consecutive seeds, as with `loadgen run --repeats 3`. The simulated server runs in virtual time
 (loadgen.studies.simulate): a scheduler on a modelled GPU handles the requests of the plan. In each run, all step
 durations are multiplied by a random factor, which is the variation between runs of one server.

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             judged = [each.error for each in points_of(found) if not part or of_it(each)]
             p50, p90 = np.quantile(judged, (0.5, 0.9))
             shown = ", ".join(f"{each} {getattr(found, each):.3g}" for each in names)
-            print(f"{name:18} {part:22} {len(judged):5}, median {100 * p50:4.1f} %, p90 {100 * p90:4.1f} %: {shown}")
+            print(f"{name:18} {part:22} {len(judged):5}, median {100 * p50:4.1f}%, p90 {100 * p90:4.1f}%: {shown}")
     return 0
 
 

@@ -461,10 +461,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for budget in BUDGETS:
         count, *errors = budget.found()
         shown = " ".join(f"{100 * error:6.1f}" for error in errors)
-        print(f"{budget.name:40} {count:5} {shown} %  {'kept' if budget.kept() else 'NOT KEPT'}")
+        print(f"{budget.name:40} {count:5} {shown}%  {'kept' if budget.kept() else 'NOT KEPT'}")
     for name, points in BESIDE.items():
         count, *errors = Budget(name, points).found()
-        print(f"{name:40} {count:5} {' '.join(f'{100 * error:6.1f}' for error in errors)} %")
+        print(f"{name:40} {count:5} {' '.join(f'{100 * error:6.1f}' for error in errors)}%")
     off = {each.case.split()[1]: each for each in ladder_gains()}
     for p2p, (published, most) in GAINS.items():
         gain, kept = off[p2p].predicted, abs(off[p2p].predicted - published) <= most

@@ -80,23 +80,23 @@ TUNING = (
 JITTER, LONG = Chance(0.30, 0.0, 0.01, 20.0), Chance(0.05, 0.98)
 FRESH = (
     Scene("burst, 128 at a time, 13B on H100", "vllm", 128, None, "H100 SXM", "Llama-2-13B"),
-    Scene("burst, LightLLM on RTX 4090, steps jitter 30 %", "lightllm", None, None, "RTX 4090", chance=JITTER),
+    Scene("burst, LightLLM on RTX 4090, steps jitter 30%", "lightllm", None, None, "RTX 4090", chance=JITTER),
     Scene("burst, 48 at a time, slowness lingers 50 steps", "vllm", 48, None, chance=LONG),
     Scene(
-        "open loop, 3 per second, TGI 13B, steps jitter 30 %", "tgi", None, 3.0, "A800-80GB SXM", "Llama-2-13B", JITTER
+        "open loop, 3 per second, TGI 13B, steps jitter 30%", "tgi", None, 3.0, "A800-80GB SXM", "Llama-2-13B", JITTER
     ),
     Scene(
         "open loop, 12 per second, 8B on H100, slowness lingers", "vllm", None, 12.0, "H100 SXM", "Llama-3.1-8B", LONG
     ),
-    Scene("burst, 64 at a time, runs vary by 1 %", "vllm", 64, None, chance=Chance(run_cv=0.01)),
-    Scene("burst, 64 at a time, runs vary by 2 %", "vllm", 64, None, chance=Chance(run_cv=0.02)),
-    Scene("open loop, 8 per second, runs vary by 1 %", "vllm", None, 8.0, chance=Chance(run_cv=0.01)),
-    Scene("open loop, 8 per second, runs vary by 2 %", "vllm", None, 8.0, chance=Chance(run_cv=0.02)),
+    Scene("burst, 64 at a time, runs vary by 1%", "vllm", 64, None, chance=Chance(run_cv=0.01)),
+    Scene("burst, 64 at a time, runs vary by 2%", "vllm", 64, None, chance=Chance(run_cv=0.02)),
+    Scene("open loop, 8 per second, runs vary by 1%", "vllm", None, 8.0, chance=Chance(run_cv=0.01)),
+    Scene("open loop, 8 per second, runs vary by 2%", "vllm", None, 8.0, chance=Chance(run_cv=0.02)),
 )
 SETS = {"tuning": TUNING, "fresh": FRESH}
 REPEATED = (
-    Scene("bursts, 32 at a time, runs vary by 2 %", "vllm", 32, None, chance=Chance(run_cv=0.02)),
-    Scene("open loops, 8 per second, runs vary by 2 %", "vllm", None, 8.0, chance=Chance(run_cv=0.02)),
+    Scene("bursts, 32 at a time, runs vary by 2%", "vllm", 32, None, chance=Chance(run_cv=0.02)),
+    Scene("open loops, 8 per second, runs vary by 2%", "vllm", None, 8.0, chance=Chance(run_cv=0.02)),
 )
 FIRST_SEED = {"tuning": 12_000_000, "fresh": 11_000_000, "repeats": 9_000_000}
 

@@ -218,7 +218,7 @@ def validation() -> str:
         errors = [point.error for point in points]
         p50, p90 = np.quantile(errors, (0.5, 0.9))
         bias = np.median([point.predicted / point.measured for point in points]) - 1
-        cells = (name, f"{len(points):,}", f"{100 * p50:.0f} %", f"{100 * p90:.0f} %", f"{100 * bias:+.0f} %", kept)
+        cells = (name, f"{len(points):,}", f"{100 * p50:.0f}%", f"{100 * p90:.0f}%", f"{100 * bias:+.0f}%", kept)
         return float(p50), f"| {' | '.join(cells)} |"
 
     def table(rows: list[tuple[float, str]], first_column: str) -> str:

@@ -83,7 +83,7 @@ OLD_PLAN_DEFAULTS: dict[str, Any] = {
 MAX_LENGTH_DIFFERENCE = 0.01
 """Maximum difference of mean lengths that count as equal, as a share. Responses may end early by chance."""
 ONE_RUN_EACH = (
-    f"One run each: intervals assume at least {MIN_RUN_VARIATION * 100:g} % variation between runs. "
+    f"One run each: intervals assume at least {MIN_RUN_VARIATION * 100:g}% variation between runs. "
     "--repeats 5 measures it."
 )
 TOO_SHORT = "Runs too short to show how the server varies: the interval of {} is the assumed {} (--run-variation)."
@@ -92,8 +92,8 @@ LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference
 WORDS = {"better": "better", "worse": "worse", "no difference": "same", "inconclusive": "unclear"}
 """Verdicts in the table of the terminal, which has 80 columns."""
 CAPTION = (
-    "Lines are 95 % intervals. An interval inside the shaded {:g} % means no difference. An interval that includes "
-    "100 % may be chance."
+    "Lines are 95% intervals. An interval inside the shaded {:g}% means no difference. An interval that includes "
+    "100% may be chance."
 )
 CARDS = ("output_tokens_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50")
 OVERLAID = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "course")
@@ -231,13 +231,13 @@ def _method(data: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], ru
     gated = {gate.figure for gate in gates}
     tested = sum(row.p_value is not None and row.figure not in gated for row in rows)
     if not tested and not gated:
-        return f"Computed from {data}. Each interval has 95 % confidence."
-    gate_level = "; figures with a --fail-if have a separate level of 5 % (Bonferroni's correction)" if gates else ""
+        return f"Computed from {data}. Each interval has 95% confidence."
+    gate_level = "; figures with a --fail-if have a separate level of 5% (Bonferroni's correction)" if gates else ""
     return (
-        f"Computed from {data}. Each interval has 95 % confidence. Two runs of one server are assumed to differ by at "
+        f"Computed from {data}. Each interval has 95% confidence. Two runs of one server are assumed to differ by at "
         f"most {percent(run_variation)} (--run-variation), or by what these runs show. Any larger difference "
         "counts as real. "
-        f"Verdicts use a level of 5 % for all {tested} figures together (Holm's correction){gate_level}."
+        f"Verdicts use a level of 5% for all {tested} figures together (Holm's correction){gate_level}."
     )
 
 
@@ -571,7 +571,7 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
     for row in comparison.rows:
         if row.figure in CARDS and row.difference is not None:
             a, b, unit, difference, interval = _row_texts(row, brief=True)
-            note = f"95 %: {interval}{'' if row.ratio_ci95 is None else ' %'}; {a} to {b} {unit}"
+            note = f"95%: {interval}{'' if row.ratio_ci95 is None else '%'}; {a} to {b} {unit}"
             cards.append(doc.Card(figure_title(row.figure), difference, row.verdict, note))
     return cards
 
@@ -583,7 +583,7 @@ def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
     then contain the details.
     """
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
-    heads |= dict.fromkeys(("difference", "95 %") if brief else ("B / A", "95 %", "difference", "adjusted p"), "number")
+    heads |= dict.fromkeys(("difference", "95%") if brief else ("B / A", "95%", "difference", "adjusted p"), "number")
     rows: list[Cells] = []
     for row in comparison.rows:
         verdict = WORDS[row.verdict] if brief else row.verdict
@@ -653,7 +653,7 @@ def _row_texts(row: ComparedFigure, *, brief: bool) -> list[str]:
 
 def _ratio_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
     if row.ratio is not None:
-        return f"{_percent_change(row.ratio)} %" if brief else f"{row.ratio:.3f}"
+        return f"{_percent_change(row.ratio)}%" if brief else f"{row.ratio:.3f}"
     return UNKNOWN if row.difference is None else f"{row.difference * factor:+.3g}"
 
 

@@ -400,7 +400,7 @@ def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, 
     medians = run_variance.quantile(samples_a, 0.5), run_variance.quantile(samples_b, 0.5)
     server = run_variance.latency_error(metric, a, b, variation.piece_error, medians)
     if not math.isfinite(server):
-        # The runs are too short for an estimate. Use the error whose 95 % interval equals the variation bound.
+        # The runs are too short for an estimate. Use the error whose 95% interval equals the variation bound.
         steady = run_variance.latency_error(metric, a, b, variation.steady_piece_error, medians)
         server = variation.bound(steady) / student_quantile(0.975, run_variance.DEGREES_OF_FREEDOM)
     common_error = max(
@@ -536,8 +536,8 @@ def judge_figures(
 ) -> list[ComparedFigure]:
     """Return the rows with their verdicts and adjusted p-values.
 
-    - "no difference": the 95 % interval is within `margin`, the largest difference that does not matter.
-    - "better" or "worse": the interval is not within `margin`, and the adjusted p-value is below 5 %.
+    - "no difference": the 95% interval is within `margin`, the largest difference that does not matter.
+    - "better" or "worse": the interval is not within `margin`, and the adjusted p-value is below 5%.
     - "inconclusive": neither of these conditions holds.
 
     The user chooses figures with a gate (`--fail-if`) before seeing the runs. The p-values of these figures are
@@ -556,8 +556,8 @@ def judge_figures(
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return the p-values adjusted by Holm's method. None values stay None.
 
-    If every hypothesis with an adjusted p-value below 5 % is rejected, the probability of one or more false rejections
-    is at most 5 %. The tests need not be independent (Holm, "A simple sequentially rejective multiple test procedure",
+    If every hypothesis with an adjusted p-value below 5% is rejected, the probability of one or more false rejections
+    is at most 5%. The tests need not be independent (Holm, "A simple sequentially rejective multiple test procedure",
     1979).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
@@ -602,7 +602,7 @@ def _needs_more(row: ComparedFigure, margin: float, strictness: float) -> int | 
     """Return the approximate number of additional requests or runs for a conclusive verdict.
 
     Return None if the number is impractical. A verdict is conclusive if the interval is within the margin or if the
-    adjusted p-value is below 5 %. `strictness` is the ratio of the adjusted to the unadjusted p-value. The estimate
+    adjusted p-value is below 5%. `strictness` is the ratio of the adjusted to the unadjusted p-value. The estimate
     assumes that the effect stays the same and that its error is proportional to `1 / sqrt(number)`.
     """
     effect_margin = margin if row.ratio is None else math.log1p(margin)

@@ -8,8 +8,8 @@ the difference. Positive differences mean that B is worse.
     beyond the bound      above 0       fail
     beyond the bound      0 or below    inconclusive, with the number of requests or runs that would decide
 
-The limit has 95 % confidence, so a server B that equals A fails with a probability of at most 5 %. With k gates, the
-confidence is `1 - 5 % / k` (Bonferroni), and 5 % is the probability that any gate fails falsely. Figures without a gate
+The limit has 95% confidence, so a server B that equals A fails with a probability of at most 5%. With k gates, the
+confidence is `1 - 5% / k` (Bonferroni), and 5% is the probability that any gate fails falsely. Figures without a gate
 do not change the confidence, because gates are chosen before the runs are seen. A verdict is marginal if the bound lies
 between the lower and the upper confidence limit.
 """
@@ -50,7 +50,7 @@ class Gate:
 class GateResult:
     """The result of a gate.
 
-    A difference is a share of A's figure, such as 0.05 for 5 %. If the figure is itself a share, a difference is the
+    A difference is a share of A's figure, such as 0.05 for 5%. If the figure is itself a share, a difference is the
     difference of the two shares. A positive difference means that B is worse.
     """
 
@@ -165,7 +165,7 @@ def _result(
     more = number_needed(row, aim, 1 - error_rate) if aim and (marginal or verdict == "inconclusive") else None
     confidence = 1 - error_rate
     text = (
-        f"{_values_text(gate, row, observed)} (+ is worse), {100 * confidence:.4g} % limits "
+        f"{_values_text(gate, row, observed)} (+ is worse), {100 * confidence:.4g}% limits "
         f"{_percent(low)} and {_percent(high)}"
     )
     if verdict == "pass" and smallest is not None:
@@ -232,7 +232,7 @@ def _finite(value: float) -> float | None:
 
 
 def _percent(share: float) -> str:
-    """Return a difference as text, such as `+5.1 %`, or `unbounded` if the difference is not finite."""
+    """Return a difference as text, such as `+5.1%`, or `unbounded` if the difference is not finite."""
     if not math.isfinite(share):
         return "unbounded"
-    return f"{share * 100:+,.0f} %" if abs(share) >= 1 else f"{share * 100:+.1f} %"
+    return f"{share * 100:+,.0f}%" if abs(share) >= 1 else f"{share * 100:+.1f}%"

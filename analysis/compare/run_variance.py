@@ -66,10 +66,10 @@ SHIFT_MAX = 10.0
 """Largest shift over which a p-value is averaged, in standard errors."""
 MIN_RUN_VARIATION = 0.02
 """Assumed minimum standard deviation of `log(time B / time A)` of two runs of one server. Without this minimum, open
-loops whose runs vary by 2 % were reported as different in one of eight pairs. It is a minimum and is not added to the
+loops whose runs vary by 2% were reported as different in one of eight pairs. It is a minimum and is not added to the
 error, because Student's t with DEGREES_OF_FREEDOM gives wide enough intervals for bursts."""
 ERROR_BAR_SIGMAS = 2.576
-"""Half-width of an error bar in standard deviations. 99 % of normally distributed errors are within an error bar."""
+"""Half-width of an error bar in standard deviations. 99% of normally distributed errors are within an error bar."""
 TOKENS_MAX = 4_000_000
 """Maximum number of tokens of a run whose gaps are all used. For runs with more tokens, the gaps of every k-th request
 are used. This loses little information, because the gaps of one engine step are similar."""

@@ -62,14 +62,14 @@ POINTS_PER_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
 """Figures with a column in the page's table of cells. matrix.json contains further figures."""
 MAIN = "output_tokens_per_s"
-BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95 % interval of the mean."
+BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95% interval of the mean."
 CURVES = """Share of complete requests at or below each latency, over all repeats of a cell. Thin lines are single
 repeats. If thin lines are far apart, runs differ more than requests do."""
-RATIOS = f"""Ratio of the figures of two servers on one platform, or of one server on two platforms, with its 95 %
+RATIOS = f"""Ratio of the figures of two servers on one platform, or of one server on two platforms, with its 95%
 interval. ▲ means better and ▼ worse, by the verdict of `loadgen compare` on the runs of both cells: the difference is
 shown, and its interval does not lie within {percent(MARGIN)}. Of pairs of equal cells, at most one in twenty has a mark
 by chance."""
-MEANS = """Sorted by output throughput. Values are means over the valid repeats. Below each value is the 95 % interval
+MEANS = """Sorted by output throughput. Values are means over the valid repeats. Below each value is the 95% interval
 of the mean, or the range of the runs if there is no useful interval. ▲ means better than all other servers on the
 platform and ▼ means worse than at least one of them, as `loadgen compare` judges their runs."""
 MEMORY = """Engines reserve most of a GPU's memory for their KV cache when they start, so the used share of the KV cache
@@ -254,13 +254,13 @@ class MatrixReport:
         if difference.a != first.cell:
             ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
         lead, *interval = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
-        certainty = f"95 %: {' to '.join(interval)} %" if interval else "too few runs for an interval"
+        certainty = f"95%: {' to '.join(interval)}%" if interval else "too few runs for an interval"
         leader, runner_up = self.servers[first.server], self.servers[second.server]
         won = _verdict(difference, first.cell) == "better"
         if won:
-            text = f"{leader} leads {runner_up} by {lead} % ({certainty})."
+            text = f"{leader} leads {runner_up} by {lead}% ({certainty})."
         else:
-            text = f"No winner: {leader} {lead} % compared with {runner_up} ({certainty}{_reason(difference)})."
+            text = f"No winner: {leader} {lead}% compared with {runner_up} ({certainty}{_reason(difference)})."
         if invalid:
             text += f" Not ranked: {bottleneck}"
         if not difference.equal_work:
@@ -626,7 +626,7 @@ def _mark(summary: MatrixSummary) -> str:
 
 
 def figure(cell: CellSummary, name: str) -> TableCell:
-    """Return a table cell with the mean of a figure over the repeats and the 95 % interval of the mean.
+    """Return a table cell with the mean of a figure over the repeats and the 95% interval of the mean.
 
     If there are too few runs for an interval, or if the interval includes 0, the range of the runs replaces the
     interval.

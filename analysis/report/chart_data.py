@@ -51,7 +51,7 @@ TOKEN_BINS_MAX = 128
 LONGEST = 20
 LONGEST_COLUMNS = {"token": "token", "gap": "gap_s", "of": "request"}
 BUCKET = 1.01
-"""Ratio of neighbouring bucket edges in the histogram of gaps. Percentiles of gaps are therefore accurate to 1 %. The
+"""Ratio of neighbouring bucket edges in the histogram of gaps. Percentiles of gaps are therefore accurate to 1%. The
 histogram needs one pass over the chunks and about two megabytes."""
 BUCKET_MIN_S = 1e-6
 BUCKETS = int(np.log(1e9) / np.log(BUCKET))
@@ -72,7 +72,7 @@ def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, 
     """Return the empirical distribution function of the samples.
 
     In the result, `x` is in seconds, and `y` is the share of samples at or below `x`. `margin` is half the width of the
-    95 % band. The band is computed from the number of requests, because samples of the same request are correlated.
+    95% band. The band is computed from the number of requests, because samples of the same request are correlated.
     """
     ranks = plotted_ranks(len(samples))
     drawn = np.array(samples.values_at(ranks)) if isinstance(samples, OrderStatistics) else np.sort(samples)[ranks]
@@ -86,7 +86,7 @@ def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, 
 
 
 def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lower and the upper end of the 95 % band at each point of a curve from `distribution`."""
+    """Return the lower and the upper end of the 95% band at each point of a curve from `distribution`."""
     share = np.array(curve["y"])
     low = np.maximum(0, share - curve["margin"])
     high = np.minimum(1, share + curve["margin"])
@@ -116,7 +116,7 @@ def goodput_curve(summary: Summary) -> dict[str, Any] | None:
 
 
 def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:
-    """Return the median TTFT in ms with its 95 % interval by turn, or None for a run without sessions.
+    """Return the median TTFT in ms with its 95% interval by turn, or None for a run without sessions.
 
     Turns with too few samples for a median are omitted.
     """

@@ -144,7 +144,7 @@ const Report = (() => {
     return { traces, layout: changes };
   }
 
-  // Scales percentiles as HdrHistogram does: 90 %, 99 % and 99.9 % are equally far apart.
+  // Scales percentiles as HdrHistogram does: 90%, 99% and 99.9% are equally far apart.
   function tails(traces) {
     const shares = [0, 0.5, 0.9, 0.99, 0.999, 0.9999];
     const height = (share) => -Math.log10(1 - share);
@@ -152,7 +152,7 @@ const Report = (() => {
       const highest = trace.y.reduce((largest, share) => share < 1 ? Math.max(largest, share) : largest, 0);
       trace.customdata = trace.y;
       trace.hovertemplate = trace.hovertemplate?.replace("%{y", "%{customdata");
-      trace.y = trace.y.map((share) => height(share < 1 ? share : (1 + highest) / 2)); // 100 % would be infinitely high
+      trace.y = trace.y.map((share) => height(share < 1 ? share : (1 + highest) / 2)); // 100% would be infinitely high
     }
     return { tickvals: shares.map(height), ticktext: shares.map((share) => `${Number((share * 100).toFixed(2))}%`), rangemode: "tozero" };
   }

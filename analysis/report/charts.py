@@ -444,7 +444,7 @@ CHARTS: dict[str, Chart] = {
                 "yaxis": _axis("TTFT p50, ms"),
             },
             table={"turn": "turn", "TTFT p50, ms": "p50", "from": "low", "to": "high"},
-            note="The median and its 95 % interval of the complete requests of each turn.",
+            note="The median and its 95% interval of the complete requests of each turn.",
         ),
         *(_distribution_chart(name) for name in ("e2e_s", "ttft_s", "tpot_s", "itl_s")),
         _ttft_scatter("position", "TTFT by queue position", "position in the order sent", _position_caption),
@@ -469,7 +469,7 @@ CHARTS: dict[str, Chart] = {
             table={name: name for name in ("token", "n", *chart_data.GAP_PERCENTILES, "max")},
             typical={"y": lambda gaps: next((gap for gap in gaps["p50"] + gaps["max"] if gap), None)},
             note="A spike at one token is a stall of every response. A single diamond is a stall of one response. A "
-            "chunk of several tokens counts once, before its first token. Percentiles are accurate to 1 %, and the "
+            "chunk of several tokens counts once, before its first token. Percentiles are accurate to 1%, and the "
             "largest gap is exact.",
             shape="wide",
         ),

@@ -388,7 +388,7 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
             wide.append(f"{title} uncertain by {percent(error_s / median_s)}")
     text = f"Worst-case error from coalesced reads: {', '.join(texts)}"
     if wide:
-        text += f"; {', '.join(wide)} of the median (limit {ERROR_MAX * 100:.0f} %)"
+        text += f"; {', '.join(wide)} of the median (limit {ERROR_MAX * 100:.0f}%)"
     return [Finding("error", "warning" if wide else "ok", f"{text}.", "client")]
 
 
@@ -462,7 +462,7 @@ def delivered_as_requested(summary: Summary) -> bool:
 
 
 def goodput_sentences(summary: Summary) -> list[str]:
-    """Return two sentences: how many requests met the latency bounds, and which bounds 90 % of requests would have met.
+    """Return two sentences: how many requests met the latency bounds, and which bounds 90% of requests would have met.
 
     Return an empty list if the run has no bounds.
     """
@@ -473,22 +473,22 @@ def goodput_sentences(summary: Summary) -> list[str]:
     due = "" if summary.window.whole else " due in the window"
     good = f"{result.good:,} of {pluralise(result.requests, 'request')}{due} met {' and '.join(result.bounds)}"
     text = f"Goodput {significant(result.per_s)} requests/s: {good}"
-    text += f" ({percent(result.attainment)}, 95 %: {low} to {high} %)."
+    text += f" ({percent(result.attainment)}, 95%: {low} to {high}%)."
     met = result.met_by["90%"]
     if not met:
-        return [text, "No bounds would have been met by 90 %: too many were not complete."]
+        return [text, "No bounds would have been met by 90%: too many were not complete."]
     bounds = bound_texts(met, " < ")
     if not bounds:
         names = " and ".join(met.bounds_s)
-        return [text, f"90 % would have met any bounds, however tight: their {names} is 0 or undefined."]
+        return [text, f"90% would have met any bounds, however tight: their {names} is 0 or undefined."]
     scale = f" (bounds x{significant(met.scale)})" if met.scale else ""
-    return [text, f"90 % would have met {' and '.join(bounds)}{scale}."]
+    return [text, f"90% would have met {' and '.join(bounds)}{scale}."]
 
 
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    A bound is 0 if 90 % of the requests would have met any bound, however small. Such bounds are omitted.
+    A bound is 0 if 90% of the requests would have met any bound, however small. Such bounds are omitted.
     """
     return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
 

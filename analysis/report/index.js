@@ -28,7 +28,7 @@
   function comparisonRows() {
     return [["figure", "unit", ...selected.map((index) => runs[index].name)], ...figures.map((figure) => {
       const values = selected.map((index) => runs[index].figures[figure.name]);
-      const difference = (value) => value !== null && values[0] ? ` (${((value / values[0] - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+")} %)` : "";
+      const difference = (value) => value !== null && values[0] ? ` (${((value / values[0] - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+")}%)` : "";
       const mark = (position) => runs[selected[position]].thin.includes(figure.name) ? "*" : "";
       return [figure.title, figure.unit, ...values.map((value, position) => shown(value, figure) + mark(position) + (position ? difference(value) : ""))];
     })];

@@ -71,11 +71,11 @@ HELP = {
     "every session got that far.",
     "objectives": "The measured figure decides, or with --confidence its whole interval. Marginal means that the bound "
     "lies inside the interval.",
-    "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95 % band. The scale "
-    "“tails” gives 90 %, 99 % and 99.9 % equal distances.",
+    "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95% band. The scale "
+    "“tails” gives 90%, 99% and 99.9% equal distances.",
     "waiting": "Each point is a complete request. A line that rises with the order sent shows a queue. A line that "
     "rises with the prompt length shows prefill time.",
-    "percentiles": "Exact values from raw samples, with 95 % intervals. {independent}",
+    "percentiles": "Exact values from raw samples, with 95% intervals. {independent}",
     "lengths": "Totals cover all requests sent, so they differ if requests failed or were rejected.",
 }
 """Explanations of how to read a section, by section id. `_help_values` fills in the placeholders."""
@@ -379,7 +379,7 @@ STATISTICS = (
     "Percentiles interpolate linearly between order statistics. Their intervals are order statistics around the "
     "percentile, by the binomial distribution; if a request has several samples, they allow for the correlation of "
     "these. The bands are those of Dvoretzky, Kiefer and Wolfowitz with Massart's constant. A percentile needs enough "
-    "samples that the probability of fewer than two beyond it is below 1 % (MLPerf's rule: 64 for p90, 662 for p99). "
+    "samples that the probability of fewer than two beyond it is below 1% (MLPerf's rule: 64 for p90, 662 for p99). "
     "All intervals describe this run. Only further runs show how runs differ from each other."
 )
 METRIC_DEFINITIONS = doc.Definitions([(metric.title, metric.name, metric.definition) for metric in METRICS.values()])

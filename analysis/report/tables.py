@@ -321,13 +321,13 @@ def prediction(summaries: Summaries) -> Table:
         "figure": "head",
         "predicted": "number",
         "unit": "text",
-        "95 %": "number",
+        "95%": "number",
     }
     return table("Predicted by the twin", heads, rows, several=len(summaries) > 1)
 
 
 def goodput(summaries: Summaries) -> Table:
-    """Return the table of goodput: how many requests met the bounds, and which bounds 90 % would have met."""
+    """Return the table of goodput: how many requests met the bounds, and which bounds 90% would have met."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         result = summary.goodput
@@ -336,10 +336,10 @@ def goodput(summaries: Summaries) -> Table:
         met = result.met_by["90%"]
         bounds = (", ".join(findings.bound_texts(met, " ")) or "any bounds") if met else UNKNOWN
         interval = " to ".join(significant(end * 100) for end in result.attainment_ci95)
-        figures = (f"{result.good:,}", f"{result.requests:,}", percent(result.attainment), f"{interval} %")
+        figures = (f"{result.good:,}", f"{result.requests:,}", percent(result.attainment), f"{interval}%")
         rows.append([_run(index), *figures, significant(result.per_s), bounds])
-    columns = number_columns("good", "of", "attainment", "95 %", "goodput, requests/s")
-    heads: Mapping[str, ColumnKind] = {"run": "head", **columns, "90 % would have met": "text"}
+    columns = number_columns("good", "of", "attainment", "95%", "goodput, requests/s")
+    heads: Mapping[str, ColumnKind] = {"run": "head", **columns, "90% would have met": "text"}
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
 
@@ -470,9 +470,9 @@ def counters(summaries: Summaries) -> Table:
 
 
 def _interval(summary: Summary, rate: str) -> str:
-    """Return the 95 % interval of the rate `rate` as text, or an empty string if the run has no interval."""
+    """Return the 95% interval of the rate `rate` as text, or an empty string if the run has no interval."""
     ends = summary.throughput.ci95.get(rate)
-    return f"95 %: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
+    return f"95%: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
 
 
 def _median_card(label: str, described: Distribution) -> Card:
@@ -481,7 +481,7 @@ def _median_card(label: str, described: Distribution) -> Card:
     if "p50" in described.thin or low is None or high is None:
         interval = f"median of {described.n:,}: too few" if described.n else "no sample"
     else:
-        interval = f"median, 95 %: {significant(low * factor)} to {significant(high * factor)}"
+        interval = f"median, 95%: {significant(low * factor)} to {significant(high * factor)}"
     p99 = "" if "p99" in described.thin or described.p99 is None else f"p99 {duration(described.p99)}"
     return _duration_card(label, described.p50, _joined(interval, p99))
 

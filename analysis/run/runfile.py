@@ -66,7 +66,7 @@ class StampFacts(msgspec.Struct, kw_only=True, frozen=True):
     exact: bool = False
     """True if timestamps are correct however late the process reads."""
     error_s: float | None = None
-    """Error bound in seconds for 99 % of exact timestamps. None if the error can be as long as the longest stall of the
+    """Error bound in seconds for 99% of exact timestamps. None if the error can be as long as the longest stall of the
     process."""
     by_read: bool = True
     """True if tokens that are read together share a timestamp."""

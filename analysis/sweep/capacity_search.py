@@ -71,7 +71,7 @@ SOKAL_WINDOW = 5
 """Sokal's window: the largest lag that is summed, in autocorrelation times."""
 SHORT_RUN_FACTOR = 3.0
 """Factor by which the autocorrelation time is raised, because a run of a minute does not show the slow variations of a
-queue. With a factor of 2, 92 % of the 95 % confidence intervals of `benchmarks.sweep` contained the capacity."""
+queue. With a factor of 2, 92% of the 95% confidence intervals of `benchmarks.sweep` contained the capacity."""
 TAIL = 0.75
 """Quantile above which latencies are assumed to have an exponential tail, as waiting times in queues do. The tail is
 used if few samples miss the bound."""
@@ -333,7 +333,7 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
     size = len(missed) / autocorrelation_time(values, bound)
     edge = float(np.quantile(values, TAIL, method="lower"))
     if share * size >= MIN_MISSES or max_share > (1 - TAIL) / 2 or edge >= bound:
-        # The prior's median is `max_share`, so the probability without samples is 50 %.
+        # The prior's median is `max_share`, so the probability without samples is 50%.
         return float(betaincc(share * size + 0.5, (1 - share) * size + btdtrib(0.5, 0.5, max_share), max_share))
     beyond = values[(values > edge) & np.isfinite(values)] - edge
     if not len(beyond):

@@ -104,7 +104,7 @@ def capacity_sentence(sweep: SweepResult) -> str:
     if sweep.fixed_loads:
         return f"Capacity: {between} {unit}{condition}."
     meaning = "" if sweep.objectives else ": the largest rate that the server keeps up with"
-    confidence = f"{sweep.confidence:.0%}".replace("%", " %")
+    confidence = f"{sweep.confidence:.0%}"
     measured = f", {between}" if between and sweep.over == "concurrency" else ""
     capacity = format_load(sweep.over, sweep.capacity)
     return f"Capacity: {capacity} {unit} ({confidence}: {low} to {high}){measured}{condition}{meaning}.{rough}"
@@ -135,10 +135,10 @@ def verdict_text(chance: float, *, overloaded: bool, objectives: bool) -> str:
 
 
 def format_chance(over: float) -> str:
-    """Format a probability as a whole percentage, or as `< 1 %` or `> 99 %` near 0 and 1."""
+    """Format a probability as a whole percentage, or as `< 1%` or `> 99%` near 0 and 1."""
     if over < 0.01:
-        return "< 1 %"
-    return "> 99 %" if over > 0.99 else f"{100 * over:.0f} %"
+        return "< 1%"
+    return "> 99%" if over > 0.99 else f"{100 * over:.0f}%"
 
 
 def findings(sweep: SweepResult) -> list[Finding]:

@@ -9,7 +9,7 @@ Growth alone therefore proves nothing. The test uses three facts to tell a filli
 - Arrival times and the work per request are random, so chance alone causes a trend. Over a window with n requests, this
   trend has the standard deviation `variation / sqrt(n)`, relative to the rate.
 
-The thresholds of the test were chosen with simulated servers at 80 to 150 % of their capacity. `benchmarks.sweep`
+The thresholds of the test were chosen with simulated servers at 80 to 150% of their capacity. `benchmarks.sweep`
 checks them.
 """
 

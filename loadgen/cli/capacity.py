@@ -21,7 +21,7 @@ DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """GPUs to try if none is named."""
 ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. They assume
 Poisson arrivals, spread evenly over replicas without a shared cache, and no
-spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f} %
+spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f}%
 more or less time than modelled. Nine of ten published measurements are within
 that range."""
 

@@ -348,7 +348,7 @@ def serve(
     fault: Annotated[
         list[str] | None,
         Option(
-            help="Fault to inject: reset@12:3,17 (in requests 3 and 17), stall=0.01 (in 1 % of requests), merged@4 (in "
+            help="Fault to inject: reset@12:3,17 (in requests 3 and 17), stall=0.01 (in 1% of requests), merged@4 (in "
             "all requests). Repeatable."
         ),
     ] = None,

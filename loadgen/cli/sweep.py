@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loadgen.studies.simulate import ServerModel
 
 OBJECTIVE_HELP = (
-    "Objective to meet: 'ttft.p99 < 500ms'. Repeatable. A load with more than 1 % of incomplete or rejected requests "
+    "Objective to meet: 'ttft.p99 < 500ms'. Repeatable. A load with more than 1% of incomplete or rejected requests "
     "fails too, unless an objective limits these requests."
 )
 VIRTUAL_HELP = (

@@ -179,7 +179,7 @@ def check(
 
 
 def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Predicted]:
-    """Predict the figures of a plan on a twin, each with a 95 % interval. No file is written.
+    """Predict the figures of a plan on a twin, each with a 95% interval. No file is written.
 
     The plan is simulated once with the fitted constants, and once with each of several random draws of the constants.
     The draws reflect the uncertainty of the fit. The list is empty for loads of more than MAX_REQUESTS requests. Raises
@@ -206,7 +206,7 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
 
 
 def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
-    """Predict the latency figures of a recorded run's requests on a twin, each with a 95 % interval."""
+    """Predict the latency figures of a recorded run's requests on a twin, each with a 95% interval."""
     from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.studies.twin_fitting import simulate_run
@@ -295,7 +295,7 @@ def _describe_twin(fitted_twin: Twin) -> str:
     from loadgen.analysis.format import duration, percent
     from loadgen.analysis.hardware import align_columns
 
-    rows = [("", "", "95 %")]
+    rows = [("", "", "95%")]
     for name, constant in fitted_twin.constants.items():
         text = duration if constant.unit == "s" else percent
         interval = f"{text(constant.low)} to {text(constant.high)}"
@@ -325,13 +325,13 @@ def _comparison_table(measured: Mapping[str, float | None], predicted: Mapping[s
     from loadgen.analysis.format import figure_title, significant, unit_of
     from loadgen.analysis.hardware import align_columns
 
-    rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95 %")]
+    rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95%")]
     for name, (value, *ends) in predicted.items():
         true_value = measured.get(name)
         if true_value and value:
             factor, unit = unit_of(name, true_value)
             interval = " to ".join(significant((end or 0) * factor) for end in ends)
-            error = f"{100 * (value / true_value - 1):+.1f} %"
+            error = f"{100 * (value / true_value - 1):+.1f}%"
             cells = (significant(true_value * factor), significant(value * factor), unit, error, interval)
             rows.append((figure_title(name), *cells))
     has_intervals = any(row[-1] for row in rows[1:])

@@ -72,7 +72,7 @@ def link_sentences(limits: DeviceLimits, processes: int) -> list[str]:
 
 
 def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the margin of its 95 % confidence interval. The margin is None for one value.
+    """Return the mean and the margin of its 95% confidence interval. The margin is None for one value.
 
     The margin is `t * s / sqrt(n)`. Here `n` is the number of values, `s` their standard deviation, and `t` the 0.975
     quantile of Student's t distribution with `n - 1` degrees of freedom.
@@ -138,11 +138,11 @@ def sentences(case: StepCase, result: InferenceResult) -> list[str]:
         f"all {result.model_layers} layers and the rest would take about {duration(whole_s)}."
     ]
     ratios = sum_ratios(case)
-    sums = ", ".join(f"{name} {100 * ratio:.1f} %" for name, ratio in ratios.items())
+    sums = ", ".join(f"{name} {100 * ratio:.1f}%" for name, ratio in ratios.items())
     lines.append(f"Sums of parts relative to the whole: {sums}.")
     if any(abs(1 - ratio) > MAX_DEVIATION for ratio in ratios.values()):
         lines.append(
-            "A sum is more than 5 % off: the machine was busy, or steps are short. Try more --repeats or a larger "
+            "A sum is more than 5% off: the machine was busy, or steps are short. Try more --repeats or a larger "
             "--input."
         )
     if case.beside_s:

@@ -81,7 +81,7 @@ def memory_rows(result: TrainingResult) -> list[tuple[str, ...]]:
             *(byte_size(size) for size in technique.memory_bytes.values()),
             byte_size(sum(technique.memory_bytes.values())),
             byte_size(sum(technique.predicted_bytes.values())),
-            f"{100 * peak_error(technique):+.1f} %",
+            f"{100 * peak_error(technique):+.1f}%",
         )
         for technique in _measured(result)
     ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOWEST_NS = 1_000
 BUCKETS_PER_OCTAVE = 64
 BUCKETS = 32 * BUCKETS_PER_OCTAVE
-"""A bucket is 1.1 % wide, so a percentile is exact to 0.55 %. The buckets range from 1 us to more than an hour."""
+"""A bucket is 1.1% wide, so a percentile is exact to 0.55%. The buckets range from 1 us to more than an hour."""
 RATE_WINDOW_NS = 3_000_000_000
 """Time in ns over which a rate is averaged. Engines alternate between prefill and decode, so the average over a shorter
 time would fluctuate."""

@@ -8,7 +8,7 @@ Each reading belongs to one phase of the run (the field `moment`):
     end      as soon as the last request has ended.
     after    a little later, when the server's counters no longer change.
 
-No token passes through this process, so the sampler does not disturb the measurement. The sampler takes 0.7 % of a
+No token passes through this process, so the sampler does not disturb the measurement. The sampler takes 0.7% of a
 core: 7 ms of CPU time per second, measured with vLLM's metrics page of 55 kB, one GPU and one process.
 """
 

@@ -66,7 +66,7 @@ LINEAR_CONSTANTS = {
 
 
 class TwinConstant(msgspec.Struct, kw_only=True, frozen=True):
-    """A fitted constant with its 95 % interval."""
+    """A fitted constant with its 95% interval."""
 
     value: float
     low: float

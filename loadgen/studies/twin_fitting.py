@@ -572,7 +572,7 @@ def _running_limit(runs: Sequence[Run]) -> int | None:
 
     - Exactly this number of requests is running.
     - Other requests are waiting.
-    - Less than 90 % of the KV cache is used.
+    - Less than 90% of the KV cache is used.
     """
     samples = [sample.values for run in runs for sample in run.telemetry if sample.source == "server"]
     crowded = [values["running"] for values in samples if values.get("waiting") and (values.get("kv_used") or 0) < 0.9]

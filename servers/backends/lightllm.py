@@ -225,6 +225,6 @@ LIGHTLLM = base.Backend(
         "0.0.1": "loadgen.servers.simulated.lightllm_0_0_1:PROTOCOL",
         "0.0.1-tgi-api": "loadgen.servers.simulated.lightllm_0_0_1:TGI_PROTOCOL",
     },
-    # LightLLM takes 90 % of the memory in versions 1.0 and 1.1, and 80 % in later versions.
-    notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90 % by default", "drops_counts": True},
+    # LightLLM takes 90% of the memory in versions 1.0 and 1.1, and 80% in later versions.
+    notes={"memory_option": "--mem_fraction", "memory_taken": "80 to 90% by default", "drops_counts": True},
 )

@@ -151,7 +151,7 @@ VLLM = base.Backend(
     simulated="loadgen.servers.simulated.vllm:PROTOCOL",
     notes={
         "memory_option": "--gpu-memory-utilization",
-        "memory_taken": "90 to 92 % by default",  # 0.90 up to version 0.10.2, 0.92 in later versions
+        "memory_taken": "90 to 92% by default",  # 0.90 up to version 0.10.2, 0.92 in later versions
         "split_endpoint": "rerank",  # embedding models process query and document separately, other models together
     },
 )

@@ -110,7 +110,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             ),
         ),
         # Whole prompts come first, in separate steps, and the newest request is preempted and recomputed:
-        # vllm/core/scheduler.py (`_schedule`, `_preempt_by_recompute`). Admission leaves 1 % of the blocks free:
+        # vllm/core/scheduler.py (`_schedule`, `_preempt_by_recompute`). Admission leaves 1% of the blocks free:
         # vllm/core/block_manager.py. 256 sequences and 256 tokens of padding: vllm/config.py,
         # vllm/engine/arg_utils.py. The token budget is the longest sequence of Llama-2.
         "2023": Engine(

@@ -243,7 +243,7 @@ FAULTS: dict[str, Fault] = {
 
 
 LATE_NS = 5_000_000
-"""The server falls behind if more than 1 % of its sends are later than this. It is a quarter of the time between two
+"""The server falls behind if more than 1% of its sends are later than this. It is a quarter of the time between two
 tokens at 50 tokens/s."""
 _BIN_NS = 1_000
 _BINS = 100_000

@@ -72,7 +72,7 @@ class TimestampSource:
     title: ClassVar[str] = "user-space timestamps"  # In sentences
     exact: ClassVar[bool] = False  # Whether a timestamp is correct even if this process reads late
     error_s: ClassVar[float | None] = None
-    """Maximum error in seconds of 99 % of the timestamps. None: the error is as long as the process may have waited."""
+    """Maximum error in seconds of 99% of the timestamps. None: the error is as long as the process may have waited."""
     by_read: ClassVar[bool] = True  # Whether all bytes of one read share a timestamp, so its tokens share it too
     unsorted_bytes = 0  # Bytes that have arrived and are not assigned to a response yet
     needs: ClassVar[str] = ""  # What a machine needs for this source, as a sentence
@@ -157,7 +157,7 @@ class SocketTimestamps(TimestampSource):
     name = "socket"
     title = "kernel timestamps"
     exact = True
-    error_s = 20e-6  # 99 % lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously
+    error_s = 20e-6  # 99% lie within 0.011 ms of the server's own log (docs/concepts/stamps.md), rounded up generously
 
     def __init__(self, primer: socket.socket | None = None) -> None:
         self._primer = primer  # Stays open so that the kernel keeps taking timestamps

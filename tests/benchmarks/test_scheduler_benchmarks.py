@@ -10,7 +10,7 @@ from benchmarks import schedulers
 
 
 def test_the_engines_of_2023_are_as_fast_as_they_were() -> None:
-    """Throughput of 12 bursts within 10 % on average and none off by 15 %, and the servers in the order measured."""
+    """Throughput of 12 bursts within 10% on average and none off by 15%, and the servers in the order measured."""
     found = schedulers.bursts()
     assert len(found) == 12
     assert schedulers.mean_error(found) < 0.05
@@ -28,7 +28,7 @@ def test_their_latencies_under_poisson_arrivals() -> None:
 
 
 def test_closed_loops() -> None:
-    """TPOT and tokens per second of 2024's and 2025's engines: median error at most 15 %."""
+    """TPOT and tokens per second of 2024's and 2025's engines: median error at most 15%."""
     by = schedulers.closed_loops()
     assert len(by["TPOT"]) > 200
     assert schedulers.median_error(by["TPOT"]) < 0.08

@@ -6,7 +6,7 @@ from benchmarks import twin
 
 
 def test_the_first_third_predicts_the_other_two() -> None:
-    """Median TTFT and TPOT within 15 %, and the number running within 10 % of its mean."""
+    """Median TTFT and TPOT within 15%, and the number running within 10% of its mean."""
     constants, compared, off = twin.trace()
     assert [each.case for each in compared] == ["TTFT", "TPOT"]
     assert max(abs(each.error) for each in compared) < 0.15

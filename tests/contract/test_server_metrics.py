@@ -101,7 +101,7 @@ def test_ranks_of_one_engine_count_once() -> None:
 
 
 def test_idle_processes_of_an_engine_do_not_thin_its_figures() -> None:
-    """One of eight processes has heard that the cache is 65 % full: that is the use of the one engine."""
+    """One of eight processes has heard that the cache is 65% full: that is the use of the one engine."""
     lines = ["# TYPE vllm:kv_cache_usage_perc gauge"]
     lines += [f'vllm:kv_cache_usage_perc{{engine="0",pid="{pid}"}} {0.65 * (pid == 3)}' for pid in range(8)]
     assert page_values(parse_page("\n".join(lines).encode(), PREFIXES), "vllm") == {"kv_used": 0.65}

@@ -58,7 +58,7 @@ def test_the_llama_is_hugging_faces(models: Models, kv_heads: int) -> None:
 
 def test_parts_add_up(dissect: Dissect, models: Models) -> None:
     """Operators to their layer, layers and the rest to the model, ours to torch.profiler's total, operators of the
-    backward pass to that: within 5 %, in one of three tries, for the machine may be busy."""
+    backward pass to that: within 5%, in one of three tries, for the machine may be busy."""
     file, tries = models(1024, 4096, 2, 4000), []
     for _ in range(3):
         told = dissect("inference", "--model", file, "--input", 384, "--threads", 1, "--repeats", 5, "--backward")
@@ -67,7 +67,7 @@ def test_parts_add_up(dissect: Dissect, models: Models) -> None:
         if all(abs(1 - value) <= 0.05 for value in tries[-1].values()):
             break
     else:
-        pytest.fail(f"more than 5 % off, three times: {tries}")
+        pytest.fail(f"more than 5% off, three times: {tries}")
     assert len(tries[0]) == 4
     assert found.bounds.flops_per_s > found.bounds.bytes_per_s > 0
 

@@ -107,7 +107,7 @@ def test_what_cannot_be_told_is_never_silent(counts_as: str | None, code: int, r
 
 def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
     """Twice as slow is beyond what two runs of one server differ by: exit code 4, A and B named; with the bound set to
-    99 % nobody can tell."""
+    99% nobody can tell."""
     two = [runs / "a" / "repeat-1", runs / "b" / "repeat-1", "--quiet", "--fail-if", "tpot.p50 worse by 5%"]
     code, _, err = compare(*two)
     if "the client was the limit" in err:  # on a busy machine nothing is called of such runs

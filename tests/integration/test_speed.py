@@ -76,7 +76,7 @@ def test_runs_at_different_speeds_are_not_compared(runs: Path) -> None:
 
 @pytest.mark.parametrize("command", ["fit", "check"])
 def test_a_twin_takes_runs_at_real_speed_only(command: str, runs: Path) -> None:
-    """Times of a faster clock are those of no hardware: a fit would find 400 % of the memory bandwidth."""
+    """Times of a faster clock are those of no hardware: a fit would find 400% of the memory bandwidth."""
     code, _, problems = in_process(runs, "twin", "fit", "real/run", "--out", "real.json")
     assert code == 0, problems
     words = ("fit", "real/run", "fast/run") if command == "fit" else ("check", "real.json", "fast/run")

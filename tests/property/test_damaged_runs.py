@@ -63,7 +63,7 @@ FULL_HEADER["server"] |= {
 }
 FULL_HEADER["server"] |= {"hardware": {"gpu": "H100", "model": "llama-2-7b", "tensor_parallel": 1}}
 FULL_HEADER["server"] |= {"prediction": [{"figure": "ttft.p50", "value": 0.1, "low": 0.05, "high": 0.2}]}
-FULL_HEADER["server"] |= {"notes": {"memory_option": "--x", "memory_taken": "90 %", "prompt_piece_tokens": 8}}
+FULL_HEADER["server"] |= {"notes": {"memory_option": "--x", "memory_taken": "90%", "prompt_piece_tokens": 8}}
 FULL_HEADER["telemetry"] |= {"gpu": {"by": "NVML", "gpus": [CARD]}, "host": CARD | {"processes": PROCESSES}}
 FULL_CLIENT: dict[str, Any] = {
     **{

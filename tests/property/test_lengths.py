@@ -26,7 +26,7 @@ EACH = ["512", "uniform:128..384", "lognormal:mean=161.31,cv=1,max=2048", "expon
 
 @pytest.mark.parametrize(("mean", "cv"), [(161.31, 1.0), (2047.8, 0.96), (27.9, 2.15), (1000, 0.2)])
 def test_lognormal_lengths_keep_mean_and_variation(mean: float, cv: float) -> None:
-    """Mean and coefficient of variation are those named; rounding to whole tokens moves the mean by less than 0.5 %.
+    """Mean and coefficient of variation are those named; rounding to whole tokens moves the mean by less than 0.5%.
 
     The standard error of the mean is cv mean / sqrt(n). That of the cv is bounded through the fourth moment of the
     lognormal, whose excess kurtosis is w**4 + 2 w**3 + 3 w**2 - 6 with w = 1 + cv**2.

@@ -101,7 +101,7 @@ def test_any_text_is_an_objective_or_a_mistake(text: str) -> None:
 
 @given(st.lists(st.floats(0, 1e3), min_size=4, max_size=50))
 def test_mean_intervals_are_those_of_student(samples: list[float]) -> None:
-    """For independent samples: mean and t times s / sqrt(n), the quantile of t within 1 %."""
+    """For independent samples: mean and t times s / sqrt(n), the quantile of t within 1%."""
     low, high = stats.mean_interval(np.array(samples))
     n = len(samples)
     margin = float(student.ppf(0.975, n - 1)) * float(np.std(samples, ddof=1)) / math.sqrt(n)

@@ -43,7 +43,7 @@ def test_percentiles_agree_with_numpy(samples: list[float], share: float) -> Non
 
 @given(st.integers(1, 20_000), SHARES)
 def test_intervals_hold_what_they_promise(count: int, share: float) -> None:
-    """Whatever the distribution, the interval misses the quantile on either side with a chance of 2.5 % at most,
+    """Whatever the distribution, the interval misses the quantile on either side with a chance of 2.5% at most,
     and the next narrower one would not keep that."""
     lower, upper = stats.interval_ranks(count, share)
     below = -1 if lower is None else lower

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(400)  # four loads, and vLLM may have to start
 THROUGHPUT, TTFT = 2.0, 3.0
 """By which factors predictions may be off on a busy machine, whose speed changes from run to run; on a quiet one they
-are within 10 and 20 % (docs/guides/twin.md)."""
+are within 10 and 20% (docs/guides/twin.md)."""
 
 
 def loadgen(*arguments: str) -> str:

@@ -147,7 +147,7 @@ def test_latency_agrees_with_vllms_own_histogram(measured: Measured, ours: str, 
     vLLM's clock for a request starts when its API process has parsed it, and stops when the tokens reach that
     process. Ours starts at `send` and stops at the kernel's receive stamp, so it holds the same interval, plus the
     reading of the requests before this one (one process reads all 64, about 0.6 ms each) and the writing of the
-    event. So ours is longer, always; tried: TTFT by 10 to 20 %, end to end by 4 to 13 %, the more the busier the
+    event. So ours is longer, always; tried: TTFT by 10 to 20%, end to end by 4 to 13%, the more the busier the
     machine. A clock that starts late, or a client that stamps when it gets round to it, falls outside.
     """
     vllm_mean_s = measured.vllm_mean_s(theirs)

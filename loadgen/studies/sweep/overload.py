@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MIN_BACKLOG = 50
 """Minimum number of unfinished requests that count as a backlog, and of rejections that count as an overload."""
 REJECTED_FRACTION = 0.1
-"""A larger fraction of rejected requests is an overload. The value is far above the 1 % at which a completed step
+"""A larger fraction of rejected requests is an overload. The value is far above the 1% at which a completed step
 fails."""
 MIN_OVERLOAD_S = 10.0
 """Minimum duration of a run in s before an overload is reported, because servers and clients can stall briefly."""

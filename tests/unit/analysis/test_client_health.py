@@ -133,7 +133,7 @@ def test_the_busiest_worker_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late_ns", [0, 999, 1_000, 1_189, 1_190, 37_000, 1_000_000, 263_000_000])
 def test_late_reads_are_bounded_from_above_within_a_fifth(late_ns: int) -> None:
-    """A read's lateness, counted by the sender's buckets, comes back as at most 19 % more, and never as less."""
+    """A read's lateness, counted by the sender's buckets, comes back as at most 19% more, and never as less."""
     health = Health()
     health.add([late_ns], 0, 0, 0, 0, 0)
     counts = Counter({int(bucket): count for bucket, count in health.sample()["late_counts"].items()})
@@ -276,7 +276,7 @@ FAILED = ObjectiveVerdict(
     requests=6,
     left_out=0,
     requests_needed=None,
-    said="50 %",
+    said="50%",
 )
 
 

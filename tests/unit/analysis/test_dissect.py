@@ -16,20 +16,20 @@ def test_a_module_has_its_share_its_rates_and_its_bound() -> None:
     """Of 139 ms QKV takes 50 forward: 80 GFLOP/s of 100 that the device allows."""
     rows = {row[0]: row for row in inference_report.module_rows(inference_found().cases[0], "forward")}
     assert list(rows) == ["QKV", "attention", "LM head"]
-    assert rows["QKV"][1:2] + rows["QKV"][3:] == ("50.0 ms", "36 %", "80.0", "0.200", "80 %", "compute")
+    assert rows["QKV"][1:2] + rows["QKV"][3:] == ("50.0 ms", "36%", "80.0", "0.200", "80%", "compute")
     assert rows["QKV"][2] == "12 ms"  # half of Student's interval of 45, 50, 55
 
 
 def test_sums_are_held_against_the_whole() -> None:
-    """Operators against layers, layers against the model, ours against torch.profiler; more than 5 % off is said."""
+    """Operators against layers, layers against the model, ours against torch.profiler; more than 5% off is said."""
     found = inference_found()
     told = inference_report.sum_ratios(found.cases[0])
     assert told["operators of a layer"] == pytest.approx(0.089 / 0.09)
     assert told["layers and the rest of the model"] == pytest.approx(1.0)
     assert told["operators of torch.profiler"] == pytest.approx(1.008)
-    assert not any("5 % off" in each for each in inference_report.sentences(found.cases[0], found))
+    assert not any("5% off" in each for each in inference_report.sentences(found.cases[0], found))
     odd = replace(found.cases[0], least_s=(0.126, 0.1))
-    assert any("5 % off" in each for each in inference_report.sentences(odd, found))
+    assert any("5% off" in each for each in inference_report.sentences(odd, found))
 
 
 def test_the_whole_model_is_told_from_two_layers() -> None:
@@ -53,11 +53,11 @@ def test_training_is_measured_beside_predicted() -> None:
     assert (split[0], split[6]) == ("zero3 x 2", "2.00 s")
     assert (times[0], times[1], times[-2], times[-1]) == ("naive", "3.50 s", "200", "2.80 s")
     memory, _ = training_report.memory_rows(found)
-    assert memory[-1] == "-5.0 %"
+    assert memory[-1] == "-5.0%"
     assert ("naive", "activations, bytes", "763 MiB", "668 MiB") in training_report.parts_rows(found)
     words = " ".join(training_report.format_text(found).split())
     assert "Not measured: zero3+offload: offload needs a GPU" in words
-    assert "off by at most 5.0 % (naive)" in words
+    assert "off by at most 5.0% (naive)" in words
     assert ("zero3", "collectives", "2.00 s", "1.60 s") in training_report.parts_rows(found)
     assert "Between 2 processes, latency and bus bandwidth: all-gather 200 µs + 0.300 GB/s." in words
 

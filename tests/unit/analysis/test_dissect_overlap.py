@@ -28,7 +28,7 @@ def test_the_share_is_of_what_standard_waits_for() -> None:
 
 
 def test_noise_is_not_more_than_all() -> None:
-    """A ladder that was faster than no communication at all has hidden 100 %; where nothing was lost there is none."""
+    """A ladder that was faster than no communication at all has hidden 100%; where nothing was lost there is none."""
     assert inference_report.hidden_share(STEPS | {"ladder": [0.09]}, "ladder") == 1
     assert inference_report.hidden_share(STEPS | {"standard": [0.09]}, "ladder") == 0
 
@@ -38,8 +38,8 @@ def test_measured_and_expected_stand_side_by_side() -> None:
     text = said(STEPS, "ladder")
     assert "standard 200 ms, ladder 105 ms, no-communication 100 ms. Attention takes 12.5 ms, an MLP 37.5 ms" in text
     assert "lengthens the standard step by 25.0 ms" in text
-    assert "ladder hides 95 % of that; loadgen limits expects 62 %" in text
-    assert "hides 95 % of that; loadgen limits expects 50 %" in said(STEPS | {"parallel": STEPS["ladder"]}, "parallel")
+    assert "ladder hides 95% of that; loadgen limits expects 62%" in text
+    assert "hides 95% of that; loadgen limits expects 50%" in said(STEPS | {"parallel": STEPS["ladder"]}, "parallel")
 
 
 def test_of_the_standard_model_the_cost_is_told() -> None:

@@ -83,7 +83,7 @@ def test_a_bound_on_requests_says_what_was_meant(text: str, message: str) -> Non
     ("text", "message"),
     [
         ("p50(tpot) worse by 5%", "did you mean 'tpot.p50 worse by 5%'?"),
-        ("tpot_p50 > 5 %", "did you mean 'tpot.p50 worse by 5 %'?"),
+        ("tpot_p50 > 5%", "did you mean 'tpot.p50 worse by 5%'?"),
         ("throughput lower by 3%", "did you mean 'output_tokens_per_s worse by 3%'?"),
         ("ttft worse", "did you mean 'ttft.p99 worse'?"),
         ("nonsense worse", "is not a condition"),

@@ -163,7 +163,7 @@ def test_a_sentence_holds_ratio_share_and_overhead(tmp_path: Path) -> None:
     found: HardwareLimit = limit_of(tmp_path, plan={"gpu_model": "H100"})
     said = hardware_limit_sentence(found)
     assert "TPOT is 4.4 times the memory limit of 4.5" in said
-    assert "MBU 23 %, MFU 4.5 %; with 7.4 requests decoding" in said
+    assert "MBU 23%, MFU 4.5%; with 7.4 requests decoding" in said
     assert "of a step is overhead" in said
 
 

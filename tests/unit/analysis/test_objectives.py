@@ -25,7 +25,7 @@ GOOD = [
     ("complete >= 100%", "complete", "", ">=", 1.0, "share"),
     ("failed <= 3", "failed", "", "<=", 3.0, "requests"),
     ("truncated <= 0", "truncated", "", "<=", 0.0, "requests"),
-    ("dropped < 0.1 %", "dropped", "", "<", 0.001, "share"),
+    ("dropped < 0.1%", "dropped", "", "<", 0.001, "share"),
     ("output_tokens_per_s > 1000", "output_tokens_per_s", "", ">", 1000.0, "per second"),
     ("requests_per_s >= 12.5", "requests_per_s", "", ">=", 12.5, "per second"),
 ]

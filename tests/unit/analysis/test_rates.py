@@ -55,7 +55,7 @@ def poisson(folder: Path, *, seed: int = 1, stay_ms: float = 300) -> dict[str, A
     ids=["normal", "gamma", "poisson"],
 )
 def test_the_interval_holds_the_truth_as_often_as_it_says(draw: Draw, mean: float, count: int) -> None:
-    """95 % of 200 samples of rates, lopsided ones too; fewer than 90 % would be chance less than once in a hundred."""
+    """95% of 200 samples of rates, lopsided ones too; fewer than 90% would be chance less than once in a hundred."""
     random = np.random.default_rng(5)
     found = [stats.rate_interval(draw(random, count)) for _ in range(200)]
     assert sum(ends is not None and ends[0] <= mean <= ends[1] for ends in found) >= 180
@@ -75,7 +75,7 @@ def test_an_open_loop_knows_its_rates(tmp_path: Path) -> None:
     expected = 2 * 1.96 * (throughput["requests_per_s"] / length_s) ** 0.5
     assert 0.5 * expected < high - low < 2 * expected
     assert poisson(tmp_path / "again")["throughput"] == throughput
-    assert "95 %: " in text_of(found)
+    assert "95%: " in text_of(found)
 
 
 def test_a_burst_leaves_it_to_repeats(tmp_path: Path) -> None:

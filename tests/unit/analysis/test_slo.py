@@ -123,7 +123,7 @@ def test_the_measured_figure_decides(judged: Judge, expression: str, verdict: st
 
 @pytest.mark.parametrize("expression", ["complete >= 99%", "ttft.p99 < 2s"])
 def test_a_gate_that_is_met_passes_however_few_requests_there_are(judged: Judge, expression: str) -> None:
-    """200 of 200 complete requests meet 99 %, and a p99 that is ten times below its bound meets it."""
+    """200 of 200 complete requests meet 99%, and a p99 that is ten times below its bound meets it."""
     (found,) = judged(rising(200), expression)
     assert (found.verdict, found.marginal, found.requests_needed) == ("pass", True, 368)
     assert found.said.endswith("requests would decide")
@@ -134,7 +134,7 @@ def test_a_higher_confidence_needs_more_requests(judged: Judge, confidence: floa
     """The interval has the confidence that is demanded: 0.99 to the power of `needed` is at most half of the rest."""
     (found,) = judged(rising(200), "complete >= 99%", confidence=confidence)
     assert (found.verdict, found.requests_needed, found.confidence) == ("inconclusive", needed, confidence)
-    assert f"{confidence * 100:.4g} %: " in found.said
+    assert f"{confidence * 100:.4g}%: " in found.said
     low, _ = found.interval or (None, None)
     assert low == pytest.approx(((1 - confidence) / 2) ** (1 / 200), abs=1e-6)
 
@@ -148,13 +148,13 @@ def test_a_higher_confidence_needs_more_requests(judged: Judge, confidence: floa
         ("failed < 6", "fail"),
         ("truncated <= 3", "pass"),
         ("dropped < 1", "fail"),
-        # By Clopper and Pearson 990 of 1000 are 98.168 % to 99.519 %.
+        # By Clopper and Pearson 990 of 1000 are 98.168% to 99.519%.
         ("complete >= 98.1%", "pass"),
         ("complete >= 98.2%", "inconclusive"),
         ("complete >= 99%", "inconclusive"),
         ("complete >= 99.5%", "inconclusive"),
         ("complete >= 99.6%", "fail"),
-        # 6 of 1000 are 0.221 % to 1.301 %.
+        # 6 of 1000 are 0.221% to 1.301%.
         ("failed < 1.4%", "pass"),
         ("failed < 1%", "inconclusive"),
         ("failed < 0.2%", "fail"),
@@ -175,12 +175,12 @@ def test_endings_rates_and_skew(judged: Judge, expression: str, verdict: str) ->
 
 
 def test_all_complete_is_a_fact_of_the_run(judged: Judge) -> None:
-    """No sample proves 100 %, so that bound speaks of the run alone, where 99.9 % is a question of the number."""
+    """No sample proves 100%, so that bound speaks of the run alone, where 99.9% is a question of the number."""
     asked = ["complete >= 100%", "failed <= 0%", "complete >= 99.9%", "complete >= 99.6%"]
     found = judged(rising(1000), *asked, confidence=0.95)
     assert [each.verdict for each in found] == ["pass", "pass", "inconclusive", "pass"]
     assert [each.interval is None for each in found] == [True, True, False, False]
-    assert found[2].requests_needed == 3688  # the smallest n with 0.999**n <= 2.5 %
+    assert found[2].requests_needed == 3688  # the smallest n with 0.999**n <= 2.5%
 
 
 def test_latencies_say_what_they_leave_out(judged: Judge) -> None:
@@ -236,8 +236,8 @@ def test_a_run_without_anything_fails_its_rates(judged: Judge) -> None:
 @pytest.mark.parametrize(
     ("n", "expression", "needed"),
     [
-        (100, "ttft.p99 < 100s", 368),  # 0.99**368 <= 2.5 %
-        (3, "ttft.p50 < 100s", 6),  # 0.5**6 <= 2.5 %
+        (100, "ttft.p99 < 100s", 368),  # 0.99**368 <= 2.5%
+        (3, "ttft.p50 < 100s", 6),  # 0.5**6 <= 2.5%
         (3, "ttft.mean < 100s", 4),
         (1000, "ttft.p50 < 500ms", None),  # the bound is the median
     ],
@@ -274,15 +274,15 @@ def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("ttft.p50 < 1s", "500.5 ms, 95 %: 469.0 to 532.0 ms"),
-        ("ttft.p99.9 < 2s", "999.0 ms, 95 %: 997.0 ms or more; marginal, about 3,688 complete requests would decide"),
+        ("ttft.p50 < 1s", "500.5 ms, 95%: 469.0 to 532.0 ms"),
+        ("ttft.p99.9 < 2s", "999.0 ms, 95%: 997.0 ms or more; marginal, about 3,688 complete requests would decide"),
         ("ttft.max < 1s", "1.000 s"),
-        ("complete >= 99%", "100 %, 95 %: 99.632 to 100 %"),
+        ("complete >= 99%", "100%, 95%: 99.632 to 100%"),
         ("complete >= 3", "1,000 requests"),
         ("failed < 1", "0 requests"),
         (
             "ttft.mean < 500500us",
-            "500.5 ms, 95 %: 482.6 to 518.4 ms; marginal, too close to the bound for any number of requests",
+            "500.5 ms, 95%: 482.6 to 518.4 ms; marginal, too close to the bound for any number of requests",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from loadgen.analysis.objectives import AdjustedDistribution
 
 @pytest.mark.parametrize(("name", "needed"), [("p50", 11), ("p90", 64), ("p95", 130), ("p99", 662), ("p99_9", 6636)])
 def test_samples_needed_follow_the_rule_of_mlperf(name: str, needed: int) -> None:
-    """With the number needed, fewer than two samples beyond the percentile are a 1 % chance; with one less, more."""
+    """With the number needed, fewer than two samples beyond the percentile are a 1% chance; with one less, more."""
     share = stats.PERCENTILES[name]
     assert stats.samples_needed(share) == needed
     assert binom.cdf(1, needed, 1 - share) <= 0.01 < binom.cdf(1, needed - 1, 1 - share)

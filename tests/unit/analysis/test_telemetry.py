@@ -152,7 +152,7 @@ def test_the_fullest_of_several_engines_is_told_too(tmp_path: Path) -> None:
     assert (found.kv_cache.peak_share, found.kv_cache.peak_fullest_share, found.kv_cache.engines) == (0.5, 0.9, 2)
     assert curve(run, "kv_used_max") == {1: 0.5, 2: 0.9, 3: 0.8, 4: 0.0}
     assert (
-        "KV cache of 32,000 tokens in 2 engines: peak 50 % on average and 90 % in the fullest"
+        "KV cache of 32,000 tokens in 2 engines: peak 50% on average and 90% in the fullest"
         in memory_sentences(typed(summarise(run)))[0]
     )
 
@@ -160,9 +160,9 @@ def test_the_fullest_of_several_engines_is_told_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "more", "share", "note"),
     [
-        ("vllm", {"taken_share": 0.92}, 0.92, "vLLM reserves 92 % of each GPU's memory when it starts"),
-        ("vllm", {}, None, "vLLM reserves 90 to 92 % by default of each GPU's memory"),
-        ("lightllm", {}, None, "LightLLM reserves 80 to 90 % by default of each GPU's memory"),
+        ("vllm", {"taken_share": 0.92}, 0.92, "vLLM reserves 92% of each GPU's memory when it starts"),
+        ("vllm", {}, None, "vLLM reserves 90 to 92% by default of each GPU's memory"),
+        ("lightllm", {}, None, "LightLLM reserves 80 to 90% by default of each GPU's memory"),
         ("tgi", {}, None, "TGI reserves all that is left of each GPU's memory"),
     ],
 )
@@ -355,10 +355,10 @@ def test_memory_in_words(tmp_path: Path) -> None:
     facts = {"gpu": {"gpus": [CARD]}, "host": {"processes": [{"pid": 9, "name": "vllm"}]}}
     summary = summarise(told(tmp_path / "run", lines, RECORDS, server="vllm", facts=facts))
     assert memory_sentences(typed(summary)) == [
-        "KV cache of 120,000 tokens: peak 31 %, as reported by the server.",
+        "KV cache of 120,000 tokens: peak 31%, as reported by the server.",
         "GPU 0 (A800): 70.0 GiB before the first request, peak 70.0 GiB of 80.0 GiB.",
         *(f"GPU {index}: 70.0 GiB before the first request, peak 70.0 GiB." for index in (1, 2, 3)),
         "2 more GPUs in summary.json.",
-        "vLLM reserves 92 % of each GPU's memory when it starts (--gpu-memory-utilization).",
+        "vLLM reserves 92% of each GPU's memory when it starts (--gpu-memory-utilization).",
         "Process 9 (vllm): peak 100 MiB.",
     ]

@@ -77,7 +77,7 @@ def test_a_stall_within_an_answer_leaves_ttft_alone(tmp_path: Path) -> None:
     assert 0.4 <= client["error_bar_s"] - ALONE_S <= 0.4 * ROUNDED_UP
     sentence = said(summary, "error")
     assert "coalesced reads: TTFT ±20 µs, TPOT ±635 ns, ITL ±414 ms; ITL uncertain by" in sentence
-    assert sentence.endswith("of the median (limit 5 %).")
+    assert sentence.endswith("of the median (limit 5%).")
     assert summary["throughput"]["error_share"] < 1e-4, "a whole run begins and ends with exact stamps"
 
 
@@ -107,7 +107,7 @@ def test_nothing_is_off_by_more_than_the_client_was_away() -> None:
 
 
 def test_the_newest_token_of_a_read_is_exact() -> None:
-    """The last of three in a read has its own stamp: two stamps of 200 are off, which 99 % are not."""
+    """The last of three in a read has its own stamp: two stamps of 200 are off, which 99% are not."""
     instants = [*every(20, 100), *[3_000 * MS] * 3, *every(20, 97, 3_100)]
     assert error_bars(build_frame([complete(1, instants)]), OWN)["error_bar_s"] == ALONE_S
     instants[103] = 3_000 * MS

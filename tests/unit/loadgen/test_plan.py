@@ -24,7 +24,7 @@ def test_values_are_stored_in_their_canonical_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "level"), [("95%", 0.95), ("0.99", 0.99), (0.9, 0.9), ("99.5 %", 0.995), (None, None)]
+    ("written", "level"), [("95%", 0.95), ("0.99", 0.99), (0.9, 0.9), ("99.5%", 0.995), (None, None)]
 )
 def test_a_confidence_is_a_share(written: object, level: float | None) -> None:
     """As a percentage or as a share; the command line repeats it next to the objectives."""

@@ -265,7 +265,7 @@ def test_answers_that_might_end_early_are_compared_and_said_not_to_be_equal(tmp_
 
 
 def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
-    """Three runs each, one group 30 % slower: worse by Welch's t, with runs as what more of would help."""
+    """Three runs each, one group 30% slower: worse by Welch's t, with runs as what more of would help."""
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(3)]
     b = [run(tmp_path / f"b{place}", seed=place + 9, pace=1.6) for place in range(3)]
     found = compare(a, b, gates=parse_gates(["tpot.p50 worse by 5%", "tpot.p50 worse by 500%"]))
@@ -325,7 +325,7 @@ def test_sides_are_told_apart() -> None:
 
 @pytest.mark.parametrize("scene", TUNING, ids=lambda scene: scene.name)
 def test_the_same_server_twice_is_not_called_different(scene: Any) -> None:
-    """200 pairs of runs in all, of an engine whose steps vary, linger and stall: at most 5 % of them raise any alarm.
+    """200 pairs of runs in all, of an engine whose steps vary, linger and stall: at most 5% of them raise any alarm.
     Each run is compared with the one before it.
 
     The requests wait in one queue and share steps, so that a test which took them for independent fails here.
@@ -343,7 +343,7 @@ def test_single_runs_are_never_surer_than_runs_are_alike() -> None:
     tested = {each.figure: each for each in found.rows if each.p_value is not None}
     assert {"output_tokens_per_s", "e2e.p50"} <= tested.keys()
     assert all(each.error >= run_variance.MIN_RUN_VARIATION for each in tested.values() if each.ratio is not None)
-    assert any("at least 2 %" in note for note in found.notes)
+    assert any("at least 2%" in note for note in found.notes)
 
 
 def test_more_requests_are_no_advice_where_they_cannot_help() -> None:

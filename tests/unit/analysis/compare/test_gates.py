@@ -16,7 +16,7 @@ from tests.support.compared import limited, row, run, scripted
 
 
 def judged(condition: str, **changes: Any) -> GateResult:
-    """Return the result for a figure of which B takes 10 % longer, with an error of 1 %."""
+    """Return the result for a figure of which B takes 10% longer, with an error of 1%."""
     (result,) = judge_gates(parse_gates([f"ttft.p99 {condition}"]), [row(**changes)])
     return result
 
@@ -26,7 +26,7 @@ def judged(condition: str, **changes: Any) -> GateResult:
     [
         ("worse by 5%", {}, "fail", False),
         ("worse", {}, "fail", False),
-        ("worse by 9%", {}, "fail", True),  # 10 % was observed, from 8.2 to 11.9 %
+        ("worse by 9%", {}, "fail", True),  # 10% was observed, from 8.2 to 11.9%
         ("worse by 11%", {}, "pass", True),
         ("worse by 20%", {}, "pass", False),
         ("worse by 5%", {"direction": "higher"}, "pass", False),
@@ -52,8 +52,8 @@ def test_a_pass_names_the_smallest_difference_that_would_have_been_shown() -> No
     """The text and the field agree: B with a little more would have failed, and with a little less would not."""
     equal = {"b": 1.0, "ratio": 1.0, "difference": 0.0, "error": 0.05}
     result = judged("worse by 5%", **equal)
-    assert result.smallest_shown == pytest.approx(0.0886, abs=0.001)  # 1.7 errors of 5 %
-    assert "; these runs would have shown +8.9 % or more" in result.said
+    assert result.smallest_shown == pytest.approx(0.0886, abs=0.001)  # 1.7 errors of 5%
+    assert "; these runs would have shown +8.9% or more" in result.said
     for step, verdict in ((0.001, "fail"), (-0.001, "inconclusive")):
         ratio = 1 + result.smallest_shown + step
         assert judged("worse by 5%", **equal | {"b": ratio, "ratio": ratio}).verdict == verdict
@@ -90,12 +90,12 @@ def test_a_figure_without_a_test_passes_only_within_the_bound(changes: dict[str,
 
 
 def test_several_gates_share_the_error_rate() -> None:
-    """Each of two limits has 97.5 % confidence, so that 5 % is the chance of any false failure."""
+    """Each of two limits has 97.5% confidence, so that 5% is the chance of any false failure."""
     alone = judged("worse by 8%", error=0.05)
     both = judge_gates(parse_gates(["ttft.p99 worse by 8%", "ttft.p99 worse by 50%"]), [row(error=0.05)])
     assert (alone.verdict, alone.confidence) == ("fail", 0.95)
     assert (both[0].verdict, both[0].confidence) == ("inconclusive", 0.975)
-    assert "97.5 % limits" in both[0].said
+    assert "97.5% limits" in both[0].said
 
 
 def test_wrong_conditions_are_all_named() -> None:
@@ -150,7 +150,7 @@ def test_json_has_the_limits_and_what_would_have_been_shown(tmp_path: Path) -> N
 @pytest.mark.parametrize("load", ["closed loop of 16", "Poisson, 5 per second"])
 def test_identical_servers_pass_and_slower_ones_fail(load: str) -> None:
     """Pairs of simulated servers with three repeats each: none of the identical ones fails a gate on TPOT, and all that
-    are 10 % slower do. The repeats of a Poisson load differ by more than 5 %, so only equal seeds can show that."""
+    are 10% slower do. The repeats of a Poisson load differ by more than 5%, so only equal seeds can show that."""
     for slower, code in ((1.0, 0), (1.1, 4)):
         results = [judged_pair(load, 0.01, slower, pair) for pair in range(2)]
         assert exit_codes(results)[code] == len(results)

@@ -23,7 +23,7 @@ def verdicts(found: Comparison) -> dict[str, str]:
 
 @pytest.mark.parametrize("chunks", [6, 24, 64, 200])
 def test_slower_tokens_are_called_in_single_runs_of_any_length(chunks: int, tmp_path: Path) -> None:
-    """45 % more between tokens after the same first one, in runs too short to show how the server varies: worse in the
+    """45% more between tokens after the same first one, in runs too short to show how the server varies: worse in the
     table, failed by the gate. A script against itself is never called, and B has room for the bound."""
     a, again = (scripted(tmp_path / f"a{seed}", chunks=chunks, seed=seed) for seed in (1, 2))
     b = scripted(tmp_path / "b", chunks=chunks, **SLOWER)
@@ -53,26 +53,26 @@ def test_figures_are_always_shown(tmp_path: Path) -> None:
     line = next(line for line in text.splitlines() if line.startswith("ttft.p99"))
     assert "unbounded" in line
     assert line.endswith("unclear")
-    assert "by at most 10 %" in " ".join(text.split())
+    assert "by at most 10%" in " ".join(text.split())
     json.dumps(found.json(), allow_nan=False)
 
 
 def test_the_bound_can_be_set(tmp_path: Path) -> None:
-    """Who expects runs to differ by 60 % is told nothing by 45 %; who expects 1 % is told that nothing changed."""
+    """Who expects runs to differ by 60% is told nothing by 45%; who expects 1% is told that nothing changed."""
     a, again, b = scripted(tmp_path / "a"), scripted(tmp_path / "c", seed=3), scripted(tmp_path / "b", **SLOWER)
     assert verdicts(compare([a], [b], run_variation=0.6))["tpot.p50"] == "inconclusive"
     assert verdicts(compare([a], [again], run_variation=0.01))["tpot.p50"] == "no difference"
 
 
 def test_table_and_gate_say_the_same(tmp_path: Path) -> None:
-    """Two runs of each, one server 46 % slower: worse in the table with and without a gate, which fails."""
+    """Two runs of each, one server 46% slower: worse in the table with and without a gate, which fails."""
     a = [run(tmp_path / f"a{place}", seed=place) for place in range(2)]
     b = [run(tmp_path / f"b{place}", seed=place + 9, pace=1.46) for place in range(2)]
     found = compare(a, b, gates=parse_gates(["tpot.p50 worse by 5%"]))
     assert verdicts(found)["tpot.p50"] == verdicts(compare(a, b))["tpot.p50"] == "worse"
     assert found.gates[0].verdict == "fail"
     assert re.fullmatch(
-        r"[\d.]+ to [\d.]+ ms, \+[\d.]+ % \(\+ is worse\), 95 % limits \+[\d.]+ % and \+[\d.]+ %", found.gates[0].said
+        r"[\d.]+ to [\d.]+ ms, \+[\d.]+% \(\+ is worse\), 95% limits \+[\d.]+% and \+[\d.]+%", found.gates[0].said
     )
 
 
@@ -85,7 +85,7 @@ def test_groups_tell_what_single_runs_have_too_few_samples_for(tmp_path: Path) -
 
 
 def test_servers_that_differ_unalike_in_each_phase_are_called(tmp_path: Path) -> None:
-    """First tokens a third sooner, the others 45 % slower: that is no chance, however unlike the pieces of the runs."""
+    """First tokens a third sooner, the others 45% slower: that is no chance, however unlike the pieces of the runs."""
     found = compare(
         [scripted(tmp_path / "a", chunks=64, ttft_ms=600)], [scripted(tmp_path / "b", chunks=64, ttft_ms=400, **SLOWER)]
     )

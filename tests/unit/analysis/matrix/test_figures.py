@@ -80,13 +80,13 @@ def test_every_verdict_is_that_of_compare(found: dict[str, Any], folder: Path) -
 
 
 def test_no_winner_within_the_margin_of_compare(tmp_path: Path) -> None:
-    """A lead of 2 % between repeats that vary in the same way lies within 5 %: nobody wins and nothing is marked."""
+    """A lead of 2% between repeats that vary in the same way lies within 5%: nobody wins and nothing is marked."""
     folder = fabricate(tmp_path / "m", pace={"vllm": 1.0, "tgi": 1.02}, servers=["tgi", "vllm"], repeats=3, starts=1)
     found = json.loads((folder / "matrix.json").read_text("utf-8"))
     told = [each for each in found["differences"] if each["by"] == "server"]
     assert {each["verdict"] for each in told if each["figure"] == "output_tokens_per_s"} == {"no difference"}
     text = " ".join(terminal(folder).split())
-    assert re.search(r"A800: No winner: vLLM \+[\d.]+ % compared with TGI \(95 %: [^)]+; within 5.0 %\)\.", text)
+    assert re.search(r"A800: No winner: vLLM \+[\d.]+% compared with TGI \(95%: [^)]+; within 5.0%\)\.", text)
     assert "▲" not in text
 
 
@@ -94,9 +94,7 @@ def test_the_ranking_says_by_how_much_and_marks_it(found: dict[str, Any], tmp_pa
     """The leader of each platform with its interval; of two repeats their values stand in place of an interval."""
     (tmp_path / "matrix.json").write_text(json.dumps(found), "utf-8")
     text = " ".join(terminal(tmp_path).split())
-    assert re.search(
-        r"A800: LightLLM leads vLLM by \+[\d.]+ % \(95 %: \+[\d.]+ to \+[\d.]+ %\)\. LightLLM [\d,]+ ", text
-    )
+    assert re.search(r"A800: LightLLM leads vLLM by \+[\d.]+% \(95%: \+[\d.]+ to \+[\d.]+%\)\. LightLLM [\d,]+ ", text)
     assert re.search(r"LightLLM 2/2 ([\d,]+) tokens/s ▲", text)
     assert re.search(r"TGI 2/2 ([\d,]+) tokens/s ▼", text)
     rate = found["cells"][0]["figures"]["output_tokens_per_s"]
@@ -160,7 +158,7 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
             "host": None,
             "kv_cache": {"idle_share": 0.0, "mean_share": 0.5, "peak_share": peak / 1000, "readings": 3, "tokens": 64}
             | {"peak_fullest_share": peak / 800, "engines": 2},
-            "taken_at_start": {"share": 0.9, "note": "It takes 90 %"},
+            "taken_at_start": {"share": 0.9, "note": "It takes 90%"},
             "not_measured": {"host": "it is elsewhere"},
         }
 
@@ -177,7 +175,7 @@ def test_memory_over_repeats_is_the_mean_and_the_largest_peak() -> None:
         **{"mean_share": 0.5, "peak_share": 0.9},
         **{"peak_fullest_share": 1.125, "tokens": 64},
     }
-    assert found.notes == ["It takes 90 %.", "Not read, host: it is elsewhere."]
+    assert found.notes == ["It takes 90%.", "Not read, host: it is elsewhere."]
     assert merge_cell_memory([]) == CellMemory()
 
 

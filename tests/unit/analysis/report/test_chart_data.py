@@ -127,7 +127,7 @@ def test_a_gap_belongs_to_the_token_that_ends_it() -> None:
 
 
 def test_percentiles_are_within_one_bucket_and_absent_where_thin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 700 answers each percentile per token is that of the samples to 1 %; of 40 there is a median alone. It makes
+    """Of 700 answers each percentile per token is that of the samples to 1%; of 40 there is a median alone. It makes
     no difference in how many blocks the chunks are walked through."""
     records = burst(700, 5)
     gaps = np.diff([record.chunk_ns for record in records], axis=1) / 1e9

@@ -82,7 +82,7 @@ def test_goodput_names_no_bound_of_zero(tmp_path: Path) -> None:
     summary = summary_of(tmp_path / "run", records)
     summary.goodput = goodput(build_frame(records), parse_bounds(["tpot < 30ms"]))
     text = " ".join(goodput_sentences(summary))
-    assert text.endswith("90 % would have met any bounds, however tight: their tpot is 0 or undefined.")
+    assert text.endswith("90% would have met any bounds, however tight: their tpot is 0 or undefined.")
     assert tables.goodput([summary]).rows[0].cells[-1].text == "any bounds"
 
 
@@ -91,7 +91,7 @@ def test_one_latency_of_zero_leaves_the_other_bounds(tmp_path: Path) -> None:
     records = answers(100, [0, 0, 0])
     summary = summary_of(tmp_path / "run", records)
     summary.goodput = goodput(build_frame(records), parse_bounds(["tpot < 30ms", "ttft < 50ms"]))
-    assert goodput_sentences(summary)[1] == "90 % would have met tpot < 60.0 ms and ttft < 100 ms (bounds x2.00)."
+    assert goodput_sentences(summary)[1] == "90% would have met tpot < 60.0 ms and ttft < 100 ms (bounds x2.00)."
 
 
 def test_a_tiny_scale_is_not_zero(tmp_path: Path) -> None:
@@ -99,4 +99,4 @@ def test_a_tiny_scale_is_not_zero(tmp_path: Path) -> None:
     records = answers(0.002, [0.001] * 3)
     summary = summary_of(tmp_path / "run", records)
     summary.goodput = goodput(build_frame(records), parse_bounds(["ttft < 10s"]))
-    assert goodput_sentences(summary)[1] == "90 % would have met ttft < 2.00 µs (bounds x0.000000200)."
+    assert goodput_sentences(summary)[1] == "90% would have met ttft < 2.00 µs (bounds x0.000000200)."

@@ -49,7 +49,7 @@ def evidence_at(rate: float, seed: int) -> LoadObservation:
 
 
 def test_the_interval_holds_the_true_capacity() -> None:
-    """In at least 95 of 100 sweeps of a queue whose capacity is known, at 95 % confidence, in at most 8 runs each; and
+    """In at least 95 of 100 sweeps of a queue whose capacity is known, at 95% confidence, in at most 8 runs each; and
     it says something: half of them are exact to a third or better."""
     held, widths = 0, []
     for seed in range(100):

@@ -100,7 +100,7 @@ def test_without_objectives_there_is_no_verdict_on_them(without: SweepResult) ->
 
 def test_a_limited_client_is_explained(without: SweepResult) -> None:
     """The sentence names the client's own reason and the load, not a general remedy."""
-    reason = "TCP retransmits per request 2 % (limit 1 %): the network lost parts of requests"
+    reason = "TCP retransmits per request 2% (limit 1%): the network lost parts of requests"
     steps = [msgspec.structs.replace(step, client="ok", client_reasons=[]) for step in without.steps]
     steps[-1] = msgspec.structs.replace(steps[-1], client="limited", client_reasons=[reason])
     sentence = ended_sentence(msgspec.structs.replace(without, ended="client", steps=steps))

@@ -84,7 +84,7 @@ def test_merged_first_tokens_are_held_against_the_lag(tmp_path: Path) -> None:
     assert seen.coalesced_share == pytest.approx(2 / 3)
     said = "\n".join(compared.stamps_notes(seen))
     assert "2 of 2 first tokens were read together with later ones: off by up to 340 ms" in said
-    assert "67 % of the gaps are within one read" in said
+    assert "67% of the gaps are within one read" in said
     assert "1 of them by more than the 80.0 ms for which the client may not have read" in said
 
 

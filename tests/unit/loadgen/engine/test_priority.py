@@ -335,8 +335,7 @@ def test_a_client_that_was_busy_itself_is_told_to_use_more_workers(tmp_path: Pat
     """Without a wait that explains the delay, the client's own work does."""
     reasons = summarise(run_of(tmp_path / "run", LATE, telemetry=healthy(2, **values)))["client"]["reasons"]
     assert reasons == [
-        "dispatch delay (p99) relative to the median E2E 5.9 % (limit 5.0 %): requests were sent late; use "
-        "more --workers"
+        "dispatch delay (p99) relative to the median E2E 5.9% (limit 5.0%): requests were sent late; use more --workers"
     ]
 
 

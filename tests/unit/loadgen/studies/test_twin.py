@@ -93,7 +93,7 @@ def test_a_limit_on_sequences_shows_where_requests_wait_with_room_in_the_cache()
 
 
 def test_it_predicts_loads_it_has_not_seen(fitted: Twin, cpu: Twin) -> None:
-    """A Poisson load and a burst three times as large: throughput within 3 %, medians within 8 %."""
+    """A Poisson load and a burst three times as large: throughput within 3%, medians within 8%."""
     for load in ({"n": 100, "arrivals": "poisson:4"}, {"n": 200}):
         measured = twin_fit.observe_run(run_of(cpu, **load, seed=7))
         was = twin_fit.figures(measured, measured.ttft_s, measured.tpot_s, measured.ended_s)
@@ -103,7 +103,7 @@ def test_it_predicts_loads_it_has_not_seen(fitted: Twin, cpu: Twin) -> None:
 
 
 def test_on_known_hardware_bandwidth_and_compute_are_found() -> None:
-    """Shares of what kernels reach elsewhere, within 6 %; the step's own cost from memory-bound decoding."""
+    """Shares of what kernels reach elsewhere, within 6%; the step's own cost from memory-bound decoding."""
     server = truth(H100, **CARD)
     runs = [run_of(server, n=64, output_tokens="uniform:20..200"), run_of(server, n=40, arrivals="closed:2", seed=1)]
     deployment = find_engine("vllm").deployment("H100", "llama-3.1-8b")

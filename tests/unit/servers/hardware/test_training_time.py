@@ -30,7 +30,7 @@ def machine(
 
 def test_computing_is_six_flops_per_parameter_and_token() -> None:
     """Two forward and four backward, attention beside them; adapters leave out those of frozen weights. Training
-    reaches 82 % of what the best GEMM does, and that 95 % of the peak."""
+    reaches 82% of what the best GEMM does, and that 95% of the peak."""
     computing = machine(flops_per_s=1e12)
     found = predict_step_time(STEP, computing).parts
     flops = 2 * STEP.tokens * (SHAPE.layer_parameters + SHAPE.head_parameters)

@@ -33,8 +33,8 @@ NS_PER_S = 1e9
 ENTRIES_PER_BLOCK = 1 << 20
 RECORDS_PER_BLOCK = 256
 MAX_DETAILS = 1000
-"""Maximum number of different outcomes. Further error messages are counted together, because a server may put something
-new into each message."""
+"""Maximum number of different outcomes. Further error messages are counted together, because each message
+of a server may be different."""
 OTHER_DETAIL = "(other messages)"
 SOURCE_FIELDS = attrgetter("phase", "state", "counted_by", "stamps")
 OUTCOME_FIELDS = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")

@@ -42,8 +42,8 @@ TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
 SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
-"""Units of a bound. Each has a power of ten, by which the number is scaled, and the unit of the result. The bound is
-the float nearest to the scaled decimal number."""
+"""Units of a bound. Each unit has a power of ten, by which the number is scaled, and the unit of the result. The bound
+is the float nearest to the scaled decimal number."""
 
 HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},

@@ -174,7 +174,7 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     output_asked: int
     output_reported: int
     prompt_mismatches: int
-    """Complete requests for which the server reported another prompt length than the requested one."""
+    """Complete requests for which the reported prompt length differs from the requested length."""
     output_mismatches: int
     """Complete responses of another length than requested. Only servers that cannot fix the length produce them. If
     responses may end early, only longer responses count. Responses with a count of chunks but not of tokens are
@@ -441,7 +441,8 @@ class ClientHealth(msgspec.Struct, kw_only=True):
     coalesced_share: float | None = None
     """Share of reads that held more than one event."""
     send_late_p99_s: float | None = None
-    """Send delay: time from the due time until the request was sent, in seconds."""
+    """Send delay: time from the due time until the request was sent, in seconds. Waiting because of `--concurrency` is
+    not part of it."""
     clock_disagreement_s: float | None = None
     """Largest disagreement between the wall clock and the monotonic clock, in seconds."""
     clock_step_s: float | None = None

@@ -65,14 +65,16 @@ class GateResult:
     observed: float | None = None
     """Observed difference. None if a value is missing."""
     limits: tuple[float | None, float | None] | None = None
-    """Lower and upper limit of the difference. An end is None if it is unbounded. None if nothing can be tested."""
+    """Lower and upper limit of the difference. An end is None if it is unbounded. The field is None if nothing can be
+    tested."""
     confidence: float = 1 - FALSE_ALARM_RATE
     """Confidence of each limit."""
     smallest_shown: float | None = None
-    """Smallest observed difference that the runs would have shown to be worse. None if there is none."""
+    """Smallest observed difference at which the runs would have shown that B is worse. None if the interval is
+    unbounded."""
     needs_more: int | None = None
     """For an inconclusive or marginal gate: approximate number of additional requests or runs in each of A and B that
-    would decide. None if no practical number would."""
+    would decide. None if no practical number would decide."""
     more_of: str = "requests"
     """What is counted by `needs_more`: `requests` or `runs`."""
 

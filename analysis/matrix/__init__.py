@@ -179,7 +179,7 @@ class CellDifference(msgspec.Struct, frozen=True):
     runs or no valid run."""
     needs_more: int | None
     """For an inconclusive verdict: approximate number of additional repeats of each cell that would decide. None if no
-    practical number would."""
+    practical number would decide."""
     equal_work: bool
     """False if the mean response lengths of the two cells differ."""
 

@@ -33,7 +33,8 @@ _Real = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 _Number, _Text = Integer | _Real, str | None
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] | Annotated[float, msgspec.Meta(gt=1e-9, le=1e9)]
 _Requests = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
-"""A number of requests. It is limited because readers allocate memory for each; a plan has at most a million."""
+"""A number of requests. It is limited because readers allocate memory for each request; a plan has at most a
+million."""
 _LateBucket = Annotated[int, msgspec.Meta(ge=-1, le=256)]
 """Index of a lateness bucket (loadgen.engine.client_health): four per octave from 1 us, and -1 for less than 1 us."""
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=64)]

@@ -323,7 +323,7 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
     lines = _lines(main, pipes=main == path)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
     parts = sorted(main.parent.glob("part-*.jsonl"))
-    seen: set[int] = set()  # Part files remain, with lines that run.jsonl has too, if the disk filled up.
+    seen: set[int] = set()  # If the disk filled up, part files remain whose lines are also in run.jsonl.
     for line in chain(lines, *map(_lines, parts)):
         try:
             item = _decoded(line)

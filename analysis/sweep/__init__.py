@@ -48,7 +48,7 @@ class SweepStep(msgspec.Struct, kw_only=True):
     objectives."""
     complete: int
     rejected: int = 0
-    """Requests that the server rejected because it was too busy."""
+    """Requests that were rejected because the server was too busy."""
     planned: int
     requests_per_s: float | None
     goodput_per_s: float | None

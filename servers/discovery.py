@@ -147,7 +147,7 @@ def probe(
     Raises
 
     - UnreachableError if no server answers.
-    - UnauthorizedError if the server requires an API key, or refuses the one that was sent.
+    - UnauthorizedError if the server requires an API key, or refuses the key that was sent.
     - WrongServerError if the server is not the requested one, or not a server of any known backend.
     """
     from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers
@@ -303,8 +303,8 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
     """Return the number of output tokens that the server generates if a request asks for `output_tokens` tokens.
 
     Most servers generate `output_tokens` tokens. Some servers generate long responses in pieces of fixed size. Such a
-    response usually ends with the piece that reaches `output_tokens`. It ends earlier if the prompt and the output with
-    the next piece would exceed a limit of the server."""
+    response usually ends with the piece that reaches `output_tokens`. The response ends earlier if prompt and output
+    would exceed a limit of the server with the next piece."""
     piece_tokens = facts.notes.get("prompt_piece_tokens", 0)
     tokens = round_up_to_pieces(output_tokens, piece_tokens)
     if tokens <= piece_tokens:
@@ -404,8 +404,8 @@ def open_tokenizer(
 ) -> Iterator[ServerTokenizer]:
     """Connect to the server, and yield a tokenizer that counts prompt tokens for the dialect.
 
-    `timeout_s` is the time limit of a response in seconds. It applies only if the server must generate a token to count
-    the tokens of a prompt."""
+    `timeout_s` is the time limit of a response in seconds. This limit applies only if the server must generate a token
+    to count the tokens of a prompt."""
     from loadgen.servers.json_client import JsonClient
 
     def if_available(route: Route[ResultT] | None) -> Route[ResultT] | None:

@@ -103,7 +103,7 @@ def choose_endpoint(
 
     - NoEndpointError if every endpoint is missing, or if the request is redirected;
     - RefusedModelError if the server refuses the model;
-    - UnauthorizedError if the server requires an API key, or refuses the one that was sent."""
+    - UnauthorizedError if the server requires an API key, or refuses the key that was sent."""
     from loadgen.servers.json_client import BUSY_STATUSES, JsonClient
 
     with closing(JsonClient(facts.full_url, access, timeout_s, say)) as client:

@@ -1,4 +1,4 @@
-"""Defines `Arrivals`, the interface of arrival processes, and `LoadFacts`, their description in a run file's header."""
+"""The base class of arrival processes (`Arrivals`), and their properties in the header of a run file (`LoadFacts`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 class LoadFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Properties of an arrival process, as the header of a run file stores them.
 
-    Code that reads a run uses these fields instead of parsing the text of the arrivals. Headers of older versions lack
-    the fields, so the reader derives them from the text."""
+    Code that reads a run uses these fields instead of parsing the canonical text, such as `poisson:20`. Headers of
+    older versions of loadgen lack these fields. The reader of such a run derives them from the text."""
 
     kind: str = ""
     """First word of the canonical text, a key of loadgen.workloads.arrivals.ARRIVAL_PROCESSES; or `interactive`."""
@@ -54,14 +54,14 @@ class Arrivals(msgspec.Struct, frozen=True):
     @classmethod
     @abstractmethod
     def parse(cls, rest: str) -> Self:
-        """Parse the text after the colon, such as `20` in `poisson:20`. It is "" if there is no colon.
+        """Parse the part of the canonical text after the colon, such as `20` in `poisson:20`.
 
-        Raises WorkloadError if the text is invalid."""
+        `rest` is "" if the text has no colon. Raises WorkloadError if `rest` is invalid."""
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Yield the time at which each request should be sent, in ns after the start, in ascending order.
+        """Yield the time at which each request should be sent, in ns after the start of the run, in ascending order.
 
-        A closed loop yields nothing, because each of its requests is sent when an earlier response ends."""
+        A closed loop yields nothing, because each of its requests is sent after an earlier response has ended."""
         return iter(())
 
     @property
@@ -70,11 +70,11 @@ class Arrivals(msgspec.Struct, frozen=True):
         """Properties of the arrival process, for the header of a run file."""
 
     def ends(self, n: int | None, duration: float | None) -> bool:
-        """Return True if the number of requests is finite, otherwise False.
+        """Return True if a run with this arrival process has a finite number of requests.
 
-        Each of these makes the number finite:
+        The number is finite in each of these cases:
 
-        - a maximum number of requests `n`.
-        - a `duration` other than None (its value does not matter), unless all requests are due at time 0.
-        - a process that ends by itself, such as a trace."""
+        - The maximum number of requests `n` is not None.
+        - The `duration` is not None, and not all requests are due at time 0. The value of the duration does not matter.
+        - The arrival process ends by itself, as a trace does."""
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

@@ -113,7 +113,7 @@ class Gamma(FixedRate, frozen=True):
 
 
 class Ramp(Arrivals, frozen=True):
-    """A rate that changes linearly from `first` to `last` over `length_ns`. No requests follow after that.
+    """Arrivals whose rate changes linearly from `first` to `last` within `length_ns`. The arrivals end after this time.
 
     Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
 
@@ -139,7 +139,7 @@ class Ramp(Arrivals, frozen=True):
         return ramp
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Yield the due times in ns. Their number is the integral of the rate over time, rounded up."""
+        """Yield the due time of each request in ns. The number of requests is the integral of the rate, rounded up."""
         # A t + D t**2 / 2 = i with D = (B - A) / T is solved as t = 2 i / (A + sqrt(A**2 + 2 D i)). This form loses no
         # digits if D is negative. All terms have the common denominator `scale`.
         slope = (self.last - self.first) * NS_PER_S / self.length_ns
@@ -162,7 +162,7 @@ class Ramp(Arrivals, frozen=True):
 
 
 class Steps(Arrivals, frozen=True):
-    """A sequence of constant rates, each with a duration. A rate of 0 is a pause.
+    """Arrivals with a sequence of constant rates, each for a duration. During a rate of 0, no requests are sent.
 
     Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
 
@@ -283,7 +283,7 @@ class Trace(Arrivals, frozen=True):
         """Yield the recorded requests to replay, at most `limit` of them.
 
         Rows without input or output tokens are skipped. Raises WorkloadError if the trace is invalid (see
-        `traces.trace`), and if no request remains."""
+        `traces.trace`), or if there is no request to replay."""
         entry = None
         for entry in islice((row for row in self._rows() if row.has_tokens), self.limit):
             yield entry
@@ -293,15 +293,15 @@ class Trace(Arrivals, frozen=True):
             )
 
     def _rows(self) -> Iterator[traces.Entry]:
-        """Return the rows of the trace from `start_ns` on, including rows without tokens, which cannot be replayed."""
+        """Return the rows of the trace from `start_ns` on, including rows that cannot be replayed (without tokens)."""
         rows = traces.trace(self.path, self.unit, self.block_tokens)
         return (row for row in rows if row.at_ns >= self.start_ns)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Yield one `Request` per recorded request, with the recorded numbers of input and output tokens.
 
-        A trace may list hash ids of the blocks of each prompt. Equal ids become equal tokens, so prompts with the same
-        leading ids share a prefix, as they did in the recording."""
+        A trace may list a hash id for each block of tokens in a prompt. Equal hash ids are replaced by equal tokens.
+        Prompts that began with the same hash ids in the recording therefore share a prefix."""
         for number, entry in enumerate(self.entries()):
             shared = [(-1 - block, entry.block_tokens) for block in entry.blocks]
             prompt = prompts.prompt(number, entry.input_tokens, shared)
@@ -310,7 +310,7 @@ class Trace(Arrivals, frozen=True):
     def due_ns(self, _seed: int) -> Iterator[int]:
         """Yield the due time of each request in ns after the start of the replay, rounded to the nanosecond.
 
-        Raises WorkloadError if the trace is invalid (see `entries`), and if the replay takes longer than
+        Raises WorkloadError if the trace is invalid (see `entries`), or if the replay takes longer than
         REPLAY_LIMIT_NS."""
         for entry in self.entries():
             due_ns = spec_syntax.round_ratio(
@@ -323,8 +323,9 @@ class Trace(Arrivals, frozen=True):
     def describe(self, due_ns: Sequence[int], *, whole: bool = True) -> str:
         """Return a sentence about the replay: number of requests, duration, rate, and unit of the timestamps.
 
-        The sentence is shown before any request is sent, so that users notice a wrong unit. `whole` is False if another
-        setting than `limit`, such as a duration, may end the replay early."""
+        The sentence is shown before the run starts, so that users notice a wrong unit. `due_ns` contains the due times
+        of all requests of the replay. `whole` is False if a setting such as a duration may end the replay before the
+        end of the trace. The attribute `limit` of the trace is considered separately."""
         trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
         count = len(due_ns)
         span_ns = due_ns[-1] - due_ns[0] if due_ns else 0
@@ -341,10 +342,10 @@ class Trace(Arrivals, frozen=True):
         return f"{sentence}; {trace_format.layout} layout, {trace_format.text}"
 
     def _left_out(self, count: int, *, whole: bool) -> int:
-        """Return the number of skipped rows, which have no input or output tokens.
+        """Return the number of rows without input or output tokens, which the replay skips.
 
-        Counting begins at `start_ns`. If `whole` is True, it continues to the end of the file. Otherwise it stops at
-        the last of the `count` replayed requests."""
+        Only rows from `start_ns` on are counted. If `whole` is False, rows after the last of the `count` replayed
+        requests are not counted either."""
         left_out = seen = 0
         for row in self._rows():
             left_out += not row.has_tokens

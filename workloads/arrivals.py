@@ -1,11 +1,11 @@
-"""Parses the text of arrival processes, such as `poisson:20`, and yields the due times of requests.
+"""Parses the text of arrival processes, such as `poisson:20`, and returns the due times of requests.
 
 The due time of a request is the time in ns after the start of the run at which the request should be sent. In an open
 loop, due times depend on the seed but not on responses. A closed loop has no due times, because each request is sent
 when an earlier response ends.
 
-Every due time is either a function of seed and index alone, or an exact integer sum of gaps. Due times are neither
-clipped nor rescaled, so gaps have the requested mean and coefficient of variation.
+Due times are computed without rounding errors that grow during a run. They are neither clipped nor rescaled, so the
+gaps between them have the requested mean and coefficient of variation.
 
 Each process is a subclass of `Arrivals`. The header of a run file stores its properties as `LoadFacts`.
 """
@@ -93,9 +93,10 @@ def parse(text: str) -> Arrivals:
 
 
 def facts_from_text(text: str) -> LoadFacts:
-    """Return the properties of an arrival process from its canonical text.
+    """Return the properties of an arrival process from its canonical text, such as `poisson:20`.
 
-    A process that this version does not support, such as one of a newer version, gets default values."""
+    If this version of loadgen cannot parse the text, for example because a newer version wrote it, the properties have
+    default values."""
     try:
         result = parse(text).facts
     except WorkloadError:
@@ -106,9 +107,10 @@ def facts_from_text(text: str) -> LoadFacts:
 
 
 def due_instants(arrivals: Arrivals, seed: int, *, n: int | None = None, until_ns: int | None = None) -> Iterator[int]:
-    """Yield the due times of a run in ns: at most `n`, and only those before `until_ns`.
+    """Yield the due times of the requests of a run in ns after its start.
 
-    Raises WorkloadError if the number of due times would be infinite."""
+    Yields at most `n` due times (None: no maximum), and only those before `until_ns` (None: no limit). Raises
+    WorkloadError if the number of requests would be infinite."""
     if not arrivals.ends(n, until_ns):
         raise WorkloadError(f"arrivals {str(arrivals)!r} never end", "set a number of requests or a duration")
     instants = arrivals.due_ns(seed)

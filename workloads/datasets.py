@@ -1,18 +1,18 @@
 """Reads prompts and dialogues from files, one entry at a time, so that a file may be larger than memory.
 
-    sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}.
-    alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}.
-               Both may also be JSON Lines: one element per line.
+    sharegpt   JSON array of {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]},
+               or JSON Lines with one such object per line.
+    alpaca     JSON array of {"instruction": ..., "input": ..., "output": ...}, or JSON Lines.
     jsonl      one {"prompt": ..., "output_tokens": N, "body": {...}, "image": ...} per line. Only the prompt is
-               required, and other keys are ignored. `body` holds fields for this request, like --extra-body for all
-               requests. `image` or `images` are URLs, or paths of files relative to the dataset's folder.
+               required, and unknown keys are ignored. `body` contains additional fields of this request's body.
+               `image` or `images` are URLs, or paths of files relative to the dataset's folder.
                A line may have OpenAI chat messages instead of a prompt: {"messages": [{"role": ..., "content": ...}]}.
-               If the last message is from the assistant, it is the recorded answer. Lines for OpenAI's batch API,
-               which have the messages in their `body`, are read too.
+               If the last message is from the assistant, it is the recorded answer. Lines for OpenAI's batch API are
+               also accepted. Such a line has the messages in its `body`.
 
-Some entries fit the format but have no question: dialogues without a human turn that is followed by an answer, and
-elements with an empty instruction. These entries are skipped, as other tools do. Any other deviation from the format is
-an error that names the line or element.
+Some entries fit the format but have no question with an answer: dialogues without a question that is directly followed
+by an answer, and Alpaca elements with an empty instruction or output. These entries are skipped, as in other load
+testers. Any other deviation from the format is an error that names the line or element.
 """
 
 from __future__ import annotations
@@ -86,27 +86,27 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def uncountable(self) -> bool:
-        """True if the tokens of the text are not the whole prompt, for example because the prompt has images."""
+        """True if the prompt has other tokens than those of its text, for example because it contains images."""
         has_history = len(self.messages) > 1 or any(role not in USER_ROLES for role, _ in self.messages)
         return bool(self.images or has_history or TEMPLATE_FIELDS.intersection(self.body))
 
     def check_endpoint(self, *, chat: bool) -> None:
-        """Raise WorkloadError if the sample needs a chat endpoint, and `chat` is False."""
+        """Raise WorkloadError if the sample needs a chat endpoint and the endpoint is another one (`chat` is False)."""
         if (self.images or self.messages) and not chat:
             name = "images" if self.images else "a list of messages"
             raise WorkloadError(f"only chat requests can contain {name}", "use --endpoint chat")
 
 
 def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
-    """Yield the dialogues of a ShareGPT-format file. A dialogue has one sample per question of the user.
+    """Yield each dialogue of a file in ShareGPT format, as one sample per question of the user.
 
-    Only questions that are directly followed by an answer are used. System turns are ignored, and dialogues without
-    such a question are skipped. Raises WorkloadError if the file is unreadable or has another format."""
+    Only questions that are directly followed by an answer are used. A dialogue without such a question is skipped.
+    Messages of the system are ignored. Raises WorkloadError if the file is unreadable or has another format."""
     return _elements(path, _dialogue)
 
 
 def alpaca(path: Path) -> Iterator[Sample]:
-    """Yield one sample per element of an Alpaca-format file. The prompt is the instruction with its input.
+    """Yield one sample per element of a file in Alpaca format. The prompt is the instruction followed by the input.
 
     Elements with an empty instruction or output are skipped. Raises WorkloadError if the file is unreadable or has
     another format."""
@@ -114,7 +114,7 @@ def alpaca(path: Path) -> Iterator[Sample]:
 
 
 def jsonl(path: Path) -> Iterator[Sample]:
-    """Yield one sample per line of a JSON Lines file.
+    """Yield one sample per line of a JSON Lines file with prompts or chat messages.
 
     Raises WorkloadError if the file is unreadable or has another format."""
     return _elements(path, partial(_prompt, folder=path.parent))
@@ -122,9 +122,10 @@ def jsonl(path: Path) -> Iterator[Sample]:
 
 @contextmanager
 def error_location(location: str, hint: str) -> Iterator[None]:
-    """Convert errors that a reader raises in the `with` block to WorkloadError, with `location` in the message.
+    """Convert errors of the `with` block, which reads an entry of a file, to WorkloadError.
 
-    `hint` is the hint for errors that have none."""
+    The message begins with `location`, such as the file name and line number. `hint` is used for errors that have no
+    hint."""
     try:
         yield
     except WorkloadError as error:
@@ -140,14 +141,14 @@ def error_location(location: str, hint: str) -> Iterator[None]:
 def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
     """Yield the line number and text of each line that is not blank. Numbers start at 1.
 
-    A line of more than `limit` characters is split, and each piece counts as a line."""
+    A line of more than `limit` characters is split into several lines."""
     return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
 
 
 def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Item]:
-    """Yield the elements of a JSON array, or the lines of a JSON Lines file, converted by `convert`.
+    """Yield the elements of a JSON array, or the lines of a JSON Lines file, each converted by the function `convert`.
 
-    The file is read as elements are needed. Elements for which `convert` returns None are skipped."""
+    The file is read step by step, as elements are needed. Elements for which `convert` returns None are skipped."""
     with open_text(path, "the dataset") as file:
         buffer = _skip_blanks(file, "")
         elements = _array_elements(path, file, buffer[1:]) if buffer.startswith("[") else _line_elements(path, file)
@@ -169,7 +170,8 @@ def _line_elements(path: Path, file: TextIO) -> Iterator[tuple[str, str, Callabl
 def _array_elements(path: Path, file: TextIO, buffer: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Yield (location, source text, function that returns the value) for each element of a JSON array.
 
-    `buffer` holds the text that was read after the opening bracket of the array. The rest is read from `file`."""
+    `buffer` contains the text after the opening bracket of the array that was already read. The remaining text is read
+    from `file`."""
     decoder = json.JSONDecoder()
     buffer = _skip_blanks(file, buffer)
     for position in count(1):
@@ -185,10 +187,11 @@ def _identity(value: Any) -> Any:
 
 
 def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location: str) -> tuple[Any, str, str]:
-    """Return the next element of a JSON array: its value, its source text, and the rest of the buffer.
+    """Return the next element of a JSON array: its value, its source text, and the remaining buffer.
 
-    The rest begins after the comma that follows the element, or at the end of the array. More of the file is read if
-    the element is incomplete. Raises WorkloadError with `location` in its message if the element is malformed."""
+    `buffer` contains text that was already read from the file. More text is read if the element is incomplete. The
+    remaining buffer begins after the comma that follows the element, or with the closing bracket of the array. Raises
+    WorkloadError with `location` in its message if the element is malformed."""
     read_characters = READ_CHARACTERS
     while True:
         try:
@@ -212,7 +215,7 @@ def _next_element(decoder: json.JSONDecoder, file: TextIO, buffer: str, location
 
 
 def _skip_blanks(file: TextIO, buffer: str) -> str:
-    """Return the buffer without leading white space. If only white space remains, read more of the file."""
+    """Return the buffer without leading white space. If the buffer is only white space, read more of the file."""
     buffer = buffer.lstrip()
     while not buffer:
         more = file.read(READ_CHARACTERS)
@@ -223,7 +226,7 @@ def _skip_blanks(file: TextIO, buffer: str) -> str:
 
 
 def _dialogue(item: Any) -> tuple[Sample, ...] | None:
-    """Return a sample for each user message that is directly followed by an answer, or None if there are none."""
+    """Return one sample for each user message that is directly followed by an answer, or None if there is none."""
     messages = item["conversations"]
     if not isinstance(messages, list):
         raise TypeError("its conversations are not a list")
@@ -265,7 +268,7 @@ def _prompt(item: Any, folder: Path) -> Sample:
 
 
 def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request body if a line is a request for OpenAI's batch API, or an empty mapping for other lines."""
+    """Return the request body of a line for OpenAI's batch API, or an empty mapping if the line has another format."""
     body = item.get("body")
     is_batch = isinstance(body, Mapping) and "messages" in body and not {"prompt", "messages"} & item.keys()
     return body if isinstance(body, Mapping) and is_batch else {}
@@ -296,7 +299,7 @@ def _chat(item: Mapping[str, Any]) -> Sample:
 
 
 def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the role, the text and the image URLs of a chat message. `name` is its name in errors."""
+    """Return the role, the text and the image URLs of a chat message. `name` is the message's name in errors."""
     role = _text(message["role"], f"{name}.role")
     content = message["content"]
     if isinstance(content, str):
@@ -316,7 +319,9 @@ def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _output_tokens(item: Mapping[str, Any], *names: str) -> int | None:
-    """Return the output length from the first of the fields `names` that a line has, or None if it has none."""
+    """Return the output length in tokens: the first of the fields `names` that the line has, or None if it has none.
+
+    Raises ValueError if the value is not a valid number of tokens."""
     name = next((name for name in names if item.get(name) is not None), None)
     if name is None:
         return None
@@ -345,8 +350,8 @@ def _text(value: Any, name: str) -> str:
 def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
     """Check the fields that a user adds to request bodies, and return them unchanged.
 
-    `name` is the path of the object in error messages. Raises ValueError for a field that another option sets, and
-    WorkloadError for a value that JSON cannot represent."""
+    `name` is the name of `fields` in error messages. Raises ValueError for a field that only another option may set,
+    and WorkloadError for a value that JSON cannot represent."""
     check_value(fields, name)
     parameters = fields.get("parameters", {})  # of TGI and LightLLM
     if not isinstance(parameters, Mapping):
@@ -360,16 +365,17 @@ def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """A workload that sends each prompt of a file once, in the order of the file. `kind` is a key of SAMPLES.
+    """A workload that sends the prompts of a file, in the order of the file. `kind` is a key of SAMPLES.
 
-    Responses have the lengths of the recorded answers, unless the user requests other lengths."""
+    Each prompt is sent once. If `repeat_file` is set, the file starts again after its last prompt. By default, the
+    requested length of a response is that of the recorded answer. The user may request other lengths."""
 
     kind: str
     path: Path
 
     @classmethod
     def of(cls, kind: str) -> Callable[[str], Self]:
-        """Return a function that creates a dataset of this kind from the text after the colon, which is a file name."""
+        """Return a function that creates a dataset of this kind from a file name (`FILE` in `sharegpt:FILE`)."""
         return lambda rest: cls(kind, Path(parse_path_and_options(rest, ())[0]))
 
     def samples(self) -> Iterator[Sample]:
@@ -378,12 +384,12 @@ class Dataset(msgspec.Struct, frozen=True):
 
     @property
     def has_messages(self) -> bool:
-        """True if the first line has a list of chat messages, so that the requests need a chat endpoint."""
+        """True if the first line contains a list of chat messages. The requests then need a chat endpoint."""
         sample = next(self.samples(), None) if self.kind == "jsonl" else None
         return sample is not None and bool(sample.messages)
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
-        """Yield one `Request` per sample, with ids 0, 1, 2, ... Raises WorkloadError if the file is malformed."""
+        """Yield one `Request` per sample, with the ids 0, 1, 2, ... Raises WorkloadError if the file is malformed."""
         output_tokens = answer_tokens(prompts)
         for number, sample in enumerate(repeated(self.samples, repeat=prompts.spec.repeat_file)):
             input_tokens = 0 if sample.uncountable else prompts.count_if_known(sample.prompt)
@@ -402,9 +408,10 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[Item]:
-    """Yield the entries that `read` yields.
+    """Yield the entries that `read()` yields.
 
-    If `repeat` is true, start again after the last entry, and never end. Without any entry, the iterator ends."""
+    If `repeat` is True, call `read()` again after the last entry, without end. If `read()` yields no entry, this
+    iterator ends."""
     empty = True
     for entry in read():
         empty = False
@@ -414,7 +421,7 @@ def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[It
 
 
 def describe_format(source: object) -> str:
-    """Return a description of the format of a file with prompts, such as `ShareGPT conversations`."""
+    """Return a description of the file format of a workload, such as `ShareGPT conversations`."""
     if not isinstance(source, Dataset):
         return FORMATS["conversations"][1]
     if source.has_messages:
@@ -423,7 +430,7 @@ def describe_format(source: object) -> str:
 
 
 def recognise(path: Path) -> str:
-    """Return the kind of a dataset file (a key of SAMPLES), judging by the fields of its first element.
+    """Return the format of a dataset file (a key of SAMPLES), judging by the fields of its first element.
 
     Raises WorkloadError if the file is unreadable or has another format."""
     try:
@@ -442,14 +449,14 @@ def recognise(path: Path) -> str:
 
 
 def answer_tokens(prompts: Prompts) -> Callable[[Sample], int]:
-    """Return a function that returns the output length of a sample in tokens.
+    """Return a function that returns the requested output length of a sample in tokens.
 
-    The function uses the first of these lengths that is available:
+    The function returns the first of these lengths that is available:
 
-    - the next length of the distribution that the user requests.
-    - `output_tokens` of the sample.
-    - the length of the recorded answer.
-    - DEFAULT_OUTPUT_TOKENS."""
+    - the next length from the distribution that the user has requested
+    - the field `output_tokens` of the sample
+    - the length of the recorded answer
+    - DEFAULT_OUTPUT_TOKENS"""
     requested = None if prompts.spec.output is None else prompts.spec.output.tokens(prompts.spec.seed, "output")
 
     def tokens(sample: Sample) -> int:

@@ -1,8 +1,8 @@
 """Creates the image URLs of requests: web addresses, or data URLs of synthetic images and of files.
 
-A synthetic image consists of stripes in random colours. Every image is different, so the server cannot take it from a
-cache. All rows of an image are equal, so its PNG has only a few kilobytes. The server's work depends only on the size
-in pixels.
+A synthetic image consists of vertical stripes in random colours. Every image is different, so the server finds none in
+its cache. All rows of an image are equal, so its PNG file has only a few kilobytes. The server's work does not depend
+on the content, but only on the size in pixels.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Opens the files that a user names: plans, datasets, files of lengths, run files and certificates.
 
-An input is a regular file or a pipe, such as `<(zcat lengths.gz)`. Devices, directories and sockets are refused. A
-device such as `/dev/zero` never ends. Every error is an OSError, whose `strerror` completes the message "cannot read
-FILE: ...". `InputFileError` is its subclass for inputs that this module refuses.
+An input is a regular file or a pipe, such as `<(zcat lengths.gz)`. Directories, sockets and devices are refused,
+because a device such as `/dev/zero` never ends. Every error is an OSError, whose `strerror` completes the message
+"cannot read FILE: ...". `InputFileError` is a subclass of OSError for inputs that this module refuses.
 
-A pipe can be read only once, but a run reads its input several times and in several processes. The first read therefore
-stores the whole content in memory. Later reads, including those of forked workers, use the stored content.
+A pipe can be read only once, but a run reads its input several times and in several processes. The first call therefore
+stores the whole content of the pipe in memory. Later calls return the stored content, also in forked workers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LongLineError(ValueError):
 
 
 def open_input(path: Path, *, pipes: bool = True) -> BinaryIO:
-    """Open a regular file or a pipe for reading. A pipe is read to its end, and its content is returned.
+    """Open a regular file or a pipe for reading. A pipe is read to its end, and returned as a file in memory.
 
     If `pipes` is False, pipes are refused. Raises OSError if the input is refused or cannot be read."""
     mode = path.stat().st_mode  # Checked first, because opening a device can have side effects
@@ -90,7 +90,7 @@ def read_input(path: Path, limit_bytes: int, *, pipes: bool = True) -> bytes:
 
 
 def check_input(path: Path) -> None:
-    """Raise OSError if a file or pipe cannot be opened. The content of a pipe is stored for later reads."""
+    """Raise OSError if a file or pipe cannot be read. A pipe is read to its end, and its content is kept in memory."""
     open_input(path).close()
 
 
@@ -98,7 +98,8 @@ def check_input(path: Path) -> None:
 def input_path(path: Path, limit_bytes: int) -> Iterator[Path]:
     """Yield the path of a regular file with the content of an input, for a library that opens files itself.
 
-    A pipe is copied to a temporary file. Raises OSError if the input is unreadable or larger than `limit_bytes`."""
+    The path of a regular file is yielded unchanged. A pipe is copied to a temporary file. Raises OSError if the input
+    is unreadable or larger than `limit_bytes`."""
     content = read_input(path, limit_bytes)
     if path.is_file():
         yield path
@@ -129,10 +130,10 @@ def _check_kind(mode: int, *, pipes: bool) -> None:
 
 
 def _read_pipe(descriptor: int, path: Path) -> bytes:
-    """Read a pipe until its writers close it, and return the content. Ctrl-C interrupts the wait.
+    """Read a pipe until its writers close it, and return the content. Ctrl-C interrupts the wait for data.
 
-    `descriptor` is the open file descriptor, and `path` its name in messages. Raises InputFileError if no data arrives
-    for PIPE_SILENCE_S, and if the content exceeds PIPE_BYTES."""
+    `descriptor` is the pipe's open file descriptor, and `path` is its name in messages. Raises InputFileError if no
+    data arrives for PIPE_SILENCE_S seconds, or if the content is larger than PIPE_BYTES."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     content = bytearray()

@@ -1,8 +1,8 @@
 """Checks that text and values from a user can be sent in the JSON body of a request.
 
-Python accepts more than JSON can represent: `NaN`, `1e999` (an infinity), halves of surrogate pairs (`"\\ud83d"`) and
-integers of any size. Every reader of prompts and body fields calls this module. Such a value therefore causes an error
-that names its location, before any request is sent.
+Python accepts values that JSON cannot represent: `NaN`, `1e999` (an infinity), halves of surrogate pairs (`"\\ud83d"`)
+and integers of any size. All code that reads prompts or body fields calls this module. An invalid value therefore
+causes an error that names its location, before any request is sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_text(text: str, name: str) -> None:
 def check_value(value: Any, name: str, depth: int = 0) -> None:
     """Raise WorkloadError if JSON cannot represent the value or a value nested in it.
 
-    `name` is the path of the value in messages, such as `body.stop[0]`. `depth` is its nesting depth."""
+    `name` is the path of the value in messages, such as `body.stop[0]`. `depth` is the nesting depth of the value."""
     if isinstance(value, str):
         check_text(value, name)
     elif isinstance(value, float):

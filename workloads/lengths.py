@@ -2,12 +2,11 @@
 
 The distributions `lognormal` and `exponential` have two optional limits:
 
-- `max=K`: a value above K is drawn again, as in llm-infer-bench. Values do not pile up at K, but the mean is lower than
-  requested.
-- `min=K`: a value below K is raised to K.
+- `max=K`: If a length is above K, another one is drawn, as in llm-infer-bench. The mean becomes lower than requested.
+- `min=K`: If a length is below K, K is used instead.
 
-Mean and coefficient of variation describe the distribution without these limits. Values are rounded to whole numbers of
-at least 1.
+The requested mean and coefficient of variation are those of the distribution without limits. Lengths are rounded to
+whole numbers of at least 1.
 """
 
 from __future__ import annotations
@@ -47,9 +46,10 @@ class Lengths(Protocol):
     """A distribution of lengths in tokens. `str()` returns its canonical text."""
 
     def tokens(self, seed: int, purpose: str) -> Iterator[int]:
-        """Yield random lengths in tokens without end. `purpose` (`input`, `output`) selects the random stream.
+        """Yield random lengths in tokens, without end.
 
-        Raises WorkloadError if the file of an empirical distribution is malformed, empty or unreadable."""
+        `seed` and `purpose` (such as `input` or `output`) determine the random numbers. Raises WorkloadError if the
+        distribution is read from a file that is malformed, empty or unreadable."""
 
 
 class Fixed(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class Exponential(msgspec.Struct, frozen=True):
 
 
 class Empirical(msgspec.Struct, frozen=True):
-    """A distribution that draws with replacement from the numbers in a file."""
+    """A distribution that draws lengths from the numbers in a file, with replacement."""
 
     path: Path
     column: str | None = None
@@ -160,7 +160,7 @@ class OutputLengths(msgspec.Struct, frozen=True):
 
 @lru_cache(256)
 def parse_outputs(text: str) -> OutputLengths:
-    """Parse output lengths: a distribution as in `parse`, or `answers` for the lengths of the dataset's answers.
+    """Parse output lengths: a length distribution (see `parse`), or `answers` for those of the dataset's answers.
 
     The prefix `max:` allows responses to end early. Raises WorkloadError if the text is invalid."""
     stripped = text.strip()
@@ -189,7 +189,7 @@ def parse(text: str) -> LengthDistribution:
 
 
 def _spelled_out(number: re.Match[str]) -> str:
-    """Return the matched number in digits. As in vLLM's --max-model-len, `32k` is 32000 and `32K` is 32768."""
+    """Return a number with the suffix k or K in digits. As in vLLM's --max-model-len, 32k is 32000 and 32K is 32768."""
     return spec_syntax.format_number(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 
@@ -205,7 +205,7 @@ def _show_bounds(low: int, high: int | None) -> str:
 
 
 def _values(path: Path, column: str | None) -> array[int]:
-    """Return the lengths in a file. They are cached until the file changes."""
+    """Return the lengths in a file, cached until the file changes. Raises WorkloadError if the file is invalid."""
     try:
         result = path.stat()
     except OSError as error:
@@ -233,8 +233,8 @@ def _read_values(path: Path, column: str | None, _version: tuple[int, int, int])
 def _numbers(file: Iterator[str], path: Path, column: str | None) -> Iterator[tuple[int, str]]:
     """Yield the line number and text of each number in a file of lengths.
 
-    The file has one number per line, or is a CSV file if `column` is given. Raises WorkloadError for a missing column,
-    an overlong line and malformed CSV."""
+    If `column` is None, the file has one number per line. Otherwise it is a CSV file with this column. Raises
+    WorkloadError if the column is missing, a line is too long, or the CSV is malformed."""
     try:
         if column is None:
             yield from ((line, text.strip()) for line, text in enumerate(file, 1) if text.strip())
@@ -260,7 +260,9 @@ def _uniform(rest: str) -> Uniform:
 
 
 def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters: str) -> Lognormal | Exponential:
-    """Parse a distribution with the required options `parameters` and the optional `min` and `max`."""
+    """Parse a distribution with the required options `parameters` and the optional limits `min` and `max`.
+
+    Raises WorkloadError if the options are invalid, or if `max` is far below the mean."""
     result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
     missing = [f"{key}=" for key in parameters if key not in result]
     if missing:

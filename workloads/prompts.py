@@ -1,14 +1,14 @@
-"""Builds prompts of exactly N tokens by the server's count. All prompts differ in their first tokens.
+"""Builds prompts of exactly N tokens, as the server counts them. All prompts of a run differ in their first tokens.
 
-    token ids   If the API accepts token ids, N ids are N tokens.
-    text        Words that cost N tokens together. The first words encode the number of the text, and random words
-                follow. The whole text is counted. If its count is not the sum of its words, its last words are
-                replaced until the count is N.
+    token ids   If the API accepts token ids, a prompt of N tokens consists of N ids.
+    text        Otherwise a prompt consists of words whose token counts add up to N. If the token count of the whole
+                text differs from this sum, its last words are replaced until the count is N.
 
-A prompt may begin with spans of tokens that it shares with other prompts:
+A prompt consists of two or three parts:
 
-    number  random words                a prompt without shared spans.
-    span  span  number  random words    a prompt that shares its beginning with other prompts.
+    shared spans    Optional: tokens with which other prompts also begin.
+    number          Words or token ids that encode the number of the prompt, so that prompts differ.
+    random words    Random words or token ids up to the requested length.
 
 A seed gives the same prompts, byte for byte, on any machine. Prompt i has a separate random generator, seeded with the
 text "seed:i". Only the sequence of `Random.random` is used, the only one that Python guarantees.
@@ -65,38 +65,37 @@ class PromptError(WorkloadError):
 
 
 class Tokenizer(Protocol):
-    """Interface of objects that count tokens, either with a tokenizer file or by requests to the server."""
+    """Interface of an object that counts tokens, either with a tokenizer file or by requests to the server."""
 
     @property
     def words(self) -> Sequence[str]:
         """Different plain words, most of which are one token each. Empty if no words are known."""
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text if it is sent as a prompt.
-
-        The number includes special tokens and the chat template."""
+        """Return the number of tokens that each text has as a prompt, including special tokens and chat template."""
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens, or an empty list if the ids are unknown."""
 
 
 class ServerTokenCounter(Tokenizer, Protocol):
-    """Interface of objects that count tokens by requests to the server, whose count defines a prompt's length."""
+    """Interface of an object that counts tokens by requests to the server."""
 
     @property
     def generates(self) -> bool:
-        """True if the server has to run a text to count it. The text then stays in the server's prefix cache."""
+        """True if the server must run a text to count its tokens. Such a text then stays in its prefix cache."""
 
     @property
     def plain(self) -> Tokenizer | None:
-        """Counter of the text alone, without the tokens that the endpoint adds.
+        """A counter that excludes the tokens which the endpoint adds, and with which the server need not run the text.
 
-        With this counter, the server does not run the text. Needed only if `generates` is True. None if the server has
-        no such counter."""
+        It is used only if `generates` is True. None: the server offers no such counter."""
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):
-    """A tokenizer file. `count` includes the special tokens that the file's post-processor adds, `ids` does not."""
+    """A tokenizer from a tokenizer.json file.
+
+    The results of `count` include the special tokens that the file's post-processor adds. Those of `ids` do not."""
 
     tokenizer: tokenizers.Tokenizer
     words: tuple[str, ...]
@@ -145,14 +144,15 @@ def tokenizer_file(named: Path) -> Path:
 def _download_hint(named: str) -> str:
     """Return a hint with the command that downloads the tokenizer of a Hugging Face model into the local cache.
 
-    `hf` is installed with loadgen, as a part of huggingface_hub, which the library tokenizers requires."""
+    If `named` cannot be the name of a model, the hint only suggests to pass a file. The command `hf` is installed with
+    loadgen, because the library `tokenizers` requires huggingface_hub."""
     if not re.fullmatch(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?", named) or named.endswith(".json"):
         return "pass --tokenizer PATH/tokenizer.json"
     return f"download it: hf download {named} tokenizer.json; or pass --tokenizer PATH/tokenizer.json"
 
 
 def load_tokenizer(named: Path) -> LocalTokenizer:
-    """Load the tokenizer that `named` refers to, as in `tokenizer_file`.
+    """Load the tokenizer that `named` refers to: a file, a folder or a model (see `tokenizer_file`).
 
     Raises PromptError if there is no such file, or if it is unreadable or not a tokenizer."""
     import tokenizers
@@ -187,15 +187,15 @@ def _plain_words(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 class Prompt(Protocol):
-    """Interface of functions that build a prompt from its number.
+    """Interface of a function that builds a prompt from its number.
 
-    Prompts with different numbers differ from their first tokens on, or from the first tokens after their shared spans.
-    A number gives the same prompt in every call, in any order and in any process."""
+    Prompts with different numbers differ in their first tokens, or in the first tokens after a beginning that they
+    share. The same number gives the same prompt in every call and in every process."""
 
     def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-        """Return text or token ids of exactly `input_tokens` tokens.
+        """Return prompt number `number`: a text or token ids, with exactly `input_tokens` tokens.
 
-        The prompt begins with the shared spans, which are cut if they are longer than the prompt."""
+        The prompt begins with the spans of tokens in `shared`. They are cut if they are longer than the prompt."""
 
 
 def id_prompts(
@@ -203,9 +203,9 @@ def id_prompts(
 ) -> Prompt:
     """Return a `Prompt` that builds prompts of random token ids from `alphabet`.
 
-    Its prompts have numbers from 0 to `numbers` - 1, and its shared spans have numbers from -1 to -`shared`. Prompts of
-    at least `shortest` tokens differ from each other within their first tokens. Shorter prompts may be equal. Raises
-    PromptError if the alphabet is too small for this many different prompts."""
+    Prompts have numbers from 0 to `numbers` - 1. Spans of tokens that prompts share have numbers from -1 to -`shared`.
+    Prompts of at least `shortest` tokens differ in their first tokens. Shorter prompts may be equal. Raises PromptError
+    if the alphabet is too small for this many different prompts."""
     size = len(alphabet)
     total = numbers + shared
     max_depth = min(shortest, BLOCK_TOKENS)
@@ -236,10 +236,10 @@ def id_prompts(
 
 
 def prompt_random(seed: int, number: int) -> Random:
-    """Return the random generator of one prompt or span.
+    """Return the random generator of one prompt, or of one span of tokens that prompts share.
 
-    The seed is a text, which Python hashes with SHA-512. Generators of consecutive numbers are therefore independent.
-    """
+    The generator is seeded with a text, which Python hashes with SHA-512. Generators of consecutive numbers are
+    therefore independent."""
     return Random(f"{seed}:{number}")  # noqa: S311
 
 
@@ -250,9 +250,9 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
 
 
 def counter_digits(number: int, wheels: Sequence[Sequence[Item]]) -> list[Item]:
-    """Return the digits of `number` as a mechanical counter shows them, lowest digit first.
+    """Return `number` as a list of digits, lowest digit first, like a mechanical counter with one wheel per digit.
 
-    A wheel lists the symbols of one digit, and there is one wheel per digit."""
+    Each entry of `wheels` lists the symbols of one digit. The symbols are words or token ids."""
     symbols = []
     for wheel in wheels:
         number, position = divmod(number, len(wheel))

@@ -21,17 +21,18 @@ Draw = Callable[[], float]
 
 
 def random_stream(seed: int, purpose: str) -> Draw:
-    """Return a function that draws uniform random numbers. Its sequence depends on `seed` and `purpose`.
+    """Return a function that draws random numbers, uniform on [0, 1).
 
-    Each purpose has a separate sequence. Drawing lengths, for example, does not change the due times."""
+    `seed` and `purpose` determine the sequence of numbers. Because each purpose has a separate sequence, drawing
+    lengths, for example, does not change the due times."""
     return Random(f"{seed}/{purpose}").random  # noqa: S311 - load, not secrets
 
 
 def item_picker(items: Sequence[Item]) -> Callable[[Random, int], list[Item]]:
     """Return a function `pick(random, count)` that draws `count` of the items with replacement.
 
-    The result equals `count` evaluations of `items[int(random.random() * len(items))]`. NumPy computes them in one
-    step: a draw has 53 bits, which come from two 32-bit numbers of the generator (CPython, genrand_res53)."""
+    The result is the same as from `count` evaluations of `items[int(random.random() * len(items))]`, but NumPy computes
+    it faster. A number from `random.random()` has 53 bits from two 32-bit numbers (CPython, genrand_res53)."""
     import numpy as np
 
     items_array = np.array(items, dtype=object)
@@ -78,9 +79,9 @@ def gamma(draw: Draw, shape: float) -> float:
 
 
 def running_sums(draw_gap: Callable[[], float], scale_ns: Fraction) -> Iterator[int]:
-    """Yield the running sums in ns of random gaps. Each gap is `draw_gap() * scale_ns`.
+    """Yield the sum of the first gap, of the first two gaps, and so on, in ns. Each gap is `draw_gap() * scale_ns`.
 
-    Gaps are drawn as floats but summed as integers, so the sum does not drift in long runs."""
+    Gaps are drawn as floats but summed as integers, so that rounding errors do not accumulate in long runs."""
     scale = float(scale_ns * UNITS_PER_NS)
     total = 0
     while True:

@@ -1,4 +1,4 @@
-"""Defines `Request`, the content of one request. It contains neither the server's URL nor the due time."""
+"""The content of one request (`Request`), without the server's URL and the due time."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` updated with `patch`, as JSON Merge Patch (RFC 7396) defines it.
+    """Return a copy of `fields` updated with `patch`, as defined by JSON Merge Patch (RFC 7396).
 
-    Nested objects are merged, and a null value removes the field."""
+    Nested objects are merged. A field whose value in `patch` is null is removed."""
     result = dict(fields)
     for name, value in patch.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """Multi-turn sessions. Each request contains the conversation so far and is sent after the previous response.
 
-A `Conversation` is an immutable value. `request()` returns the request of its current turn. After the response,
-`after(answer)` returns the conversation at the next turn, or None at the end. The load driver calls both methods. This
-module neither waits nor reads a clock.
+A `Conversation` is the immutable state of one session. Its method `request()` returns the request of the current turn.
+After the response, `after(answer)` returns the conversation at the next turn, or None at the end. The load driver calls
+both methods and waits between the turns.
 
     turn 0: question                     --> answer
     turn 1: question answer question     --> answer     (sent think_ns after the end of the first answer)
@@ -63,8 +63,8 @@ class Conversation(msgspec.Struct, frozen=True):
     def request(self) -> Request:
         """Return the request of the current turn.
 
-        Its `input_tokens` is 0 (unknown) except in the first turn. Later prompts contain responses, and counting their
-        tokens would disturb the run. The server reports the number in its response."""
+        From the second turn on, `input_tokens` of the request is 0 (unknown), because these prompts contain responses.
+        Counting their tokens would disturb the run. The server reports the number of prompt tokens in its response."""
         number = len(self.answers)
         turn = self.turns[number]
         past = list(zip(self.turns, self.answers, strict=False))
@@ -78,16 +78,16 @@ class Conversation(msgspec.Struct, frozen=True):
         return self._request(number, transcript + turn.question)
 
     def remaining_requests(self) -> Iterator[Request]:
-        """Yield the requests of the turns after the current one, with ids and output lengths.
+        """Yield the requests of the turns after the current turn, with ids and output lengths.
 
-        Their prompts are empty, because they depend on responses that have not been received."""
+        Their prompts are empty, because these prompts will contain responses that have not been received yet."""
         return (self._request(number, "") for number in range(len(self.answers) + 1, len(self.turns)))
 
     def after(self, answer: str) -> Conversation | None:
-        """Return the conversation at its next turn, given the response to the current one.
+        """Return the conversation at its next turn, given the response (`answer`) of the current turn.
 
-        Returns None after the last turn, and if the conversation exceeds TRANSCRIPT_LIMIT. The next prompt starts with
-        the current prompt and response, both unchanged, so that the server's prefix cache can reuse them."""
+        Return None after the last turn, or if the conversation is longer than TRANSCRIPT_LIMIT. The next prompt starts
+        with the current prompt and response, both unchanged, so that the server's prefix cache can reuse them."""
         answers = (*self.answers, answer)
         questions = self.turns[: len(answers)]
         characters = sum(map(len, answers)) + sum(len(turn.question) for turn in questions)
@@ -113,8 +113,8 @@ class Conversation(msgspec.Struct, frozen=True):
 class MultiTurn(msgspec.Struct, frozen=True):
     """A workload of multi-turn sessions, either synthetic or read from a file.
 
-    If `path` is None, sessions are synthetic, have `turns` turns each and never run out. Otherwise each dialogue of the
-    file is one session."""
+    If `path` is None, there is no limit on the number of sessions. They are synthetic, and have `turns` turns each.
+    Otherwise each dialogue of the file `path` is one session."""
 
     turns: int | None
     path: Path | None
@@ -125,7 +125,7 @@ class MultiTurn(msgspec.Struct, frozen=True):
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield each session at its first turn. Request ids are consecutive across sessions.
+        """Yield each session at its first turn. Request ids are consecutive: the next session continues with the next.
 
         Raises WorkloadError if the file is malformed."""
         first_id = 0
@@ -134,9 +134,10 @@ class MultiTurn(msgspec.Struct, frozen=True):
             first_id += len(turns)
 
     def _synthetic(self, prompts: Prompts) -> Iterator[tuple[Turn, ...]]:
-        """Yield the turns of each synthetic session. Each question has the requested input length.
+        """Yield the turns of each synthetic session.
 
-        The prompt of a later turn is longer than its question, because it also contains the conversation so far."""
+        The question of each turn has the requested input length. The prompt of a later turn is longer than its
+        question, because it also contains the conversation so far."""
 
         def turn(number: int, input_tokens: int, output_tokens: int) -> Turn:
             question = prompts.prompt(number, input_tokens)

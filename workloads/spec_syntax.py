@@ -45,11 +45,11 @@ NOT_TEXT = (
 
 
 class UnknownCountError(Exception):
-    """Raised if a server does not report the number of tokens of a text."""
+    """A server does not report the number of tokens of a text."""
 
 
 class WorkloadError(ValueError):
-    """Invalid text of arrivals, lengths or a workload, or an invalid file that the text names.
+    """The user's text for arrivals, lengths or a workload is invalid, or a file that it names is invalid.
 
     The message names the invalid part, and `hint` says what to write instead."""
 
@@ -59,9 +59,9 @@ class WorkloadError(ValueError):
 
 
 def parse_confidence(level: float | str) -> float:
-    """Parse a confidence level such as `95%` or `0.95` to a share.
+    """Parse a confidence level such as `95%` or `0.95`, and return it as a number between 0 and 1.
 
-    Raises ValueError unless it is above 50% and below 100%.
+    Raises ValueError if the level is not a number above 50% and below 100%.
     """
     text = str(level).strip()
     number = text.removesuffix("%").strip()
@@ -97,9 +97,9 @@ def parse_integer(text: str, name: str, low: int, high: int) -> int:
 
 
 def parse_rate(text: str, *, zero: bool = False) -> Fraction:
-    """Parse a rate in requests per second, such as `20` or `20/s`.
+    """Parse a rate in requests per second, such as `20` or `20/s`. `zero` is True if the rate may be 0.
 
-    Raises WorkloadError for invalid text, and for a rate of 0 unless `zero` is True."""
+    Raises WorkloadError if the text is invalid."""
     value = parse_number(text.removesuffix("/s"), "rate", 0, RATE_LIMIT)
     if not (value or zero):
         raise WorkloadError("a rate of 0 sends no requests")
@@ -109,8 +109,8 @@ def parse_rate(text: str, *, zero: bool = False) -> Fraction:
 def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
     """Parse a duration such as `10s`, `500ms`, `2m`, `1m30s` or `2` (seconds), and return it in ns.
 
-    Several units must be in descending order. Raises WorkloadError for invalid text, and for a duration of 0 unless
-    `zero` is True. `name` is the name of the duration in the message."""
+    Several units must be in descending order. `zero` is True if the duration may be 0. `name` is the name of the
+    duration in error messages. Raises WorkloadError if the text is invalid."""
     parts = list(_DURATION.finditer(text))
     units_ns = [_UNIT_NS[part[2] or "s"] for part in parts]
     is_complete = "".join(part[0] for part in parts) == text != ""
@@ -126,7 +126,7 @@ def parse_duration_ns(text: str, name: str, *, zero: bool = False) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a duration such as `500ms`, `1m30s` or `2` (seconds), and return it in seconds. It may be 0.
+    """Parse a duration such as `0`, `500ms`, `1m30s` or `2` (seconds), and return it in seconds.
 
     Raises WorkloadError for invalid text."""
     try:
@@ -136,9 +136,9 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
-    """Parse options of the form `key=value`, and return them by key.
+    """Parse options of the form `key=value`, and return the values by key.
 
-    Raises WorkloadError for an unknown key, a repeated key and an option without `=`."""
+    Raises WorkloadError if a key is unknown or repeated, or if an option has no `=`."""
     result: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
@@ -153,8 +153,8 @@ def parse_options(parts: list[str], known: Collection[str]) -> dict[str, str]:
 def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict[str, str]]:
     """Split `FILE,key=value,...` into the file name and its options.
 
-    The file name may contain commas: only known keys at the end of the text start an option. Raises WorkloadError if
-    the file name is missing or an option is invalid."""
+    The file name may contain commas, because only the keys in `known` start an option. Raises WorkloadError if the file
+    name is missing or an option is invalid."""
     parts = text.split(",")
     first = len(parts)
     while first > 1 and parts[first - 1].partition("=")[0] in known:
@@ -169,8 +169,8 @@ def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict
 def open_text(path: Path, name: str) -> Iterator[TextIO]:
     """Open a user's file as UTF-8 text. Line ends are not changed. A file compressed with gzip is unpacked.
 
-    Raises WorkloadError if the file is unreadable, damaged, or in a known format other than text. `name` is the file's
-    name in the message, such as `the dataset`."""
+    Raises WorkloadError if the file is unreadable or damaged, or if it has a known format other than text. `name`
+    describes the file in error messages, such as `the dataset`."""
     try:
         raw = open_input(path)
         begin = raw.read(8)
@@ -201,13 +201,13 @@ def open_text(path: Path, name: str) -> Iterator[TextIO]:
 
 
 def format_number(value: Fraction) -> str:
-    """Return a number as decimal text with at most 9 decimals, which `parse_number` accepts."""
+    """Return a number as text with at most 9 decimals, which `parse_number` can parse."""
     whole_part, rest = divmod(round_ratio(value.numerator * NS_PER_S, value.denominator), NS_PER_S)
     return f"{whole_part}.{rest:09d}".rstrip("0").rstrip(".")
 
 
 def format_duration(value_ns: int) -> str:
-    """Return a duration in seconds, such as `2.5s`, which `parse_duration_ns` accepts."""
+    """Return a duration as text in seconds, such as `2.5s`, which `parse_duration_ns` can parse."""
     return format_number(Fraction(value_ns, NS_PER_S)) + "s"
 
 

@@ -1,12 +1,12 @@
 """Prepares the text prompts of a run in three stages.
 
-    1. The requests of the run are generated without texts, and a TextSurvey notes which lengths the texts must have.
-    2. The costs of the words in tokens (WordCosts) are loaded from an earlier run, or measured now.
-    3. A TextWriter writes a few of the texts as a sample, and each text of the sample is counted as a whole.
+    1. The requests of the run are generated without texts, and a TextSurvey records the lengths of the texts.
+    2. The number of tokens of each word (WordCosts) is loaded from an earlier run, or measured now.
+    3. A TextWriter writes a few texts as a sample, and the tokens of each complete text of the sample are counted.
 
-If the texts of the sample have the requested lengths, the costs of words add up. The workers then write each text
-shortly before it is sent, for any number of requests. Otherwise every text is counted before the run, or by the worker
-if it has a tokenizer file.
+If the texts of the sample have the requested lengths, the tokens of a text are the sum of its words' tokens. The
+workers can then write each text shortly before they send it. Otherwise the tokens of every complete text must be
+counted, either before the run or, with a tokenizer file, by the worker.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Progress = Callable[[int], None]
 
 
 class VocabularyStore(Protocol):
-    """Interface of the storage that keeps what earlier runs learned about a server's vocabulary."""
+    """Interface of a store for the vocabulary of a server: words and their token counts, measured by earlier runs."""
 
     def load(self) -> WordCosts | None:
         """Return the stored vocabulary of this server, or None if there is none."""
@@ -55,7 +55,7 @@ class VocabularyStore(Protocol):
 
 
 def ignore_progress(_done: int) -> None:
-    """Show no progress."""
+    """Do nothing. This is the progress callback if no progress is shown."""
 
 
 def text_prompt(
@@ -64,10 +64,11 @@ def text_prompt(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> tuple[Prompt, list[TextSpec]]:
-    """Return a `Prompt` that returns texts of exact length for the requests of a run, and the specs of the sample.
+    """Return a function that returns the text prompts of a run, and the specs of a few of its texts (the sample).
 
-    `prompts` generates the requests of the run, but cannot build their texts yet. The sample is empty if the run needs
-    no text. Raises PromptError if a length cannot be exact, and WorkloadError for a malformed file."""
+    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run
+    without texts. The sample is empty if the run needs no generated text. Raises PromptError if a length cannot be
+    exact, and WorkloadError if a file is malformed."""
     builder = _TextBuilder(prompts, counter, progress)
     if counter.offline:
         store = None  # counting takes no time
@@ -95,12 +96,12 @@ def _build(builder: _TextBuilder, counter: TokenCounter, store: VocabularyStore 
 
 
 def no_text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
-    """Raise WorkloadError. This is the `Prompt` of a run that needs no generated text."""
+    """Raise WorkloadError. This function is called in place of a prompt builder if no texts were prepared."""
     raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
 
 
 class _TextBuilder:
-    """Builds the texts of one run with the words of a vocabulary."""
+    """Builds the text prompts of one run, given the words of a vocabulary and their token counts."""
 
     def __init__(self, prompts: Prompts, counter: TokenCounter, progress: Progress) -> None:
         self._prompts = prompts
@@ -109,15 +110,15 @@ class _TextBuilder:
         self._survey, self.samples = _survey(prompts, progress)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text as it is sent, with the counter's frame word at both ends."""
+        """Return the number of tokens of each text as it is sent. The counter may add a word at both ends."""
         return self._counter.count(self._counter.framed(texts))
 
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
-        """Return a writer of the run's texts.
+        """Return a writer of the run's texts, which uses the words of `vocabulary`.
 
-        If there are not enough different short texts at first, this method surveys the lengths of all texts, and counts
-        every word at the start of a text. Raises PromptError if a length still cannot be reached, or if there are still
-        too few different texts of a length."""
+        The first attempt counts only a few words at the start of a text. If these words make too few different short
+        texts, all texts are surveyed, and every word is counted at the start of a text. Raises PromptError if a length
+        still cannot be reached, or if there are still too few different texts of a length."""
         try:
             return self._writer(vocabulary, OPENINGS, count)
         except PromptError:
@@ -134,11 +135,11 @@ class _TextBuilder:
         return writer
 
     def confirms(self, writer: TextWriter) -> bool:
-        """Count a few texts of the run as a whole. Return True if all have the requested lengths."""
+        """Write the texts of the sample and count their tokens. Return True if all have the requested lengths."""
         return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
 
     def written(self, writer: TextWriter) -> Prompt:
-        """Return a `Prompt` that writes each text when it is needed."""
+        """Return a prompt builder that writes each text when the text is needed."""
 
         def write(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
             return self._counter.framed([writer.text(TextSpec(number, input_tokens, tuple(shared)))])[0]
@@ -146,10 +147,11 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a `Prompt` that returns texts which were counted as a whole, because their words do not add up.
+        """Return a prompt builder for a tokenizer whose count of a text is not the sum of the counts of its words.
 
-        The texts are normally built now. If the number of requests is unknown, each text is built when it is needed,
-        which requires a tokenizer file. Raises PromptError if there is none, or if a text cannot be exact."""
+        Normally, this method builds all texts and counts their tokens. If the number of requests is unknown, each text
+        is built and counted when it is needed, which requires a tokenizer file. Raises PromptError if there is no such
+        file, or if the length of a text cannot be exact."""
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:
                 return self.written(writer)
@@ -176,11 +178,11 @@ class _TextBuilder:
 
 
 def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> tuple[TextSurvey, list[TextSpec]]:
-    """Return the survey of a run's texts, and the specs of a few of them.
+    """Return a TextSurvey, which contains the lengths of a run's texts, and the specs of a few of these texts.
 
-    Usually all prompts are surveyed. Only the first prompts are surveyed in two cases: if the number of requests is
-    unknown, or if all prompts have the same length and `complete` is False. If the prompts come from a file, only the
-    warm-up requests need texts and are surveyed."""
+    Usually all prompts are surveyed. Only the first REHEARSED prompts are surveyed if the number of requests is
+    unknown, or if all prompts have the same length and `complete` is False. If the prompts come from a file, only those
+    of the warm-up requests are surveyed, because only these are generated."""
     spec = prompts.spec
     from_file = _is_from_file(prompts)
     endless = spec.n is None and spec.trace is None
@@ -207,14 +209,14 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
 
 
 def _is_from_file(prompts: Prompts) -> bool:
-    """Return True if the prompts come from a file, so that only warm-up requests need text."""
+    """Return True if the prompts come from a file. Only the warm-up requests then need generated texts."""
     return getattr(prompts.spec.workload, "path", None) is not None
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
     """Generate the first `limit` requests (None: all) and the warm-up requests, and discard them.
 
-    `prompts.prompt` is a function that notes the texts that the requests need."""
+    For each text that a request needs, this function calls `prompts.prompt`, which records the length of the text."""
     requests = prompts.conversations() if prompts.has_sessions else prompts.requests()
     for done, _ in enumerate(islice(requests, limit), 1):
         if done % PROGRESS_EVERY == 0:

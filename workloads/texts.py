@@ -1,14 +1,14 @@
-"""Builds text prompts of exactly N tokens from words whose cost in tokens is known.
+"""Builds text prompts of exactly N tokens from words whose number of tokens (cost) is known.
 
-    number  random words                a prompt without shared spans
-    span  span  number  random words    a prompt that shares its beginning with other prompts
+The first words of a text encode its number, and random words follow. A text that shares its beginning with other
+prompts starts with the words of the shared spans.
 
-The first words encode the number of the text, and random words follow. `measure_words` counts the words once. It also
-proves for most tokenizers that the words of a text add up: every pair of words costs the sum of its words, and so does
-every text. Such texts need no further count, so they are written when they are needed.
+`measure_words` counts the tokens of each word. For most tokenizers, it also proves that the words add up: every pair of
+words has as many tokens as its two words together. Every text of these words then has as many tokens as its words
+together, so the tokens of the text need not be counted.
 
-Other tokenizers have tokens that span words. Each text is then counted, and its last words are replaced until its count
-is exact.
+Other tokenizers have tokens that span words. In this case, the tokens of each text are counted, and its last words are
+replaced until the count is exact.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ Progress = Callable[[int], None]
 
 
 class WordCosts(msgspec.Struct, frozen=True):
-    """The token counts of a tokenizer's words, as `measure_words` determines them and `words_of` uses them.
+    """Words and their numbers of tokens (costs), as measured by `measure_words` for one tokenizer.
 
-    The counts can be stored for later runs on the same server."""
+    They can be stored for later runs on the same server."""
 
     alone: dict[str, int]
     """Length in tokens of the prompt that consists of the word alone."""
@@ -69,7 +69,7 @@ class WordCosts(msgspec.Struct, frozen=True):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """Words with their cost in tokens, as one tokenizer counts them."""
+    """Words and their numbers of tokens (costs), with tables from which texts of an exact length are built."""
 
     opening: dict[int, list[str]]
     """Words by the length of the prompt that consists of the word alone, in tokens."""
@@ -82,13 +82,13 @@ class Words(msgspec.Struct, frozen=True):
     """Picks this number of words faster than one at a time. None unless each word costs one token."""
 
     def can_fill(self, tokens: int) -> bool:
-        """Return True if there are words that together cost exactly `tokens` tokens, otherwise False."""
+        """Return True if some of these words together have exactly `tokens` tokens."""
         if tokens < MIX_TOKENS:
             return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
         return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0
 
     def fill(self, tokens: int, random: Random) -> list[str]:
-        """Return random words that together cost exactly `tokens` tokens. `can_fill(tokens)` must be True."""
+        """Return random words that together have exactly `tokens` tokens. `can_fill(tokens)` must be True."""
         if self.pick is not None:
             return self.pick(random, tokens)
         all_words = list(self.costs)
@@ -107,16 +107,16 @@ class Words(msgspec.Struct, frozen=True):
         return picked
 
     def cost(self, words: Iterable[str]) -> int:
-        """Return the number of tokens that these words add to a text."""
+        """Return the number of tokens that `words` add to the end of a text."""
         return sum(self.costs[word] for word in words)
 
     def cheapest(self) -> tuple[int, list[str]]:
-        """Return the lowest cost of a word in tokens, and all words with that cost."""
+        """Return the smallest number of tokens of a word, and all words with this number of tokens."""
         minimum = min(self.costs.values(), default=1)
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
     def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
-        """Return the error for `n` requested texts of `tokens` tokens, of which only `possible` exist."""
+        """Return the error for a request of `n` different texts of `tokens` tokens if only `possible` texts exist."""
         shortest = min(self.opening, default=0)
         if shortest > tokens:
             return PromptError(
@@ -131,13 +131,13 @@ class Words(msgspec.Struct, frozen=True):
 
 
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
-    """Count the tokens of the candidate words, and return the costs of the usable words.
+    """Count the tokens of the candidate words, and return the usable words with their numbers of tokens (costs).
 
-    In most vocabularies, every candidate is one token. A few long texts, which together contain every pair of words,
-    prove this if each text has one token per word. Otherwise each word is counted after another word, and words of more
-    than COST_LIMIT tokens are left out.
+    In most vocabularies, every candidate is one token. To check this, a few long texts are counted, which together
+    contain every pair of words. If a text does not have one token per word, each word is counted after another word.
+    Words of more than COST_LIMIT tokens are then left out.
 
-    The first `openings` words are also counted alone, at the start of a prompt."""
+    The first `openings` words are also counted at the start of a prompt."""
     first = candidates[0]
     starts = list(candidates[:openings])
     usable = list(candidates[:WORDS_LIMIT])
@@ -156,10 +156,11 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the token cost of each word, measured behind another word, and whether every pair costs the sum.
+    """Return the words with the number of tokens of each word, measured after another word.
 
-    `alone` has the tokens of the first candidate as a whole text. `openings` is the number of words that are tried as
-    the first word of a text.
+    The result also says whether every pair of words has as many tokens as its two words together. `alone` contains the
+    number of tokens of the first candidate as a complete text. `openings` is the number of words that are also counted
+    at the start of a text.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -172,11 +173,11 @@ def _measure_one_by_one(
 
 
 def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
-    """Return the largest set found in which every pair of words costs the sum of its two words.
+    """Return words of which every pair has as many tokens as its two words together.
 
-    Return None if the set has fewer than MIN_WORDS words. A few words, or pairs of words, may cost more or less than
-    the sum. These words are left out. For example, a server may count every four letters as one token. Then only words
-    of three letters and a space have exact costs."""
+    Words for which this is not true are left out of the candidates. Return None if fewer than MIN_WORDS words remain.
+    For example, if a server counts every four characters as one token, only words of three letters (with a space)
+    remain."""
     first = candidates[0]
     repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
     (first_tokens,) = count([first])
@@ -196,7 +197,10 @@ def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: 
 
 
 def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
-    """Count every pair of the words. Return their vocabulary, and the words of which a pair does not add up."""
+    """Count the tokens of every pair of words. Return the vocabulary, and the words with a wrong pair.
+
+    A pair is wrong if it does not have as many tokens as its two words together. `costs` contains the number of tokens
+    of each word."""
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()
     words = list(costs)
@@ -213,16 +217,18 @@ def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[Wo
 
 
 def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
-    """Return the vocabulary, with every word also counted alone, at the start of a prompt."""
+    """Return the vocabulary after counting the tokens that every word has at the start of a prompt.
+
+    Words whose tokens at the start are already known are not counted again."""
     missing = [word for word in vocabulary.costs if word not in vocabulary.alone]
     alone = vocabulary.alone | dict(zip(missing, count(missing), strict=True))
     return replace(vocabulary, alone=alone) if missing else vocabulary
 
 
 def pair_texts(first: str, words: Sequence[str]) -> list[str]:
-    """Return texts in which every pair of two words occurs, including each word twice in a row.
+    """Return texts that together contain every pair of `words`, including each word twice in a row.
 
-    Every text begins with the word `first`, and each word ends one of the texts."""
+    There is one text per word. The text begins with the word `first` and ends with this word."""
     texts = []
     for position, word in enumerate(words):
         pairs = [f"{other} {word}" for other in words[position + 1 :]]
@@ -231,9 +237,10 @@ def pair_texts(first: str, words: Sequence[str]) -> list[str]:
 
 
 def _add_up(texts: Sequence[str], counts: Sequence[int], first_tokens: int, costs: Mapping[str, int]) -> bool:
-    """Return True if the token count of each text is the sum of its words' costs.
+    """Return True if the token count of each text is the sum of the tokens of its words.
 
-    All texts begin with the same word, which costs `first_tokens` tokens at the start of a text."""
+    `counts` contains the token count of each text, and `costs` the number of tokens of each word. All texts begin with
+    the same word, which has `first_tokens` tokens at the start of a text."""
     return all(
         tokens == first_tokens + sum([costs[word] for word in text.split()[1:]])
         for text, tokens in zip(texts, counts, strict=True)
@@ -241,7 +248,9 @@ def _add_up(texts: Sequence[str], counts: Sequence[int], first_tokens: int, cost
 
 
 def words_of(vocabulary: WordCosts, openings: int = OPENINGS) -> Words:
-    """Return the words of a vocabulary, prepared for filling texts. Only the first `openings` words start a text."""
+    """Return the words of a vocabulary, with the tables for building texts of an exact length.
+
+    Only the first `openings` words can be the first word of a text."""
     costs = vocabulary.costs
     opening: dict[int, list[str]] = {}
     for word in list(costs)[:openings]:
@@ -254,7 +263,7 @@ def words_of(vocabulary: WordCosts, openings: int = OPENINGS) -> Words:
 
 
 class TextSpec(msgspec.Struct, frozen=True):
-    """A text to build: its number, its length in tokens, and the shared spans at its start."""
+    """A text to build: its number, its length in tokens, and the spans at its start that other texts share."""
 
     number: int
     tokens: int
@@ -262,7 +271,7 @@ class TextSpec(msgspec.Struct, frozen=True):
 
 
 class PromptDraft(msgspec.Struct):
-    """A text under construction."""
+    """A text whose words may still be replaced until its token count is exact."""
 
     words: list[str]
     keep: int  # Number of words at the start that are not replaced later
@@ -271,18 +280,20 @@ class PromptDraft(msgspec.Struct):
 
 
 class TextSurvey:
-    """The starts of a run's prompts. The start of a prompt is its first shared span, or the whole text without spans.
+    """Records the lengths of a run's prompts, and numbers their beginnings, so that the prompts can be made different.
 
-    Each start has a position, and its first words encode this position. All starts are therefore different.
+    The beginning of a prompt is its first span of tokens that other prompts share. If a prompt has no such span, its
+    beginning is the whole text. Each different beginning has a number (position), which its first words encode.
 
-    The survey is complete if `note` was called for every prompt of the run. An endless run calls `note` only for its
-    first prompts. Its survey therefore allows for the worst case, in which all prompts have the same length."""
+    The survey is complete if `note` was called for every prompt of the run. In a run without end, `note` is called only
+    for the first prompts. The survey then assumes the worst case, in which all prompts have the same length."""
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
         """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
 
-        `spans` is the number of shared spans, if their numbers are -1, -2, ... `complete` is False if `note` is not
-        called for every prompt."""
+        - `spans` is the number of spans that prompts share, if their numbers are -1 to -`spans`. Otherwise it is 0.
+        - `complete` is False if `note` will not be called for every prompt.
+        """
         self.complete = complete
         self.lengths = Counter[int]()
         """Number of starts by their length in tokens."""
@@ -292,13 +303,13 @@ class TextSurvey:
 
     @property
     def total(self) -> int:
-        """Number of different starts."""
+        """Number of different beginnings of prompts."""
         return self._texts + (self._spans or len(self._span_positions))
 
     def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Add one prompt to the survey.
+        """Add one prompt to the survey, and return "".
 
-        This method can take the place of a `Prompt`, so it returns a text, which is always empty."""
+        The method has the interface of a prompt builder (`Prompt`), so that it can be called in place of one."""
         start = shared[0] if shared else (number, tokens)
         if start[0] >= 0:
             self.lengths[start[1]] += 1
@@ -308,25 +319,27 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the position of a text or span among all starts."""
+        """Return the position of a text or shared span among all beginnings of prompts, from 0."""
         if number >= 0:
             return self.total - self._texts + number
         return self._span_positions.get((number, tokens), -1 - number)
 
     def group_size(self, tokens: int) -> int:
-        """Return the number of starts of this length, or an upper limit if the survey is not complete."""
+        """Return how many different beginnings of prompts have `tokens` tokens.
+
+        If the survey is not complete, return an upper limit."""
         return self.lengths[tokens] if self.complete else self.total
 
 
 class Openings:
-    """Chooses the opening words of each text or span that starts a prompt.
+    """Chooses the opening words of each text, or of each shared span at the beginning of a text.
 
     The opening words encode a number, which makes the texts different. Normally this number is the position of the text
-    in the survey. If the words for all positions do not fit into a short text, the number is the rank of the text among
-    the texts of equal length. Such a text differs from all others by its length."""
+    in the TextSurvey. If a short text has no room for this number, the rank of the text among the texts of its length
+    is encoded instead. This is sufficient, because texts of other lengths differ anyway."""
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
-        """Prepare the openings of the surveyed texts.
+        """Prepare the opening words for the texts that are recorded in `survey`.
 
         Raises PromptError if a length cannot be reached, or if there are not enough different texts of a length."""
         self._words = words
@@ -339,9 +352,10 @@ class Openings:
         """Lengths of texts that are too short for their position. `rank` must be called for each of these texts."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give the start of one prompt the next rank among the starts of its length, if this length is in `short`.
+        """Give one prompt the next rank among the prompts of its length if this length is in `short`. Return "".
 
-        This method can take the place of a `Prompt`, so it returns a text, which is always empty."""
+        Prompts with the same first shared span get a single rank. The method has the interface of a prompt builder
+        (`Prompt`), so that it can be called in place of one."""
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:
             self._ranks[start] = self._next_ranks[start[1]]
@@ -349,7 +363,7 @@ class Openings:
         return ""
 
     def words(self, number: int, tokens: int) -> tuple[list[str], int]:
-        """Return the opening words of a text or span, and the number of tokens left to fill.
+        """Return the opening words of a text or shared span, and the number of tokens that are left for random words.
 
         Raises PromptError if the length cannot be reached."""
         wheels, remaining, is_short = self._of_length(tokens)
@@ -364,7 +378,7 @@ class Openings:
 
 
 class TextWriter(msgspec.Struct, frozen=True):
-    """Writes texts of exact length. The same number gives the same text in every call, order and process."""
+    """Writes texts of exact length. The same number gives the same text in every call and in every process."""
 
     words: Words
     seed: int
@@ -378,28 +392,28 @@ class TextWriter(msgspec.Struct, frozen=True):
     special tokens."""
 
     def text(self, spec: TextSpec) -> str:
-        """Return one text of exact length. Raises PromptError if that is impossible."""
+        """Return one text with exactly the length in `spec`. Raises PromptError if that is impossible."""
         return self.texts([spec])[0]
 
     def texts(self, specs: Iterable[TextSpec], progress: Progress = lambda _: None) -> list[str]:
-        """Return texts of exact length. Raises PromptError if that is impossible."""
+        """Return texts with exactly the lengths in `specs`. Raises PromptError if that is impossible."""
         if self.count is None:
             return [" ".join(self._draft(spec).words) for spec in specs]
         return _build_exact(self.count, self.words, map(self._draft, specs), progress)
 
     def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
-        """Write these spans, each of which starts a text, together.
+        """Write the words of shared spans at the beginning of texts, and store the words for `text` and `texts`.
 
-        If the server must count them, this takes fewer requests than writing them one by one.
+        If the server must count the spans, writing them together takes fewer requests than writing them one by one.
         """
         wanted = list(dict.fromkeys(spans))
         for span, text in zip(wanted, self.texts(TextSpec(*span) for span in wanted), strict=True):
             self.spans[span, True] = text.split()
 
     def _draft(self, spec: TextSpec) -> PromptDraft:
-        """Return a draft: the words of the shared spans, words that encode the number of the text, and random words.
+        """Return a draft of a text: the words of shared spans, words that encode the text's number, and random words.
 
-        Words of the number are left out if there are too few tokens for them."""
+        If there are too few tokens after the shared spans, some or all words of the number are left out."""
         random = prompt_random(self.seed, spec.number)
         shared: list[str] = []
         if spec.shared:
@@ -417,9 +431,9 @@ class TextWriter(msgspec.Struct, frozen=True):
         return PromptDraft(words, keep, spec.tokens, random)
 
     def _shared_words(self, spec: TextSpec) -> tuple[list[str], int]:
-        """Return the words of the shared spans, and the number of tokens left to fill.
+        """Return the words of the shared spans of a text, and the number of tokens that are left for other words.
 
-        Spans that are longer than the text are cut."""
+        Spans that are longer than the text are cut. Raises PromptError if the length cannot be reached."""
         shared: list[str] = []
         remaining = spec.tokens
         for span in spec.shared:
@@ -449,19 +463,20 @@ class TextWriter(msgspec.Struct, frozen=True):
 
 
 def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens | None = None) -> TextWriter:
-    """Return a writer for the surveyed texts. All texts differ in their first words, or after their shared spans.
+    """Return a writer for the texts that are recorded in `survey`.
 
-    `count` is needed if the words of a text do not add up. Raises PromptError if a length cannot be reached, or if
-    there are not enough different texts of a length."""
+    All texts differ in their first words, or in the first words after their shared spans. `count` counts the tokens of
+    texts. It must be given if a text can have more or fewer tokens than its words together. Raises PromptError if a
+    length cannot be reached, or if there are not enough different texts of a length."""
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)
     return TextWriter(words, seed, Openings(words, survey, seed), [shuffled(wheel, seed)] * depth, count, {})
 
 
 def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft], progress: Progress) -> list[str]:
-    """Return the texts of the drafts, after changing their last words until every text has the exact token count.
+    """Return the texts of the drafts, with their last words replaced until every text has the exact token count.
 
-    Raises PromptError if a text is not exact after ROUNDS_LIMIT attempts."""
+    Raises PromptError if a text still has another token count after ROUNDS_LIMIT attempts."""
     texts: list[str] = []
     waiting = iter(drafts)
     while batch := list(islice(waiting, BATCH)):
@@ -487,7 +502,7 @@ def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]
 
 
 def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
-    """Replace the last words of a draft by words that together cost `missing` tokens more (fewer if negative)."""
+    """Replace the last words of a draft by words with `missing` more tokens (fewer tokens if `missing` is negative)."""
     freed = 0
     while len(draft.words) > draft.keep:
         freed += words.costs[draft.words.pop()]
@@ -498,15 +513,16 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Return the wheels of the counter that provides the first words of texts of `tokens` tokens.
+    """Return the words that encode the number of a text at the start of texts with `tokens` tokens.
 
-    A wheel lists the words of one digit (see `counter_digits`). The first wheel has words that can start a prompt, and
-    the other wheels have words of minimum cost. All words of a wheel have the same cost, so these texts have the same
-    number of tokens left to fill. The result has three values:
+    The number is encoded like a mechanical counter, with one word per digit (see `counter_digits`). The result has
+    three values:
 
-    - the wheels.
-    - the number of tokens left to fill.
-    - False if the wheels can number all `n` texts, True if they can number only the `group_size` texts of this length.
+    - One list of words per digit (a wheel). All words of a list have equally many tokens. The first list contains words
+      that can start a prompt, and the others contain words with the fewest tokens.
+    - The number of tokens that are left for random words.
+    - False if the words can encode the numbers of all `n` texts. True if they can only encode the numbers of the
+      `group_size` texts of this length.
 
     Raises PromptError if there are not enough different texts of this length.
     """

@@ -1,24 +1,24 @@
 """Chooses how the tokens of a text are counted before the text is sent.
 
-With one of these methods, generated prompts have exactly the requested lengths:
+With the following methods, generated prompts have exactly the requested lengths:
 
     tokenizer              The user names a tokenizer file. Its count is compared with the server's count, and corrected
                            by the tokens that the server adds.
-    server                 The server counts a text without running it.
-    server, plus endpoint  The server counts text alone without running it. The tokens that the endpoint adds, such as
-                           those of a chat template, are measured.
+    server                 A route of the server counts the tokens of a prompt without running it.
+    server, plus endpoint  A route of the server counts the tokens of plain text without running it. The tokens that the
+                           endpoint adds, such as those of a chat template, are measured.
 
 If none of these methods is available, lengths are estimated. Each estimate is based on an assumption, which is shown
 with every result:
 
-    server       The server runs samples, which are short requests, to find words of one token each. The tokens of a
-                 prompt are assumed to be the sum of its words.
-    tokenizer    The tokenizer counts alone, without the tokens that the server adds.
+    server       The server runs short requests (samples), with which words of one token each are found. A prompt of
+                 these words is assumed to have one token per word.
+    tokenizer    The tokens that the server adds are unknown, and assumed to be those that the tokenizer file adds.
     approximate  Six letters, three digits or one other character are assumed to be one token.
 
-The user may choose a `CountingMethod`. By default, lengths that must be estimated are estimated with samples
-(`server`). If the samples have too few words of one token, or if the server reports no counts, lengths are
-`approximate`. With `exact`, an error is raised instead of an estimate.
+The user may choose a `CountingMethod`. By default, estimates use samples (`server`). If too few words of one token are
+found, or if the server does not report token counts, lengths are `approximate`. With `exact`, an error is raised
+instead of an estimate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """A function that counts the tokens of texts, and the properties of its counts."""
+    """A function that counts the tokens of texts (`count`), and properties such as whether its counts are exact."""
 
     count: CountTokens
     counting_method: str
@@ -63,17 +63,20 @@ class TokenCounter(msgspec.Struct, frozen=True):
     """True if counting needs no request to the server."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts as they are sent: with the word `frame` at the start and end of each text."""
+        """Return the texts as they are sent: with the word `frame`, if there is one, at both ends of each text."""
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 
 
 def choose_counter(
     local: Tokenizer | None, server: ServerTokenCounter | None, method: CountingMethod | None, *, drawn: bool
 ) -> TokenCounter:
-    """Return the best available counter, or the one that `method` selects.
+    """Return the best available token counter, or the token counter that `method` selects.
 
-    `drawn` is True if prompts are generated, and False if they come from a file and are sent unchanged. Raises
-    PromptError if generated prompts cannot be exact and `method` is `exact`, or if tokenizer and server disagree."""
+    - `local` is the tokenizer file and `server` the server's token counter. Either is None if it is not available.
+    - `drawn` is True if prompts are generated, and False if they come from a file.
+
+    Raises PromptError if `method` is `exact` and the lengths of generated prompts cannot be exact, or if tokenizer file
+    and server count differently."""
     if method == "approximate":
         return _approximate_counter()
     if method == "tokenizer" and local:
@@ -106,15 +109,15 @@ def _approximate_counter() -> TokenCounter:
 
 
 def approximate(texts: Sequence[str]) -> list[int]:
-    """Return an estimate of the number of tokens of each text, which needs no tokenizer."""
+    """Return a rough estimate of the number of tokens of each text, without a tokenizer."""
     return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
 
 
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:
-    """Return a counter whose counts are exact, or None if neither tokenizer nor server provides one.
+    """Return a token counter whose counts are exact, or None if neither tokenizer file nor server provides one.
 
-    With `verify`, one test request is sent to the server's token-counting route, because a gateway may block this
-    route. Raises UnknownCountError if the server does not report a count.
+    If `verify` is True, a test request is sent to the server's route for counting tokens, because a gateway may block
+    this route. Raises UnknownCountError if the server does not report a count.
     """
     source = local or server
     words = (source and source.words) or COMMON_WORDS
@@ -133,11 +136,11 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
 def _corrected(
     tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
 ) -> TokenCounter:
-    """Return a counter that corrects the tokenizer's count by the tokens that the server adds to a prompt.
+    """Return a counter that adds to the tokenizer's count the tokens which the server adds to every prompt.
 
-    These may be the tokens of a chat template, or a BOS that the tokenizer does not add. The server must add the same
-    number of tokens to a long text and to a short one. Otherwise the tokenizer belongs to another model, and
-    PromptError is raised."""
+    The server may add the tokens of a chat template, or a BOS token that the tokenizer does not add. Raises PromptError
+    if the server does not add equally many tokens to a short text and to a long one, because the tokenizer then belongs
+    to another model."""
     if server is None:
         return TokenCounter(tokenizer.count, description, words)
     texts = [f"{words[0]} {text} {words[0]}" for text in (words[-1], " ".join(words[:SAMPLE_WORDS]))]
@@ -158,10 +161,10 @@ def _corrected(
 
 
 def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
-    """Return a counter for texts that consist of words of one token each.
+    """Return a token counter for texts that consist of words of one token each.
 
-    The server runs samples to find these words by bisection, which usually takes one sample. Return None if there are
-    too few such words, or if the server reports no counts."""
+    The server runs short requests (samples) to find such words by bisection. Usually a single sample is enough. Return
+    None if too few such words are found, or if the server does not report token counts."""
     words = server.words or COMMON_WORDS
     frame = words[0]
     try:
@@ -182,11 +185,12 @@ def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
 def _one_token_words(
     server: ServerTokenCounter, words: Sequence[str], frame: str, frame_tokens: int, tokens: int
 ) -> list[str]:
-    """Return the words that cost the server one token each.
+    """Return those of the `words` that are one token each.
 
-    A sample is a request with a group of words between two frame words (`frame`). The two frame words alone cost
-    `frame_tokens`, and the sample of all words costs `tokens`. If a group costs more than one token per word, it is
-    halved, and both halves are sampled at the same time. This is repeated until no group is left to halve.
+    A sample is a request with a group of words, preceded and followed by the word `frame`. A request with only these
+    two frame words has `frame_tokens` tokens, and the sample of all words has `tokens` tokens. If a group does not have
+    one token per word, the group is halved, and both halves are sampled. This is repeated until no group is left to
+    halve.
     """
     usable: set[str] = set()
     groups = [words]

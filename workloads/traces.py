@@ -1,6 +1,6 @@
 """Reads traces: recorded loads with the arrival time and the token counts of each request.
 
-    layout        recognised by                            timestamps, and where the layout is described.
+    layout        recognised by                            timestamps; documentation of the layout
     Mooncake      JSON objects, one per line               ms; kvcache-ai/Mooncake, FAST25-release/README.md.
     Qwen-Bailian  Mooncake's fields and chat_id,           s; alibaba-edu/qwen-bailian-usagetraces-anon, README.md
                   parent_chat_id.
@@ -10,10 +10,10 @@
     BurstGPT      Timestamp,...,Request tokens,            s; HPMLL/BurstGPT, README.md (later files have more
                   Response tokens,...                      columns).
 
-Some files use Mooncake's field names with timestamps in other units and blocks of other sizes. The layout's unit is
-therefore used only if it gives a plausible rate. Mooncake's `hash_ids` identify the blocks of tokens that make up a
-prompt, and their number must match the length of the prompt. If a trace fails one of these checks, WorkloadError tells
-the user to state `unit=` or `block=`.
+Some files use Mooncake's field names, but other units and block sizes. Two checks detect such files: the mean rate of
+the trace must be plausible, and the number of `hash_ids` must match the length of the prompt. A hash id identifies a
+block of tokens in a prompt. If a check fails, the message of the WorkloadError tells the user to state `unit=` or
+`block=`.
 
 A row without input or output tokens, such as a failed request in BurstGPT, cannot be replayed. Such rows are skipped
 and counted. Any other deviation from the layout is an error that names the line.
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
 
 
 class TraceFormat(msgspec.Struct, frozen=True):
-    """Layout, timestamp unit and columns of a trace file."""
+    """The format of a trace file: its layout (such as Mooncake), the unit of its timestamps, and its columns."""
 
     layout: str
     unit: str = ""
@@ -86,22 +86,23 @@ class TraceFormat(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Description of the timestamp unit and the block size, for messages."""
+        """A description of the timestamp unit and of the block size, for messages."""
         unit = f"timestamps in {self.unit}" if self.unit else "timestamps are dates"
         return unit + (f", blocks of {self.block_tokens} tokens" if self.block_tokens else "")
 
 
 class TimestampRow(msgspec.Struct):
-    """The timestamp of a JSON row. The check of the timestamp unit decodes no other field."""
+    """The timestamp of a JSON row. The check of the timestamp unit decodes only this field of a row."""
 
     timestamp: float
 
 
 def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) -> Iterator[Entry]:
-    """Yield every row of a trace in order of time.
+    """Yield every row of a trace file, in ascending order of time.
 
-    The user may state `unit` and `block_tokens`. If they are None, the layout defines them. Raises WorkloadError if the
-    file is not a trace, a line is malformed, or the layout's unit is implausible."""
+    `unit` (of timestamps) and `block_tokens` (tokens per hash id) are None if the layout of the file defines them.
+    Raises WorkloadError if the file is not a trace, if a line is malformed, if the rows are not in order of time, or if
+    the layout's unit is implausible."""
     with open_text(path, "the trace") as file:
         trace_format = _format_of(file, path, unit, block_tokens)
         rows = _table if trace_format.columns else _json_rows
@@ -124,11 +125,11 @@ def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) 
 
 
 def format_of(path: Path, unit: str | None = None, block_tokens: int | None = None) -> TraceFormat:
-    """Return the format in which `trace` reads a file.
+    """Return the format of a trace file, judging by its first line.
 
-    A file is a Mooncake JSONL, an Azure LLM inference CSV or a BurstGPT CSV file. `unit` and `block_tokens` replace the
-    unit and the block size that the layout defines. Raises WorkloadError if the file is not a trace, if its layout has
-    no such setting, or if the time unit is implausible.
+    `unit` and `block_tokens` replace the timestamp unit and the block size that the layout defines. Raises
+    WorkloadError if the file is not a trace, if its layout does not have the setting `unit` or `block_tokens`, or if
+    the layout's unit is implausible.
     """
     with open_text(path, "the trace") as file:
         return _format_of(file, path, unit, block_tokens)
@@ -170,7 +171,7 @@ def _json_format(file: TextIO, path: Path, first: str, unit: str | None, block_t
 
 
 def _first_timestamps(file: TextIO) -> list[float]:
-    """Return the timestamps of the first CHECKED_ROWS rows, up to the first malformed row."""
+    """Return the timestamps of the first CHECKED_ROWS rows. The list ends before the first malformed row."""
     decoder = msgspec.json.Decoder(TimestampRow)
     timestamps = []
     for _, text in islice(lines(file, LINE_LIMIT), CHECKED_ROWS):
@@ -182,10 +183,10 @@ def _first_timestamps(file: TextIO) -> list[float]:
 
 
 def _check_unit(timestamps: Sequence[float], trace_format: TraceFormat, path: Path) -> None:
-    """Raise WorkloadError if the layout's unit is implausible for these timestamps. The user then has to state it.
+    """Raise WorkloadError if the layout's unit is implausible for these timestamps, so that the user states the unit.
 
-    A unit is implausible if the mean rate is outside PLAUSIBLE_PER_S. Milliseconds with fractions are also implausible,
-    provided that seconds give a plausible rate."""
+    A unit is implausible if it gives a mean rate outside PLAUSIBLE_PER_S. Milliseconds are also implausible if the
+    timestamps have fractions and the unit seconds would give a plausible rate."""
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:
         return  # equal timestamps have no unit, and the reader reports rows that are out of order
@@ -281,7 +282,7 @@ def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]
 
 
 def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Yield the lines of a table. Raises WorkloadError for a line with a byte that is not UTF-8."""
+    """Yield the lines of a CSV file. Raises WorkloadError for a line with a byte that is not UTF-8."""
     for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
         with error_location(f"{path}, line {line}", LINE_HINT):
             check_file_text(text)
@@ -315,10 +316,10 @@ _ZONE_LENGTH = len("+00:00")
 
 @lru_cache
 def _whole_date(text: str) -> int:
-    """Convert a date and time to ns since 1970, with a cache.
+    """Convert a date and time to ns since 1970, like `_date`, and cache the result.
 
-    `_date` removes the fraction of the second before it calls this function, so many rows of a trace have the same
-    text."""
+    The cache is effective because `_date` passes most texts without their fractions of a second. Many rows of a trace
+    then have the same text."""
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
     if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):

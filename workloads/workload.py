@@ -1,7 +1,7 @@
-"""Parses workloads, and generates their requests one at a time from a seed.
+"""Parses workloads, such as `synthetic` or `sharegpt:FILE`, and generates their requests one at a time from a seed.
 
-If the arrivals are a trace, the trace defines the lengths of the requests (see `Trace.requests`). Lengths are made
-exact with the token counter that `loadgen.workloads.token_counter` chooses.
+If the arrivals are a trace, the trace defines the lengths of the requests (see `Trace.requests`). The module
+loadgen.workloads.token_counter chooses how tokens are counted to make lengths exact.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ large enough to warm up the server's kernels."""
 
 
 class Synthetic(msgspec.Struct, frozen=True):
-    """A workload of generated prompts with the requested lengths. Prompts are all different and never run out."""
+    """A workload of generated prompts with the requested lengths. All prompts differ. Their number is not limited."""
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Yield the requests in order of id, without end."""
@@ -59,7 +59,7 @@ class Synthetic(msgspec.Struct, frozen=True):
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):
-    """A workload of generated prompts that share prefixes and never run out.
+    """A workload of generated prompts in which groups of prompts share a prefix. Their number is not limited.
 
     Request i belongs to group `i mod groups`. All prompts of a group begin with the same `tokens` tokens. The requested
     input length applies to the whole prompt, including the prefix."""
@@ -88,7 +88,7 @@ Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
 
 
 def parse(text: str) -> Workload:
-    """Parse a workload, such as `synthetic` or `sharegpt:FILE`. The name of a file alone is enough.
+    """Parse the text of a workload, such as `synthetic` or `sharegpt:FILE`, or just the name of a file with prompts.
 
     Raises WorkloadError for invalid text. Its message names the invalid part, and its hint shows the syntax."""
     kind = text.strip().partition(":")[0]
@@ -105,7 +105,7 @@ def parse(text: str) -> Workload:
 
 @lru_cache(256)
 def _parse_kind(text: str) -> Workload:
-    """Parse a workload that begins with a key of WORKLOADS. Raises WorkloadError for invalid text."""
+    """Parse the text of a workload that begins with a key of WORKLOADS. Raises WorkloadError for invalid text."""
     kind, colon, rest = text.strip().partition(":")
     parse_rest, syntax = WORKLOADS[kind]
     try:
@@ -136,10 +136,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """The prepared requests of a run, with exact lengths if `exact` is True.
+    """Generates the requests of a run. The lengths of the prompts are exact if `exact` is True.
 
-    Each call of a method generates the same requests again, so every worker can generate them itself. No connection to
-    the server is needed, because workers may be forks and the server's tokenizer may be closed."""
+    Each call of a method generates the same requests again, so every worker process can generate them itself. This
+    needs no connection to the server."""
 
     spec: WorkloadSpec
     prompt: Prompt
@@ -156,7 +156,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def warmup_start(self) -> int:
-        """Number of the first warm-up prompt. The prompts of the run have lower numbers."""
+        """The number of the first warm-up prompt. The measured prompts of the run have lower numbers."""
         first = NUMBERS_LIMIT if self.spec.n is None else self.spec.n
         turns = self.spec.workload.turns if isinstance(self.spec.workload, MultiTurn) else None
         return first * (turns or 1)
@@ -164,8 +164,7 @@ class Prompts(msgspec.Struct, frozen=True):
     def requests(self) -> Iterator[Request]:
         """Yield the requests in order of id.
 
-        Raises WorkloadError for multi-turn sessions, whose requests depend on responses. Use `conversations` for them.
-        """
+        Raises WorkloadError for a workload of multi-turn sessions, for which `conversations` must be used instead."""
         spec = self.spec
         if isinstance(spec.workload, MultiTurn):
             raise WorkloadError("the turns of a session follow its responses", "use closed:N arrivals")
@@ -184,8 +183,8 @@ class Prompts(msgspec.Struct, frozen=True):
     def warmup(self) -> list[Request]:
         """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.
 
-        They are independent of the workload. They share no prefix with the requests of the run, so they cause no hits
-        in the server's prefix cache."""
+        The warm-up prompts do not depend on the workload. They share no prefix with the prompts of the run, so the run
+        finds none of them in the server's prefix cache."""
         spec = self.spec
         first = self.warmup_start
         lengths = spec.input.tokens(spec.seed, "warm-up input")
@@ -196,10 +195,10 @@ class Prompts(msgspec.Struct, frozen=True):
         ]
 
     def _complete(self, request: Request) -> Request:
-        """Return the request with the additional fields and images of the workload.
+        """Return the request with the additional fields and images from the WorkloadSpec.
 
-        If the request already has a body field of the same name, its value is kept. Raises WorkloadError for images on
-        an endpoint other than chat."""
+        If the body of the request already has a field of the same name, this field is kept. Raises WorkloadError if the
+        request has images and the endpoint is not a chat endpoint."""
         spec = self.spec
         images = request.images
         if not (spec.request_fields or spec.image_sizes or images):
@@ -218,7 +217,7 @@ class Prompts(msgspec.Struct, frozen=True):
         return replace(request, **changes)
 
     def lengths(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the number, input tokens and output tokens of each prompt, without end.
+        """Yield (number, input tokens, output tokens) for each generated prompt, without end.
 
         Raises WorkloadError if no output lengths are requested."""
         spec = self.spec
@@ -229,7 +228,7 @@ class Prompts(msgspec.Struct, frozen=True):
         return zip(count(), inputs, outputs, strict=False)
 
     def count_if_known(self, text: str) -> int:
-        """Return the number of tokens of a text from a file, or 0 if the counter cannot count such text."""
+        """Return the number of tokens of a text from a file, or 0 if the token counter cannot count any text."""
         return self.count(text) if self.any_text else 0
 
 
@@ -244,18 +243,19 @@ def prepare_prompts(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> Prompts:
-    """Prepare the prompts of a run. The server is needed only during this call, which sends it texts to count.
+    """Prepare the prompts of a run. This function may send texts to the server to count their tokens.
 
     - `token_ids`: True if the endpoint accepts token ids.
-    - `local`, `server`: the available tokenizers. None if there is none.
+    - `local`, `server`: the tokenizer file and the server's token counter. None if it is not available.
     - `chat`: True if the endpoint is a chat endpoint.
-    - `by`: the method that counts tokens if lengths need not be exact.
-    - `store`: stores the server's vocabulary, so that later runs need not survey it again.
+    - `by`: the method that counts tokens. None chooses the best available method.
+    - `store`: stores the server's vocabulary, so that later runs need not measure it again.
     - `progress`: called with the number of prompts that have been surveyed, counted or built so far.
 
-    Texts and token ids are generated later, when they are needed. There is one exception: if the token count of a text
-    is not the sum of its words' counts, all texts are built here (loadgen.workloads.text_prompts). Raises PromptError
-    if a length cannot be exact, or if tokenizer and server disagree. Raises WorkloadError for a malformed file."""
+    Normally, texts and token ids are generated later, when they are needed. However, all texts are built here if the
+    token count of a text is not the sum of its words' counts (loadgen.workloads.text_prompts). Raises PromptError if a
+    length cannot be exact, or if tokenizer file and server count differently. Raises WorkloadError if a file is
+    malformed."""
     from_file = getattr(spec.workload, "path", None) is not None
     counter = choose_counter(local, server, by, drawn=not from_file)
     counts: dict[str, int] = {}
@@ -282,9 +282,10 @@ def prepare_prompts(
 
 
 def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int], progress: Progress) -> None:
-    """Count the prompts and answers of a file into `counts`, many at a time. Counting one by one is slow on a server.
+    """Count the tokens of the prompts and answers in the workload's file, and store the results in `counts`.
 
-    Raises WorkloadError for a malformed file, and for images on an endpoint other than chat."""
+    Many texts are counted at a time, because a server counts single texts slowly. Raises WorkloadError if the file is
+    malformed, or if it has images and the endpoint is not a chat endpoint."""
     spec = prompts.spec
     source = spec.workload
     samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
@@ -322,7 +323,7 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
 def _source_of_ids(
     local: Tokenizer | None, server: ServerTokenCounter | None, counter: TokenCounter, by: CountingMethod | None
 ) -> Tokenizer | None:
-    """Return the tokenizer to use for token ids, or None if lengths are only estimated."""
+    """Return the tokenizer from which the token ids of prompts are taken, or None if lengths are only estimated."""
     if by == "tokenizer":
         return local
     if not counter.exact:
@@ -331,9 +332,9 @@ def _source_of_ids(
 
 
 def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
-    """Return a `Prompt` that draws token ids, or None if the prompts have to be text.
+    """Return a function that builds prompts of random token ids, or None if the prompts must be texts.
 
-    Token ids need a workload that generates its prompts, and a tokenizer that returns ids."""
+    Prompts can be token ids only if the workload generates its prompts and the tokenizer `source` returns token ids."""
     drawn = isinstance(spec.workload, Synthetic | SharedPrefix)
     alphabet = sorted(set(source.ids(" ".join(source.words or COMMON_WORDS)))) if source and drawn else []
     if not alphabet:

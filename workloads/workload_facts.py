@@ -1,4 +1,7 @@
-"""The properties of a workload and of token lengths as data, so that no other module parses their canonical text."""
+"""The properties of a workload, and of prompt and response lengths, derived from their canonical text.
+
+No other module needs to parse this text, such as `sharegpt:FILE` or `uniform:128..384`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from loadgen.workloads.workload import SharedPrefix
 
 
 class WorkloadFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """The properties of a workload."""
+    """The properties of a workload, derived from its canonical text, such as `multi-turn:turns=4,think=2s`."""
 
     kind: str
     """First word of the canonical text, a key of loadgen.workloads.workload.WORKLOADS."""
@@ -34,7 +37,7 @@ class WorkloadFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class LengthFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """The properties of requested lengths of prompts or of responses, in tokens."""
+    """The properties of the requested lengths of prompts or responses, in tokens."""
 
     kind: str
     """A key of loadgen.workloads.lengths.LENGTH_DISTRIBUTIONS, or `answers` for the lengths of a file's answers."""
@@ -53,9 +56,9 @@ class LengthFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def workload_facts(text: str) -> WorkloadFacts:
-    """Return the facts of a workload, given its canonical text. No file is opened.
+    """Return the properties of a workload, given its canonical text. No file is opened.
 
-    An unknown workload, such as one of a newer version of loadgen, gets default facts.
+    A workload that this version of loadgen cannot parse gets default properties. A newer version may have written it.
     """
     kind, _, options = text.partition(":")
     try:
@@ -82,9 +85,9 @@ def workload_facts(text: str) -> WorkloadFacts:
 
 
 def length_facts(value: Any) -> LengthFacts:
-    """Return the facts of requested lengths, given as a number or as canonical text. No file is opened.
+    """Return the properties of requested lengths, given as a number or as canonical text. No file is opened.
 
-    Unknown text, such as that of a newer version of loadgen, gets default facts.
+    Lengths that this version of loadgen cannot parse get default properties. A newer version may have written them.
     """
     text = "0" if value is None else str(value)
     if text == "0":  # endpoints without a response text
@@ -114,5 +117,5 @@ def _facts_of(distribution: LengthDistribution | None) -> LengthFacts:
 
 
 def about_tokens(tokens: str, *, exact: bool) -> str:
-    """Return a prompt length for a sentence: `512 tokens`, or `about 512 tokens (estimated)` if it is not exact."""
+    """Return a prompt length for use in a sentence: `512 tokens`, or `about 512 tokens (estimated)` if not exact."""
     return tokens if exact else f"about {tokens.removeprefix('about ')} (estimated)"

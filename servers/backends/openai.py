@@ -482,7 +482,7 @@ def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None
     streamed, or if a chunk has more than MANY_AT_ONCE tokens.
 
     If every chunk with text was counted as one token, the server's count may be higher for another reason: chunks may
-    have several tokens. The size of the text is therefore stored too. It allows a later check to find the reason."""
+    have several tokens. The size of the text is therefore stored too, so that a later check can find the reason."""
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
     if not any(answer.tokens) or not (missing or has_large_chunk):

@@ -156,8 +156,8 @@ def logs(spec: LaunchSpec, *, lines: int) -> str:
 def server_url(row: Mapping[str, Any], spec: LaunchSpec) -> str:
     """Return the URL at which this machine reaches the server.
 
-    The port is the one that Docker has published. It differs from the default port if a variable such as VLLM_PORT is
-    set in the hosts file, in the shell or in a `.env` file next to docker-compose.yml."""
+    The URL contains the port that Docker has published. This port differs from the default port if a variable such as
+    VLLM_PORT is set in the hosts file, in the shell or in a `.env` file next to docker-compose.yml."""
     address = f"[{spec.host.address}]" if ":" in spec.host.address else spec.host.address
     publishers = row.get("Publishers") or ()
     published = (publisher["PublishedPort"] for publisher in publishers if publisher.get("PublishedPort"))

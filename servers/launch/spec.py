@@ -120,8 +120,8 @@ class RunningServer:
 def read_hosts(path: Path) -> Mapping[str, Host]:
     """Read the hosts of a TOML file, which has one table `[NAME]` per host. Return them by name.
 
-    The result always contains the host `local`. It is this machine by default, but the file can define another `local`.
-    Raises HostsError with a list of all mistakes, including unknown keys."""
+    The result always contains a host `local`. By default, `local` is this machine, but the file can define another host
+    of this name. Raises HostsError with a list of all mistakes, including unknown keys."""
     try:
         tables = read_toml(path)
     except OSError as problem:

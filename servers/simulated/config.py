@@ -1,8 +1,8 @@
 """The configuration of a simulated server, and the syntax of its faults.
 
 `loadgen mock-server` has an option for every field of SimulatedConfig. A fault is an error that the server produces on
-purpose. It is written as `NAME` or `NAME@K`. For most faults, K is the number of tokens that the server sends before
-the fault; the default is half of the response. A fault rule also selects the requests that get the fault:
+purpose. A fault is written as `NAME` or `NAME@K`. For most faults, K is the number of tokens that the server sends
+before the fault; the default is half of the response. A fault rule also selects the requests that get the fault:
 
     reset@12:3,17     requests number 3 and 17, counted from 0 in order of arrival.
     stall=0.01        each request with probability 0.01, drawn from the server's seed and the request's number.

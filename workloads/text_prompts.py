@@ -36,8 +36,8 @@ from loadgen.workloads.token_counter import TokenCounter
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts
 
-SAMPLES = 8  # Texts of the run that are counted as a whole
-REHEARSED = 10_000  # Prompts that stand for an endless run
+SAMPLES = 8  # Maximum number of complete texts that are counted as a sample
+REHEARSED = 10_000  # Number of prompts that are surveyed if the number of requests is unknown
 PROGRESS_EVERY = 1_000
 
 Progress = Callable[[int], None]
@@ -71,7 +71,7 @@ def text_prompt(
     exact, and WorkloadError if a file is malformed."""
     builder = _TextBuilder(prompts, counter, progress)
     if counter.offline:
-        store = None  # counting takes no time
+        store = None  # without requests to the server, counting is so fast that nothing needs to be stored
     prompt = _build(builder, counter, store) if builder.samples else no_text
     return prompt, builder.samples
 

@@ -40,7 +40,7 @@ the second word on."""
 OPENINGS = 16
 """Number of words that are counted at the start of a prompt. More are counted only if short prompts need them."""
 MIN_WORDS = 16
-"""Minimum number of words that texts are written with if only some of the candidates add up."""
+"""Minimum number of usable words if some of the candidate words are left out."""
 REPETITIONS, PROOFS = 12, 6
 """Number of times that a word is repeated to find its cost, and maximum number of sets of words that are tried."""
 MIX_TOKENS = COST_LIMIT * COST_LIMIT
@@ -49,7 +49,7 @@ divisor can form every sum from `(c - 1)**2` on (Frobenius and Schur). `c**2` to
 BATCH = 256  # Texts that are counted together; a tokenizer's encodings are much larger than the texts
 ROUNDS_LIMIT = 64  # Maximum number of attempts to fix a text with a wrong count
 REPLACED_TOKENS = 8  # Tokens at the end of a text that one attempt replaces
-LEAD_LIMIT = 6  # Maximum number of words at the start of a text that number it
+LEAD_LIMIT = 6  # Maximum number of words at the start of a text that encode its number
 
 Progress = Callable[[int], None]
 """Callback that is called with the number of texts built so far."""
@@ -65,7 +65,7 @@ class WordCosts(msgspec.Struct, frozen=True):
     costs: dict[str, int]
     """Number of tokens that each word adds after another word and a space."""
     adds_up: bool
-    """True if every pair of words was counted and costs the sum of its words."""
+    """True if every pair of words was counted, and has as many tokens as its two words together."""
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -296,7 +296,7 @@ class TextSurvey:
         """
         self.complete = complete
         self.lengths = Counter[int]()
-        """Number of starts by their length in tokens."""
+        """Number of different beginnings of prompts, by their length in tokens."""
         self._texts = texts
         self._spans = spans
         self._span_positions: dict[SharedSpan, int] = {}
@@ -349,7 +349,7 @@ class Openings:
         self._ranks: dict[SharedSpan, int] = {}
         self._next_ranks = Counter[int]()
         self.short = {tokens for tokens in survey.lengths if self._of_length(tokens)[2]}
-        """Lengths of texts that are too short for their position. `rank` must be called for each of these texts."""
+        """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
         """Give one prompt the next rank among the prompts of its length if this length is in `short`. Return "".
@@ -422,7 +422,8 @@ class TextWriter(msgspec.Struct, frozen=True):
             while not self.words.can_fill(remaining - self.words.cost(lead)):
                 lead.pop()
             remaining -= self.words.cost(lead)
-            # A text of nothing but spans has no words of its own, so only the end of the spans can be replaced.
+            # If a text consists only of shared spans, its token count can only be fixed by replacing the last words of
+            # the spans.
             keep = len(shared) + len(lead) if remaining else 1
         else:
             lead, remaining = self.openings.words(spec.number, spec.tokens)

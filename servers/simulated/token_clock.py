@@ -119,7 +119,8 @@ class BatchingClock:
         self._speed = speed
         self._end_ns: int | None = None  # end of the current step; None when idle
         self._idle_from_ns = 0
-        # Steps without a pause between them are added up at speed 1 and divided once: rounding never accumulates.
+        # The durations of consecutive steps are added at speed 1, and only the sum is divided by the speed. Rounding
+        # errors therefore do not accumulate.
         self._busy_from_ns = 0
         self._busy_ns = 0
 

@@ -21,7 +21,7 @@ from random import Random
 from string import ascii_lowercase
 from typing import Any
 
-VOCABULARY_SIZE = 32_000  # as Llama 2
+VOCABULARY_SIZE = 32_000  # as in Llama 2
 BOS_ID = 1
 EOS_ID = 2
 EOS_TEXT = "</s>"
@@ -30,7 +30,8 @@ PERIOD = 8192
 
 SPECIALS = ("<unk>", "<s>", EOS_TEXT)
 _FIRST_BYTE = len(SPECIALS)
-# At most 30 letters: WordPiece takes time quadratic in the length of a word, and some tools make words of thousands.
+# A word has at most 30 letters here, because the time of WordPiece is quadratic in the length of a word. Some load
+# testers generate words with thousands of letters.
 _UNITS = re.compile(r" ?[A-Za-z]{1,30}|[\s\S]")
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text("utf-8").split())
 _MAX_PIECE = 1 + max(map(len, _WORDS))  # characters, including the space before a word

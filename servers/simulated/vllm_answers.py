@@ -148,13 +148,13 @@ class ResponseStyle:
     last_event_end: bytes
     """Fields that only the last event of an answer has."""
     continuous_usage: bool
-    """Every event contains the usage."""
+    """True if every event contains the usage."""
     shows_ids: bool
     logprobs: int | None
     """Number of alternatives for each token. None: the response contains no log probabilities."""
     echo: bool
     only_echo: bool
-    """`max_tokens` is 0, and the response contains only the prompt."""
+    """True if `max_tokens` is 0, so that the response contains only the prompt."""
     prompt_logprobs: int | None
 
     def role_event(self, index: int, answer: GeneratedAnswer) -> bytes:

@@ -179,7 +179,7 @@ def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logp
 
 
 def _check_logprobs(logprobs: int | None, subject: str = "sample", name: str = "logprobs") -> None:
-    if logprobs == -1:  # all of them
+    if logprobs == -1:  # the request asks for all tokens of the vocabulary
         logprobs = tokenizer.VOCABULARY_SIZE
     if logprobs is not None and logprobs > MAX_LOGPROBS:
         message = f"Requested {subject} logprobs of {logprobs}, which is greater than max allowed: {MAX_LOGPROBS}"

@@ -27,19 +27,19 @@ READ_BYTES = 65_536
 class Connection:
     """An open connection to the server, with or without TLS.
 
-    With TLS, this class reads encrypted bytes from the socket and decrypts them in memory, so that every read of the
-    socket keeps its kernel timestamp.
+    With TLS, encrypted bytes are read from the socket and then decrypted in memory, so that every read of the socket
+    has a kernel timestamp.
 
-    `received` counts every byte that was read from the socket. Packet timestamps are looked up by this offset. With
-    TLS, all received bytes must be passed to `feed`, which updates the count. This includes TLS records without
-    response data, such as session tickets, key updates and alerts. Otherwise all later bytes would get the timestamps
-    of earlier packets."""
+    `received` counts the bytes that were read from the socket. Packet timestamps are looked up by this offset. Without
+    TLS, the count is updated at the end of each response. With TLS, all received bytes must be passed to `feed`, which
+    updates the count. This includes TLS records without response data, such as session tickets, key updates and alerts.
+    If such a record were not counted, all later bytes would get the timestamps of earlier packets."""
 
     sock: socket.socket
     opened_ns: int
     tcp_stream: Any = None  # What TimestampSource.watch returned
     reused: bool = False  # Whether the connection has carried a request before
-    received: int = 0  # Bytes read from the socket; without TLS, bytes of finished responses
+    received: int = 0  # Number of bytes read from the socket; without TLS, only those of finished responses
     losses: tuple[int, int] = (0, 0)  # Last result of loadgen.servers.wire.tcp_info.losses
     tls: ssl.SSLObject | None = None
     handshaking: bool = False  # Whether a TLS handshake is under way

@@ -100,7 +100,7 @@ def _split_usual(body: bytes) -> Split | None:
         return None
     between = b"\n\n" + prefix
     payloads = body[len(prefix) : closed - 2].split(between)
-    # With two line ends for every event accounted for, no payload hides a comment, another field or a second line.
+    # If the body has exactly two line ends per event, no payload contains a comment, another field or a second line.
     if body.count(b"\n", 0, closed) != 2 * len(payloads):
         return None
     if len(prefix) == 5 and b"\n\ndata: " in body:
@@ -210,7 +210,7 @@ class _Events:
         self._payloads: list[bytes] = []
         self._ends: list[int] = []
         self._in_words: list[int] = []
-        """Indices of payloads that are errors in words, not in JSON."""
+        """Indexes of payloads that are errors in plain text, not in JSON."""
 
     def put(self, payload: bytes, end: int) -> None:
         """Add one event with this payload. `end` is the offset just past the event."""

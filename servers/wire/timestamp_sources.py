@@ -95,7 +95,7 @@ class PacketRingTimestamps(TimestampSource):
         self._rate = RateDropDetector()
         self._missed = 0  # Timestamps missing in the ring, since `counts`
         self._difference_bits = Counter[int]()  # Ring minus socket timestamp, in bits of ns, since `counts`
-        self._checked = 0  # Responses
+        self._checked = 0  # Number of checked responses
         self._all_rejected = 0
         self._rejected = 0  # Since `counts`
 
@@ -231,7 +231,8 @@ class PacketRingTimestamps(TimestampSource):
         results = list[tuple[list[int], Instants]]()
         stop = 0
         for (received, ends), (stream, offsets) in zip(responses, requests, strict=True):
-            # `arrivals` has, for each response: its offsets, its reads, and with TLS its reads as they came.
+            # For each response, `arrivals` has the times of its offsets (`ends`), then the times of its reads, and with
+            # TLS also the times of the encrypted bytes of its reads.
             start, stop = stop, stop + len(offsets)
             reads_start = start + len(ends)
             reads_stop = reads_start + len(received.sizes)

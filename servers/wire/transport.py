@@ -77,8 +77,8 @@ class Exchange:
     sent_end_ns: int | None = None
     ended_at_ns: int | None = None
     reusable_connection: Connection | None = None  # After the end, the connection if it can carry another request
-    window_checks: int = 0  # Reads before which the receive window was checked, because they may have been late
-    full_windows: int = 0  # Those that found the receive window full, or nearly full
+    window_checks: int = 0  # Number of checks of the receive window, each before a read that may have been late
+    full_windows: int = 0  # Number of these checks that found the receive window full or nearly full
     losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
@@ -204,7 +204,7 @@ class Exchange:
         assert connection is not None
         poller = self._poller
         if poller.late:
-            # Reads were deferred: note whether the server had to wait for us.
+            # Reads were deferred. Record whether the server had to wait for this client.
             window_bytes = receive_window(connection.sock)
             if window_bytes is not None:
                 self.window_checks += 1

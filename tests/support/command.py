@@ -75,7 +75,7 @@ class Forked(subprocess.Popen[Any]):
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
         for name in LATE:
             importlib.import_module(name)
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of forks where threads are
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # about forks of threaded processes
             self.pid = os.fork()
         if self.pid == 0:
             if rest[20]:
@@ -93,11 +93,8 @@ class Forked(subprocess.Popen[Any]):
         """
         gc.freeze()  # objects of the test that own a file descriptor must not close it in this process
         code: object = 1
-        before = (
-            sys.stdin,
-            sys.stdout,
-            sys.stderr,
-        )  # without this reference, they would close the new descriptors 0 to 2
+        # This reference keeps the old files open. If they were closed, they would close the new descriptors 0 to 2.
+        before = sys.stdin, sys.stdout, sys.stderr
         try:
             for number, stream in enumerate(streams):
                 os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)

@@ -65,8 +65,8 @@ async def playing(
         server.close()
         for writer in writers:
             writer.close()
-            with contextlib.suppress(AttributeError):  # Python 3.11's, of TLS that is gone already
-                writer.transport.abort()  # TLS would wait for the other side's goodbye
+            with contextlib.suppress(AttributeError):  # raised by Python 3.11 if the TLS session has ended
+                writer.transport.abort()  # close() of a TLS connection would wait for the client's close_notify
         await asyncio.gather(*(task for task in answering if task is not None), return_exceptions=True)
 
 

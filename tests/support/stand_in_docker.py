@@ -6,7 +6,7 @@ A rule with a number `times` is used at most that many times.
 """
 
 # ruff: noqa: PTH120, PTH123
-# (pathlib takes longer to import than the rest to run)
+# (importing pathlib would take longer than running this program)
 from __future__ import annotations
 
 import json

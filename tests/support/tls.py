@@ -107,7 +107,7 @@ def scripted(
         server, accepted = Scripted(listening.getsockname()[1]), list[socket.socket]()
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # the listening socket is shut down in the end
+            with contextlib.suppress(OSError):  # raised when the listening socket is shut down
                 while True:
                     connection, _ = listening.accept()
                     accepted.append(connection)
@@ -121,7 +121,7 @@ def scripted(
             yield server
         finally:
             for each in (listening, *accepted):
-                with contextlib.suppress(OSError):  # closed by now
+                with contextlib.suppress(OSError):  # raised if the socket is already closed
                     each.shutdown(socket.SHUT_RDWR)
             thread.join()
 

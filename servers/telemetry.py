@@ -336,9 +336,9 @@ class HostMemory:
 
 
 def is_this_machine(url: str) -> bool:
-    """Return True if the host of `url` is this machine, and False if not or if the host name cannot be resolved.
+    """Return True if the host of `url` is this machine, which is the case if a socket can be bound to its address.
 
-    The host is this machine if a socket can be bound to its address."""
+    Return False for any other host, and for a host name that cannot be resolved."""
     try:
         family, _, _, _, address = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

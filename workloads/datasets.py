@@ -91,7 +91,7 @@ class Sample(msgspec.Struct, frozen=True):
         return bool(self.images or has_history or TEMPLATE_FIELDS.intersection(self.body))
 
     def check_endpoint(self, *, chat: bool) -> None:
-        """Raise WorkloadError if the sample needs a chat endpoint and the endpoint is another one (`chat` is False)."""
+        """Raise WorkloadError if the sample needs a chat endpoint but `chat` is False."""
         if (self.images or self.messages) and not chat:
             name = "images" if self.images else "a list of messages"
             raise WorkloadError(f"only chat requests can contain {name}", "use --endpoint chat")
@@ -101,7 +101,8 @@ def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
     """Yield each dialogue of a file in ShareGPT format, as one sample per question of the user.
 
     Only questions that are directly followed by an answer are used. A dialogue without such a question is skipped.
-    Messages of the system are ignored. Raises WorkloadError if the file is unreadable or has another format."""
+    Messages of other roles, such as the system, are ignored. Raises WorkloadError if the file is unreadable or has
+    another format."""
     return _elements(path, _dialogue)
 
 

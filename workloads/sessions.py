@@ -113,8 +113,8 @@ class Conversation(msgspec.Struct, frozen=True):
 class MultiTurn(msgspec.Struct, frozen=True):
     """A workload of multi-turn sessions, either synthetic or read from a file.
 
-    If `path` is None, there is no limit on the number of sessions. They are synthetic, and have `turns` turns each.
-    Otherwise each dialogue of the file `path` is one session."""
+    If `path` is None, the sessions are synthetic and have `turns` turns each. Their number is not limited. Otherwise
+    each dialogue of the file `path` is one session."""
 
     turns: int | None
     path: Path | None
@@ -125,7 +125,7 @@ class MultiTurn(msgspec.Struct, frozen=True):
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield each session at its first turn. Request ids are consecutive: the next session continues with the next.
+        """Yield each session at its first turn. Request ids are consecutive, also from one session to the next.
 
         Raises WorkloadError if the file is malformed."""
         first_id = 0

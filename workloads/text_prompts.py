@@ -96,7 +96,7 @@ def _build(builder: _TextBuilder, counter: TokenCounter, store: VocabularyStore 
 
 
 def no_text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
-    """Raise WorkloadError. This function is called in place of a prompt builder if no texts were prepared."""
+    """Raise WorkloadError. This is the prompt builder (`Prompt`) of a run for which no texts were prepared."""
     raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
 
 
@@ -116,9 +116,9 @@ class _TextBuilder:
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
         """Return a writer of the run's texts, which uses the words of `vocabulary`.
 
-        The first attempt counts only a few words at the start of a text. If these words make too few different short
-        texts, all texts are surveyed, and every word is counted at the start of a text. Raises PromptError if a length
-        still cannot be reached, or if there are still too few different texts of a length."""
+        At first, only the words that were counted at the start of a text can start a text. If these words make too few
+        different short texts, every word is counted at the start of a text, and the lengths of all texts are recorded.
+        Raises PromptError if a length still cannot be reached, or if too few different texts of a length exist."""
         try:
             return self._writer(vocabulary, OPENINGS, count)
         except PromptError:
@@ -139,7 +139,7 @@ class _TextBuilder:
         return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
 
     def written(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder that writes each text when the text is needed."""
+        """Return a prompt builder (`Prompt`) that writes each text when the text is needed."""
 
         def write(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
             return self._counter.framed([writer.text(TextSpec(number, input_tokens, tuple(shared)))])[0]
@@ -147,7 +147,7 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder for a tokenizer whose count of a text is not the sum of the counts of its words.
+        """Return a prompt builder (`Prompt`) for a tokenizer whose count of a text is not the sum over its words.
 
         Normally, this method builds all texts and counts their tokens. If the number of requests is unknown, each text
         is built and counted when it is needed, which requires a tokenizer file. Raises PromptError if there is no such

@@ -183,8 +183,8 @@ class Prompts(msgspec.Struct, frozen=True):
     def warmup(self) -> list[Request]:
         """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.
 
-        The warm-up prompts do not depend on the workload. They share no prefix with the prompts of the run, so the run
-        finds none of them in the server's prefix cache."""
+        The warm-up prompts do not depend on the workload. They share no prefix with the prompts of the run, so they
+        cause no hits in the server's prefix cache during the run."""
         spec = self.spec
         first = self.warmup_start
         lengths = spec.input.tokens(spec.seed, "warm-up input")
@@ -228,7 +228,7 @@ class Prompts(msgspec.Struct, frozen=True):
         return zip(count(), inputs, outputs, strict=False)
 
     def count_if_known(self, text: str) -> int:
-        """Return the number of tokens of a text from a file, or 0 if the token counter cannot count any text."""
+        """Return the number of tokens of a text from a file, or 0 if the counter only supports generated texts."""
         return self.count(text) if self.any_text else 0
 
 

@@ -106,7 +106,7 @@ class ScriptClock:
 
 
 class BatchingClock:
-    """A clock that processes jobs in steps, like an inference engine.
+    """A clock that processes jobs (requests) in steps, like an inference engine.
 
     A step lasts `step_ns(batch) / speed`. At the end of a step, one token is due for every decoding job, and for every
     job whose prompt this step has completed. A step begins when the previous step ends, and admits only jobs that

@@ -152,7 +152,7 @@ def pieces() -> tuple[bytes, ...]:
 
 @cache
 def _ids() -> dict[str, int]:
-    """Return the token id of every token that is a text, by its text. An ASCII character has the id of its byte."""
+    """Return a mapping from the text of each token to its token id. An ASCII character has the id of its byte."""
     ids = {chr(byte): _FIRST_BYTE + byte for byte in range(128)}
     return ids | {text: _FIRST_BYTE + 256 + index for index, text in enumerate(_texts())}
 

@@ -160,7 +160,8 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
     """Return the bucket bounds of vLLM's histograms (v1/metrics/loggers.py and buckets.py).
 
-    The bounds of durations are in seconds. The bounds of lengths are 1, 2, 5, 10, 20, 50, ... tokens.
+    The bounds of durations are in seconds. The bounds of lengths are 1, 2, 5, 10, 20, 50, ... tokens, up to
+    `max_model_len`.
     """
     latency = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
     ttft = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)

@@ -40,7 +40,7 @@ _SAMPLING: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
 
 
 def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> None:
-    """Run all checks that need neither the tokens of the prompt nor the engine. Raises ErrorReply."""
+    """Check the fields of a request and the name of its model, before the prompt is tokenized. Raises ErrorReply."""
     if chat:
         _check_tools(body)
     else:

@@ -137,9 +137,10 @@ class Rotation:
 
 
 def error_to_report(errors: Sequence[OSError]) -> OSError:
-    """Return the error to report if the connections to all addresses failed: the first error from network or server.
+    """Return the error to report if the connections to all addresses failed.
 
-    If this machine caused all errors (LocalLimitError), return the first one."""
+    This is the first error that the network or the server caused. If this machine caused all errors (LocalLimitError),
+    it is the first error."""
     return next((error for error in errors if not isinstance(error, LocalLimitError)), errors[0])
 
 

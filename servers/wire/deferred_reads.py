@@ -43,7 +43,7 @@ SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def core_demand_ns() -> int:
-    """Return the total time in ns for which this thread has used a CPU core or waited for one since it started."""
+    """Return the total time in ns during which this thread has used a CPU core, or has waited for one."""
     try:
         return sum(map(int, SCHEDULED.read_bytes().split()[:2]))
     except OSError:
@@ -134,7 +134,7 @@ class RateDropDetector:
 
         The rate counts as lower if `rate < FEWER * min(previous COMPARED rates)`. Several previous rates are compared,
         because rates vary: the tokens of many streams arrive together at each step of the engine. The result is also
-        True if nothing has arrived between the last three calls, but something has arrived since the last drop."""
+        True if nothing arrived in the last two intervals between calls, but something did since the last drop."""
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()

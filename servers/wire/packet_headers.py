@@ -1,4 +1,4 @@
-"""Parses the TCP segments in a packet ring (loadgen.servers.wire.packet_socket) into numpy columns."""
+"""Parses the TCP segments in a packet ring (loadgen.servers.wire.packet_socket) into numpy arrays, one per field."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ RCV_WND_OFFSET = 232  # since Linux 6.2
 def losses(sock: socket.socket) -> tuple[int, int]:
     """Return two counts of a connection: segments that this machine retransmitted, and segments received out of order.
 
-    A segment that the server retransmits counts as received out of order. Its other retransmissions are not visible. A
-    count is 0 if the kernel does not report it."""
+    Retransmissions by the server are counted only if the segments arrive out of order here. A count is 0 if the kernel
+    does not report it."""
     info = _info(sock, RCV_OOOPACK_OFFSET + 4)
     return _uint32(info, TOTAL_RETRANS_OFFSET) or 0, _uint32(info, RCV_OOOPACK_OFFSET) or 0
 

@@ -177,7 +177,8 @@ class PacketRingTimestamps(TimestampSource):
         """Read the rings, and assign the segments to their connections.
 
         By default, the rings are read at most once per millisecond, and segments are assigned at most once per second,
-        because assigning many segments together costs less. If `at_once` is True, this call does both."""
+        because assigning many segments together costs less. If `at_once` is True, this call reads the rings and assigns
+        all segments, regardless of these limits."""
         now_ns = monotonic_ns()
         if now_ns - self._collected_ns < COLLECTED_EVERY_NS and not at_once:
             return
@@ -257,9 +258,9 @@ class PacketRingTimestamps(TimestampSource):
         return self._fallback.instants_batch([(received, ends)], to_monotonic)[0]
 
     def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
-        """Return True if the ring timestamps of a response agree with its socket timestamps, or cannot be compared.
+        """Return True if the ring timestamps of a response agree with its socket timestamps.
 
-        The differences are also counted for the health telemetry of the run."""
+        Also return True if they cannot be compared. The differences are counted for the health telemetry of the run."""
         self._checked += 1
         # The socket timestamps of retransmitted or reordered segments cannot be compared with the ring's.
         socket_stamps = None if received.tcp_stream.reordered else kernel_stamps(received)

@@ -137,7 +137,9 @@ class TimestampSource:
     def instants_batch(
         self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        """Return two results per response: the arrival time of the last byte of each read, and that of `instants`."""
+        """Return (arrival times, instants) for each response.
+
+        The arrival times are those of the last byte of each read. The second value is the result of `instants`."""
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
             for received, ends in responses

@@ -107,7 +107,7 @@ class Exchange:
         """Send this request and then the `others`. The end time of one `send` call is the start time of the next.
 
         The loop contains only the `send` calls and the clock. Everything else that they need is looked up before the
-        loop, so that requests are sent quickly after each other."""
+        loop, so that the requests are sent in quick succession."""
         exchanges = (self, *others)
         calls = [
             (exchange.connection.sock.send, exchange.unsent)
@@ -126,7 +126,7 @@ class Exchange:
     def on_sent(self, result: int | OSError, ended_ns: int) -> None:
         """Handle the result of a `send` call: the number of bytes that the socket accepted, or the error.
 
-        `ended_ns` is the time at which the call ended. Bytes that the socket did not accept are sent when it is
+        `ended_ns` is the time at which the call ended. Bytes that the socket did not accept are sent when the socket is
         writable."""
         assert self.connection is not None
         if result == len(self.unsent):

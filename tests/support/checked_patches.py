@@ -1,6 +1,6 @@
 """A `monkeypatch` that refuses a replacement function which does not accept the arguments of the original function.
 
-Without this check, such a replacement fails only when a test calls it with the missing argument, which may be rare.
+Without this check, a test fails only if the code happens to call the replacement with such arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs `loadgen` commands in processes of their own, and reads the files that the commands write."""
+"""Runs `loadgen` commands in separate processes, and reads the files that the commands write."""
 
 from __future__ import annotations
 
@@ -130,13 +130,10 @@ class ForkedRun(Forked):
 
 
 class ForkedServer(Forked):
-    """A fork of the test process that replaces the process of a simulated server.
-
-    `loadgen.servers.simulated.process` starts this process.
-    """
+    """A fork of the test process in place of the process that `loadgen.servers.simulated.process` starts."""
 
     def runs(self, _words: list[str]) -> None:
-        """Run the simulated server, as the process that this class replaces does."""
+        """Run the simulated server in the child process."""
         child()
 
 

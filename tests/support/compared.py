@@ -48,7 +48,10 @@ def scripted(folder: Path, *, ttft_ms: float = 200, itl_ms: float = 20, chunks: 
 
 
 def row(**changes: Any) -> ComparedFigure:
-    """Return one row of a comparison, with the given changes: run B is 10% slower than run A, with an error of 1%."""
+    """Return one row of a comparison: run B is 10% slower than run A, with an error of 1%.
+
+    `changes` replace fields of the row.
+    """
     values: dict[str, Any] = {
         "figure": "ttft.p99", "unit": "s", "direction": "lower", "a": 1.0, "b": 1.1, "difference": 0.1,
         "difference_ci95": (0.08, 0.12), "ratio": 1.1, "ratio_ci95": (1.08, 1.12), "p_value": 1e-6, "test": "",

@@ -40,7 +40,7 @@ ESCAPE = "\x1b]0;owned\x07\x1b[31m\r\u202e\x9b2J"
 class Echo:
     """The URL of the hostile server, and a record of its responses.
 
-    `generated` contains the key in ANSWERS of the response to each POST request other than /tokenize.
+    For each POST request other than /tokenize, `generated` contains the name of the response in ANSWERS.
     """
 
     url: str

@@ -49,7 +49,7 @@ class Network:
         self._relay.send_signal(signal.SIGCONT)
 
     def start(self, machine: str, *command: str, ahead_s: int = 0, **options: object) -> subprocess.Popen[str]:
-        """Start a command on a machine. Its CLOCK_MONOTONIC is `ahead_s` seconds ahead of the real one."""
+        """Start a command on a machine. The command's CLOCK_MONOTONIC is `ahead_s` seconds ahead of the real clock."""
         clock = ["--time", "--monotonic", str(ahead_s), "--fork", "--kill-child"] if ahead_s else []
         named = ["unshare", "--uts", *clock, "--", "sh", "-c", NAMED, machine]
         return subprocess.Popen(

@@ -68,11 +68,11 @@ class Talk:
             self.sock.sendall(b"0\r\n\r\n")
 
     def close(self) -> None:
-        """Close the connection with a FIN after the answer."""
+        """Tell the server to close the connection with a FIN when its function `answer` returns."""
         self.open = False
 
     def reset(self) -> None:
-        """Close the connection with a RST after the answer."""
+        """Tell the server to close the connection with a RST when its function `answer` returns."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.open = False
 

@@ -1,6 +1,6 @@
 """Finds processes on this machine and waits for their end.
 
-A process is identified by its pid and start time, because the system uses pids again.
+A process is identified by its pid and its start time, because the system reuses pids.
 """
 
 from __future__ import annotations

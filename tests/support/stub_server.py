@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, Any] | tuple[int, Any, str] | Callable[[Any], Any]
-"""A response: (status, JSON value or bytes), optionally followed by a header line. Instead of this tuple, a function
-may be given. It gets the JSON of the request, and returns such a tuple, or the JSON value of a response with status 200.
+"""A response: (status, JSON value or bytes), optionally followed by a header line. A function may be given in place of
+this tuple. It gets the JSON of the request, and returns such a tuple, or the JSON value of a response with status 200.
 """
 
 NOT_FOUND = (404, {"detail": "Not Found"})

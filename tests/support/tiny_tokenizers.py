@@ -89,7 +89,7 @@ def across_words() -> Tokenizer:
 
 
 def letters() -> Tokenizer:
-    """Return a tokenizer with one token per character, so that no longer word is a single token."""
+    """Return a tokenizer with one token per character, so that only words of one letter are single tokens."""
     vocabulary = {letter: number for number, letter in enumerate(" abcdefghijklmnopqrstuvwxyz")}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

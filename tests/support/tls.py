@@ -36,8 +36,8 @@ def contexts(
 
     - `version` is the only TLS version that the server accepts (None: any).
     - `tickets` is the number of session tickets that the server sends.
-    - `client_certificate` is None if the server requires no client certificate. True and False mean that the server
-      requires one, and that the client has one (True) or has none (False).
+    - `client_certificate` is None if the server requires no client certificate. True: the server requires one, and the
+      client has one. False: the server requires one, but the client has none.
     """
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()

@@ -162,7 +162,7 @@ class Ramp(Arrivals, frozen=True):
 
 
 class Steps(Arrivals, frozen=True):
-    """Arrivals with a sequence of constant rates, each for a duration. During a rate of 0, no requests are sent.
+    """Arrivals with a sequence of constant rates, each for a duration. While the rate is 0, no requests are sent.
 
     Request i is due when the integral of the rate over time reaches i. The due times do not depend on the seed."""
 
@@ -324,8 +324,8 @@ class Trace(Arrivals, frozen=True):
         """Return a sentence about the replay: number of requests, duration, rate, and unit of the timestamps.
 
         The sentence is shown before the run starts, so that users notice a wrong unit. `due_ns` contains the due times
-        of all requests of the replay. `whole` is False if a setting such as a duration may end the replay before the
-        end of the trace. The attribute `limit` of the trace is considered separately."""
+        of all requests of the replay. `whole` is False if a setting other than `limit`, such as a duration, may end the
+        replay before the end of the trace."""
         trace_format = traces.format_of(self.path, self.unit, self.block_tokens)
         count = len(due_ns)
         span_ns = due_ns[-1] - due_ns[0] if due_ns else 0

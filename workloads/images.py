@@ -60,7 +60,8 @@ def parse_size(text: str) -> tuple[int, int]:
 def image_url(source: str, folder: Path) -> str:
     """Return `source` unchanged if it is a URL, otherwise a data URL with the content of the file `source`.
 
-    File names are relative to `folder`. Raises ValueError if the file is unreadable or has no suffix of an image."""
+    File names are relative to `folder`. Raises ValueError if the file is unreadable or has no image suffix, such as
+    `.png`."""
     if _URL.match(source):
         return source
     file = folder / source

@@ -1,8 +1,8 @@
 """Opens the files that a user names: plans, datasets, files of lengths, run files and certificates.
 
-An input is a regular file or a pipe, such as `<(zcat lengths.gz)`. Directories, sockets and devices are refused,
-because a device such as `/dev/zero` never ends. Every error is an OSError, whose `strerror` completes the message
-"cannot read FILE: ...". `InputFileError` is a subclass of OSError for inputs that this module refuses.
+An input is a regular file or a pipe, such as `<(zcat lengths.gz)`. Directories, sockets and devices are refused. For
+example, reading the device `/dev/zero` would never end. Every error is an OSError, whose `strerror` completes the
+message "cannot read FILE: ...". `InputFileError` is a subclass of OSError for inputs that this module refuses.
 
 A pipe can be read only once, but a run reads its input several times and in several processes. The first call therefore
 stores the whole content of the pipe in memory. Later calls return the stored content, also in forked workers.
@@ -51,7 +51,7 @@ class InputFileError(OSError):
 
 
 class LongLineError(ValueError):
-    """A line that is longer than the limit for this type of file."""
+    """A line of a text file is longer than this type of file allows."""
 
 
 def open_input(path: Path, *, pipes: bool = True) -> BinaryIO:

@@ -160,7 +160,7 @@ class OutputLengths(msgspec.Struct, frozen=True):
 
 @lru_cache(256)
 def parse_outputs(text: str) -> OutputLengths:
-    """Parse output lengths: a length distribution (see `parse`), or `answers` for those of the dataset's answers.
+    """Parse output lengths: a distribution (see `parse`), or `answers` for the lengths of the dataset's answers.
 
     The prefix `max:` allows responses to end early. Raises WorkloadError if the text is invalid."""
     stripped = text.strip()

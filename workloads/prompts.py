@@ -87,9 +87,9 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def plain(self) -> Tokenizer | None:
-        """A counter that excludes the tokens which the endpoint adds, and with which the server need not run the text.
+        """A counter with which the server counts a text without running it. None: the server offers no such counter.
 
-        It is used only if `generates` is True. None: the server offers no such counter."""
+        Its counts exclude the tokens that the endpoint adds. It is used only if `generates` is True."""
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):

@@ -62,7 +62,7 @@ LEFT_OUT_FLAGS = {
     "-v": NO_UI,
     "--trust-remote-code": "no code of a model is run",
     "--no-stream": STREAMS,
-    "--latency-correction": "send times never depend on responses, so there is nothing to correct",
+    "--latency-correction": "with --rate, send times do not depend on responses, so there is nothing to correct",
     "--disable-keepalive": "connections are reused",
     "--use-beam-search": "write it as --extra-body",
     "--latency": "all latencies are reported",

@@ -59,7 +59,6 @@ ALL = (
     Picture("closer", "burst", "#timeline figure"),
     Picture("percentiles", "burst", "#percentiles"),
     Picture("objectives", "load", "#objectives"),
-    Picture("latencies", "load", "figure:has(#chart-latencies)"),
     Picture("compare", "compare", "#comparison", 1200),
     Picture("index", "index", "body", 1500),
     Picture("phone", "load", "#answer", 360, "dark"),

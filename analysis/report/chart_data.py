@@ -25,9 +25,13 @@ from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
 
 LATENCY_BINS_MAX = 60
+FAILURE_MARKS_MAX = 200
+"""Maximum number of marks on the time axis for requests that did not complete."""
 HEAT_MAP_MIN_S = 60.0
 """Minimum duration of a run with a heat map. For shorter runs, the chart of percentiles over time shows more."""
 HEAT_MAP_ROWS = 24
+CELL_OPACITY_MIN = 0.12
+"""Opacity towards which a heat map cell tends if it holds far fewer requests than the fullest cell."""
 POINTS_MAX = 700
 """Maximum number of points of a distribution."""
 EXTREMES = 50
@@ -60,6 +64,17 @@ GAP_PERCENTILES = ("p50", "p90", "p99")
 PIECES = 300
 """Number of pieces into which a long telemetry series is divided for thinning."""
 UNITS: dict[str, tuple[float, str]] = {"bytes": (2.0**-30, "GiB"), "share": (100.0, "%"), "Hz": (1e-6, "MHz")}
+PANELS = {
+    **dict.fromkeys(("running", "waiting"), "requests at the server"),
+    **dict.fromkeys(("kv_used", "kv_used_max"), "KV cache, %"),
+    "output_tokens_per_s": "server's output tokens/s",
+    "prompt_tokens_per_s": "server's prompt tokens/s",
+    **dict.fromkeys(("preemptions", "rejections"), "requests since the start"),
+}
+"""Title of the panel that shows a telemetry curve, by the name of the curve. The rates of prompt tokens and of output
+tokens have separate panels, because they differ widely."""
+PANELS_BY_UNIT = {"%": "GPU, %", "GiB": "memory, GiB", "W": "power, W", "MHz": "clock, MHz"}
+"""Title of the panel of every other telemetry curve, by unit."""
 
 
 def nice_step(minimum: float) -> float:
@@ -145,7 +160,7 @@ def plotted_ranks(count: int) -> Integers:
 
 
 def throughput_series(frame: Frame) -> dict[str, Any]:
-    """Return output tokens per second and the maximum number of concurrent streams over time.
+    """Return requests sent and output tokens per second, and the maximum number of concurrent streams, over time.
 
     The run is divided into equal intervals, about THROUGHPUT_BINS_MAX at most. Intervals of the warm-up have negative
     times.
@@ -153,7 +168,7 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
     sent = ~np.isnan(frame.sent_ns)
     end_ns = frame.end_ns[sent & ~np.isnan(frame.end_ns)]
     if len(end_ns) == 0 or end_ns.max() <= frame.sent_ns[sent].min():
-        return {"bin_s": 0, "start_s": [], "tokens_per_s": [], "in_flight": [], "receiving": []}
+        return {"bin_s": 0, "start_s": [], "sent_per_s": [], "tokens_per_s": [], "in_flight": [], "receiving": []}
     first_ns = float(frame.sent_ns[sent].min())
     last_ns = float(end_ns.max())
     bin_ns = nice_step((last_ns - first_ns) / THROUGHPUT_BINS_MAX)
@@ -169,21 +184,26 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
         inside = (bins >= 0) & (instants <= first_ns + bin_ns * len(tokens))
         weights = (frame.chunk_tokens[chunks] * np.repeat(scale[rows], counts[rows]))[inside]
         tokens += np.bincount(np.minimum(bins[inside], len(tokens) - 1), weights, len(tokens))
-    rates = tokens / np.maximum(np.diff(edges), 1.0) * 1e9
+    lengths_s = np.maximum(np.diff(edges), 1.0) / 1e9
+    send_bins = ((frame.sent_ns[sent] - first_ns) / bin_ns).astype(np.int64)
+    sends = np.bincount(np.minimum(send_bins, len(tokens) - 1), minlength=len(tokens))
     return {
         "bin_s": bin_ns / 1e9,
         "start_s": np.round(edges[:-1] / 1e9, 9).tolist(),
-        "tokens_per_s": np.round(rates, 2).tolist(),
+        "sent_per_s": [float(f"{rate:.4g}") for rate in sends / lengths_s],
+        "tokens_per_s": np.round(tokens / lengths_s, 2).tolist(),
         "in_flight": _max_concurrent(frame.sent_ns, frame.end_ns, edges),
         "receiving": _max_concurrent(frame.first_ns, frame.last_ns, edges),
     }
 
 
 def latency_series(frame: Frame) -> dict[str, Any] | None:
-    """Return p50 and p99 of TTFT and TPOT, and the failed and rejected requests per second, over time.
+    """Return p50 and p99 of TTFT, TPOT and E2E, and the failed and rejected requests per second, over time.
 
     The run is divided into equal intervals, about LATENCY_BINS_MAX at most. A TTFT belongs to the interval in which the
-    first token arrived, and a TPOT to the interval in which the last token arrived. Return None if no request ended.
+    first token arrived, a TPOT to the interval in which the last token arrived, and an E2E to the interval in which the
+    response ended. `incomplete_s` contains the end of each request that did not complete, at most FAILURE_MARKS_MAX of
+    them at evenly spaced ranks. Return None if no request ended.
     """
     grid = _time_grid(frame)
     if not grid:
@@ -192,8 +212,9 @@ def latency_series(frame: Frame) -> dict[str, Any] | None:
     columns = {
         "ttft": (frame.first_ns - frame.sent_ns, frame.first_ns),
         "tpot": ((frame.last_ns - frame.first_ns) / frame.later_tokens, frame.last_ns),
+        "e2e": (frame.end_ns - frame.sent_ns, frame.end_ns),
     }
-    units = {"ttft": 1e9, "tpot": 1e6}  # TTFT in s, TPOT in ms
+    units = {"ttft": 1e9, "tpot": 1e6, "e2e": 1e9}  # TTFT and E2E in s, TPOT in ms
     result: dict[str, Any] = {
         "bin_s": bin_ns / 1e9,
         "x": np.round((begin_ns + bin_ns * np.arange(bins)) / 1e9, 6).tolist(),
@@ -216,13 +237,17 @@ def latency_series(frame: Frame) -> dict[str, Any] | None:
     for name, rows in (("failed", incomplete & ~rejected), ("rejected", incomplete & rejected)):
         counts = np.bincount(bin_of(frame.end_ns[rows]), minlength=bins)
         result[f"{name}_per_s"] = np.round(counts / (bin_ns / 1e9), 4).tolist()
+    ends_s = np.sort(frame.end_ns[incomplete]) / 1e9
+    marked = np.unique(np.linspace(0, len(ends_s) - 1, min(len(ends_s), FAILURE_MARKS_MAX)).astype(np.int64))
+    result["incomplete_s"] = np.round(ends_s[marked], 3).tolist()
     return result
 
 
 def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
     """Return the number of first tokens by arrival time (columns) and TTFT (rows), or None for a short run.
 
-    The edges of the rows form a geometric sequence.
+    The edges of the rows form a geometric sequence. `opacity` is the opacity of each cell, which grows with the square
+    root of its number of requests. `scale_n` and `scale_opacity` are the labels of the colour scale and their opacity.
     """
     grid = _time_grid(frame)
     ttft_s = (frame.first_ns - frame.sent_ns) / 1e9
@@ -236,6 +261,7 @@ def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
     columns = ((frame.first_ns[retained] - begin_ns) / bin_ns).astype(np.int64).clip(0, bins - 1)
     rows = (np.searchsorted(edges, ttft_s[retained], side="right") - 1).clip(0, HEAT_MAP_ROWS - 1)
     cells, counts = np.unique(columns * HEAT_MAP_ROWS + rows, return_counts=True)
+    scale_n = np.unique(np.rint(counts.max() * np.array([0, 0.05, 0.2, 0.5, 1])).clip(1).astype(np.int64))
     row = cells % HEAT_MAP_ROWS
     x = (begin_ns + bin_ns * (cells // HEAT_MAP_ROWS + 0.5)) / 1e9
     return {
@@ -244,11 +270,34 @@ def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
         "height": [1] * len(cells),
         "width": [bin_ns / 1e9] * len(cells),
         "n": counts.tolist(),
-        "heat": np.round(np.sqrt(counts), 2).tolist(),
+        "opacity": np.round(_cell_opacity(counts, counts.max()), 3).tolist(),
         "low": [float(f"{edge:.3g}") for edge in edges[row]],
         "high": [float(f"{edge:.3g}") for edge in edges[row + 1]],
-        "edges": [float(f"{edge:.3g}") for edge in edges],
+        "range_s": [low, high],
+        "scale_x": [round(begin_ns / 1e9, 6)],
+        "scale_y": [None],
+        "scale_n": scale_n.tolist(),
+        "scale_opacity": np.round(_cell_opacity(scale_n, counts.max()), 3).tolist(),
     }
+
+
+def _cell_opacity(counts: Integers, maximum: int) -> Floats:
+    """Return the opacity of cells with these numbers of requests. The fullest cell has `maximum` requests."""
+    return CELL_OPACITY_MIN + (1 - CELL_OPACITY_MIN) * np.sqrt(counts / maximum)
+
+
+def heat_map_ticks(low: float, high: float) -> tuple[list[float], list[float]]:
+    """Return round values between `low` and `high`, and their positions on the axis of heat map rows.
+
+    The values are 1, 2 or 5 times a power of ten. If fewer than three such values lie in the range, evenly spaced round
+    values are returned.
+    """
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    values = [digit * 10.0**power for power in powers for digit in (1, 2, 5) if low <= digit * 10.0**power <= high]
+    if len(values) < 3:
+        step = nice_step((high - low) / 6)
+        values = [index * step for index in range(int(np.ceil(low / step)), int(high / step) + 1)]
+    return values, [float(np.log(value / low) / np.log(high / low)) * HEAT_MAP_ROWS for value in values]
 
 
 def _time_grid(frame: Frame) -> tuple[float, float, int] | None:
@@ -392,13 +441,12 @@ def gaps_by_token(frame: Frame) -> dict[str, Any]:
 def telemetry_panels(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Return the data of each telemetry curve: title, unit, source, `x` in seconds, and `y` in the unit.
 
-    A `y` of None is a gap in the curve. Curves with the same `panel` share an axis and have the same unit. Prompt
-    tokens and output tokens have separate panels, because their rates differ widely.
+    A `y` of None is a gap in the curve. Curves with the same `panel` share an axis and have the same unit.
     """
     result = []
     for curve in series:
         factor, unit = UNITS.get(curve.unit, (1.0, curve.unit))
-        panel = f"{curve.title[0].lower()}{curve.title[1:]}/s" if unit == "tokens/s" else unit
+        panel = PANELS.get(curve.name) or PANELS_BY_UNIT.get(unit, unit)
         indices = plotted_indices(curve.y)
         values = [curve.y[index] for index in indices]
         result.append(

@@ -69,7 +69,7 @@ class Chart(msgspec.Struct, frozen=True):
 
     id: str
     section: str
-    """Id of a section of the page, or the title of a new section."""
+    """Id of a section of the page, or the title of a new section. Empty for a chart that no page shows by itself."""
     title: str
     data: Callable[[ChartInput], Data | None]
     caption: Callable[[Data, Summary], str] = lambda _, __: ""
@@ -107,14 +107,15 @@ def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """Return the charts of a page with these runs, in the order of the page.
 
-    A chart is included if at least one run has data for it. In addition, it must have a script, or a trace that is
-    drawn for this number of runs.
+    A chart is included if it has a section and at least one run has data for it. In addition, it must have a script, or
+    a trace that is drawn for this number of runs.
     """
     several = len(runs) > 1
     return [
         chart
         for chart in CHARTS.values()
-        if any(chart.id in run.data for run in runs)
+        if chart.section
+        and any(chart.id in run.data for run in runs)
         and (chart.script or any(_is_drawn(trace, several) for trace in chart.traces))
     ]
 
@@ -344,30 +345,30 @@ def _gaps_caption(gaps: Data, _: Summary) -> str:
     return f"Median {duration(first_gap)} at first, {duration(last_gap)} at token {last_token:,}{grouped}. {maximum}"
 
 
-def _throughput_caption(data: Data, summary: Summary) -> str:
+def _over_time_caption(data: Data, summary: Summary) -> str:
     series = data["course"]
     if not series["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
     text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s in an interval of {series['bin_s']:g} s, "
-    text += f"{max(series['in_flight']):,} streams in flight, {max(series['receiving']):,} receiving."
+    text += f"{max(series['in_flight']):,} requests in flight, {max(series['receiving']):,} receiving tokens."
     if warmup:
         text += f" {pluralise(warmup, 'warm-up request')} before time 0, excluded from all figures."
     if not window.whole:
-        text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s."
+        text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s; the rest is shaded."
+    zero = dict.fromkeys(curve["title"] for curve in data["series"] if not any(curve["y"]))
+    if zero:
+        text += f" Always 0, so not drawn: {', '.join(title[0].lower() + title[1:] for title in zero)}."
     return text
 
 
-def _latency_caption(data: Data, _: Summary) -> str:
-    worst = {state: max(data[f"{state}_per_s"]) for state in ("failed", "rejected")}
-    parts = [f"at most {significant(rate)} {state}/s" for state, rate in worst.items() if rate]
-    return f"Intervals of {data['bin_s']:g} s; {', '.join(parts) or 'no failures'}."
-
-
 def _heat_layout(data: Sequence[Data]) -> Data:
-    edges = data[0]["edges"]
-    ticks = {"tickvals": list(range(0, len(edges), 4)), "ticktext": [duration(edge, 3) for edge in edges[::4]]}
-    return {"xaxis": _axis("time, s"), "yaxis": _axis("", **ticks), "bargap": 0}
+    values, positions = chart_data.heat_map_ticks(*data[0]["range_s"])
+    factor, unit = scale_of(values[0]) if values else (1.0, "s")
+    texts = [f"{value * factor:,.4g} {unit}" for value in values]
+    y = _axis("TTFT", tickvals=positions, ticktext=texts, range=[0, chart_data.HEAT_MAP_ROWS], rangemode="normal")
+    margin = {"l": 76, "r": 84, "t": 10, "b": 44}
+    return {"showlegend": False, "xaxis": _axis("time, s"), "yaxis": y, "bargap": 0, "margin": margin}
 
 
 def _timeline_caption(drawn: Data, _: Summary) -> str:
@@ -410,10 +411,22 @@ def _instants(name: str, column: str, colour: str) -> dict[str, Any]:
 
 HEAT = {
     **{"type": "bar", "single_run": True, "x": "$x", "base": "$base", "y": "$height", "width": "$width", "name": ""},
-    "marker": {"color": "$heat", "colorscale": [[0, "@run:20"], [1, "@run"]], "line": {"width": 0}},
+    "marker": {"color": "@run", "opacity": "$opacity", "line": {"width": 0}},
     "customdata": "$n,low,high",
     "hovertemplate": "%{customdata[0]:,} of %{customdata[1]} s to %{customdata[2]} s at %{x:.4~g} s<extra></extra>",
 }
+HEAT_SCALE = {
+    **{"type": "scatter", "mode": "markers", "single_run": True, "x": "$scale_x", "y": "$scale_y", "hoverinfo": "skip"},
+    "marker": {
+        **{"color": [0], "cmin": 0, "cmax": 1, "colorscale": [[0, "@run:00"], [1, "@run"]], "showscale": True},
+        "colorbar": {
+            **{"tickvals": "$scale_opacity", "ticktext": "$scale_n", "thickness": 12, "outlinewidth": 0, "xpad": 14},
+            **{"title": {"text": "requests", "side": "right"}, "tickcolor": "@quiet", "tickfont": {"color": "@quiet"}},
+        },
+    },
+}
+"""A trace without a visible point, which adds the colour scale. The cells of the heat map have opacities in place of
+numbers as colours, because Plotly writes a warning for each bar whose colour is a number."""
 AS_REQUESTED = {
     **{"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1},
     "line": {"color": "@quiet", "width": 1, "dash": "dot"},
@@ -476,72 +489,69 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "course",
             "course",
-            "Throughput and concurrent streams",
+            "Load, queue and latency over time",
             lambda chart_input: {
                 "course": chart_data.throughput_series(chart_input.frame),
                 "series": chart_data.telemetry_panels(chart_input.series),
             },
-            _throughput_caption,
+            _over_time_caption,
             traces=(
                 _line("$course.start_s", "$course.tokens_per_s", "%{y:,.0f} tokens/s from %{x:.4~g} s", line=STEPS),
             ),
             layout={"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")},
-            note="Streams are the maximum in each interval. The panels below show telemetry of the server, the GPUs "
-            "and the host. A break in a line is a reading that failed.",
+            note="All panels share the time axis. Hover to read every panel at one time. Requests in flight are the "
+            "maximum in each interval. TTFT belongs to first tokens that arrived in an interval, TPOT and E2E to "
+            "responses that ended in it; the p99 of few requests is close to their maximum. Marks on the baselines "
+            "show when requests ended that did not complete. A break in a line of telemetry is a reading that failed.",
             script="throughput.js",
             shape="tall",
         ),
         Chart(
             "latencies",
-            "course",
-            "Latency, failures and rejections",
+            "",  # part of the chart above; notebooks draw it by itself
+            "Latency and incomplete requests over time",
             lambda chart_input: chart_data.latency_series(chart_input.frame),
-            _latency_caption,
             traces=(
                 *_latency_lines("ttft", "s", "y"),
                 *_latency_lines("tpot", "ms", "y2"),
-                _line(
-                    "$x", "$failed_per_s", "%{y:.4~g} failed/s from %{x} s", line=STEPS, yaxis="y3", showlegend=False
-                ),
-                _line(
-                    "$x",
-                    "$rejected_per_s",
-                    "%{y:.4~g} rejected/s from %{x} s",
-                    line=STEPS | {"dash": "dot"},
-                    yaxis="y3",
-                    showlegend=False,
+                *_latency_lines("e2e", "s", "y3"),
+                *(
+                    _line(
+                        "$x",
+                        f"${state}_per_s",
+                        f"%{{y:.4~g}} {state}/s from %{{x}} s",
+                        line=STEPS | {"color": "@bad", "dash": dash},
+                        yaxis="y4",
+                        name=state,
+                    )
+                    for state, dash in (("failed", "solid"), ("rejected", "dot"))
                 ),
             ),
             layout={
                 "showlegend": True,
-                "xaxis": _axis("time, s", anchor="y3"),
+                "height": 700,
+                "xaxis": _axis("time, s", anchor="y4"),
                 **{
-                    f"yaxis{number}": _axis(title, domain=domain, nticks=4, **look)
-                    for number, title, domain, look in (
-                        ("", "TTFT", [0.68, 1], {"tickformat": "~s", "ticksuffix": "s"}),
-                        ("2", "TPOT, ms", [0.32, 0.64], {}),
-                        ("3", "incomplete/s", [0, 0.24], {}),
+                    f"yaxis{number}": _axis(title, domain=domain, nticks=4)
+                    for number, title, domain in (
+                        ("", "TTFT, s", [0.79, 1]),
+                        ("2", "TPOT, ms", [0.53, 0.74]),
+                        ("3", "E2E, s", [0.27, 0.48]),
+                        ("4", "not complete/s", [0, 0.21]),
                     )
                 },
             },
-            table={"from_s": "x"}
-            | {f"ttft_{figure}": f"ttft_{figure}" for figure in ("n", "p50", "p99")}
-            | {f"tpot_{figure}": f"tpot_{figure}" for figure in ("n", "p50", "p99")}
-            | {"failed_per_s": "failed_per_s", "rejected_per_s": "rejected_per_s"},
-            note="Each interval shows the TTFT of first tokens that arrived in it and the TPOT of responses that ended "
-            "in it. Hover over a line for the number of samples: the p99 of few samples is close to their maximum. In "
-            "the lowest panel, a solid line shows failed requests and a dotted line rejected requests.",
-            shape="tall",
         ),
         Chart(
             "heat",
             "course",
             "Heat map of TTFT",
             lambda chart_input: chart_data.ttft_heat_map(chart_input.frame),
-            traces=(HEAT,),
+            traces=(HEAT, HEAT_SCALE),
             layout=_heat_layout,
             table={"at_s": "x", "from_ttft_s": "low", "to_ttft_s": "high", "requests": "n"},
-            note="Number of first tokens by arrival time and TTFT. Darker cells hold more of them.",
+            note="Number of first tokens by arrival time and TTFT. Stronger colour means more of them; TTFT is on a "
+            "logarithmic scale.",
             shape="wide",
         ),
         Chart(

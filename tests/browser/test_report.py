@@ -241,17 +241,6 @@ def test_tails_have_an_axis_of_their_own(opened: Opened) -> None:
     page.locator("input[name=shares][value=linear]").check()
 
 
-@plain
-def test_latency_and_failures_are_shown_over_time(opened: Opened) -> None:
-    """p50 and p99 of TTFT and TPOT, and failures and rejections per second, in panels over one axis of time."""
-    traces = opened.page.evaluate(
-        "document.querySelector('#chart-latencies').data.map(({name, yaxis}) => [name.trim(), yaxis])"
-    )
-    assert traces == [["p50", "y"], ["p99", "y"], ["p50", "y2"], ["p99", "y2"], ["", "y3"], ["", "y3"]]
-    titles = opened.page.locator("#chart-latencies .infolayer text").all_text_contents()
-    assert {"TTFT", "TPOT, ms", "incomplete/s"} <= set(titles)
-
-
 @pytest.mark.parametrize("opened", [("plain", 360, "dark")], indirect=True)
 def test_a_wide_table_says_that_there_is_more(opened: Opened) -> None:
     """On a phone it scrolls, with a shadow at the end that hides something."""

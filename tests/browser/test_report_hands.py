@@ -76,9 +76,9 @@ def test_the_timeline_zooms_by_key_button_and_pointer(fresh: Opened) -> None:
 def test_what_the_server_said_stands_below_on_the_same_axis(opened: Opened) -> None:
     """Requests and the KV cache have a panel each under tokens and streams; a reading that failed is a gap."""
     titles = opened.page.locator("#chart-course .infolayer text").all_text_contents()
-    assert {"output tokens/s", "streams", "requests", "share, %"} <= set(titles)
+    assert {"output tokens/s", "requests in flight", "requests at the server", "KV cache, %"} <= set(titles)
     drawn = opened.page.evaluate("document.querySelector('#chart-course').data.map(({name, x, y}) => ({name, x, y}))")
-    (cache,) = [each for each in drawn if each["name"] == "KV cache in use, server"]
+    (cache,) = [each for each in drawn if each["name"] == "KV cache in use"]
     assert cache["y"][cache["x"].index(3)] is None
     assert cache["y"][0] == 50
     assert cache["x"][0] == -1

@@ -45,6 +45,7 @@ def test_the_course_counts_tokens_and_streams_in_each_piece() -> None:
     assert len(drawn["start_s"]) == 160
     assert {i: rate for i, rate in enumerate(drawn["tokens_per_s"]) if rate} == {10: 100, 15: 100, 20: 300, 90: 100}
     assert [drawn["in_flight"][i] for i in (0, 4, 5, 19, 20, 21, 159)] == [1, 1, 2, 2, 2, 1, 1]
+    assert {i: rate for i, rate in enumerate(drawn["sent_per_s"]) if rate} == {0: 100, 5: 100}
     assert [drawn["receiving"][i] for i in (9, 10, 15, 20, 21, 90, 91)] == [0, 1, 2, 2, 1, 1, 0]
 
 
@@ -296,8 +297,10 @@ def test_latencies_over_time_hold_every_request_once() -> None:
     records += [rejected(96 + each, sent_ns=50 * 10**9, end_ns=50 * 10**9 + MS) for each in range(3)]
     drawn = chart_data.latency_series(build_frame(records))
     assert drawn
-    assert sum(drawn["ttft_n"]) == sum(drawn["tpot_n"]) == 90
+    assert sum(drawn["ttft_n"]) == sum(drawn["tpot_n"]) == sum(drawn["e2e_n"]) == 90
     assert {*drawn["ttft_p50"]} == {0.2}
+    assert {*drawn["e2e_p99"]} == {0.3001}
+    assert drawn["incomplete_s"] == [45.0, 50.001, 50.001, 50.001]
     assert sum(drawn["failed_per_s"]) * drawn["bin_s"] == pytest.approx(1)
     assert sum(drawn["rejected_per_s"]) * drawn["bin_s"] == pytest.approx(3)
 
@@ -310,4 +313,30 @@ def test_a_long_run_has_a_heat_map() -> None:
     assert sum(drawn["n"]) == 90
     assert drawn["low"][0] == pytest.approx(0.1)
     assert max(drawn["high"]) == pytest.approx(0.189, rel=0.01)
+    assert drawn["opacity"][drawn["n"].index(max(drawn["n"]))] == 1
+    assert (drawn["scale_n"][-1], drawn["scale_opacity"][-1]) == (max(drawn["n"]), 1)
     assert chart_data.ttft_heat_map(build_frame(records[:50])) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.03, 3.2, [0.05, 0.1, 0.2, 0.5, 1, 2]), (0.045, 0.125, [0.06, 0.08, 0.1, 0.12]), (0.2, 0.20002, None)],
+)
+def test_ticks_of_the_heat_map_are_round(low: float, high: float, ticks: list[float] | None) -> None:
+    """Ticks are 1, 2 or 5 times a power of ten, or evenly spaced where the range is narrow, at their places in rows."""
+    values, positions = chart_data.heat_map_ticks(low, high)
+    if ticks:
+        assert values == pytest.approx(ticks)
+    assert len(values) >= 3
+    assert positions == sorted(positions)
+    assert positions[0] >= 0
+    assert positions[-1] <= chart_data.HEAT_MAP_ROWS
+
+
+def test_marks_of_many_failures_are_thinned() -> None:
+    """Of 1,000 failures 200 are marked, the first and the last among them."""
+    records = [failed(n, sent_ns=n * 10 * MS, end_ns=n * 10 * MS + MS) for n in range(1000)]
+    marked = chart_data.latency_series(build_frame(records))
+    assert marked
+    assert len(marked["incomplete_s"]) == chart_data.FAILURE_MARKS_MAX
+    assert (marked["incomplete_s"][0], marked["incomplete_s"][-1]) == (0.001, 9.991)

@@ -499,7 +499,9 @@ def _wrong_server(get_json: _ProbeClient, url: str, requested: Backend | None) -
     any_backend = join_or(backend.display_name for backend in BACKENDS.values())
     expected = requested.display_name if requested else any_backend
     response = get_json.response(MODELS_PATH)
-    words = "lists no model" if response.status == OK else f"answers {response.words}"
+    words = f"answers {response.words}"
+    if response.status == OK:
+        words = "answers 200 with a body that is not JSON" if response.value is None else "lists no model"
     generic = _most_specific_first()[-1].name
     named = f"--server {generic} " if requested else ""
     hint = f"check host, port and path in --url; {named}--model NAME works without {MODELS_PATH}"

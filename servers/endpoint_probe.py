@@ -18,6 +18,7 @@ import msgspec
 from loadgen.servers.auth import NO_AUTH, Access
 from loadgen.servers.backends.base import ServerFacts, model_cards
 from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.backends.openai import REFUSABLE
 from loadgen.servers.errors import DECODE_ERRORS, NoEndpointError, RefusedModelError, ServerError, UnreachableError
 from loadgen.servers.server_url import API_PATH, parse_server_url
@@ -276,7 +277,7 @@ def _redirect_error(trial: Trial, facts: ServerFacts) -> NoEndpointError:
             if address.endpoint:
                 hint = f"use the server's final address: --url {address.base}"
     status = trial.response.status
-    return NoEndpointError(f"{facts.url} redirects POST {trial.dialect.path} to {location} ({status})", hint)
+    return NoEndpointError(f"{facts.url} redirects POST {trial.dialect.path} to {one_line(location)} ({status})", hint)
 
 
 def _model_error(trial: Trial, client: JsonClient, facts: ServerFacts) -> RefusedModelError:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import http.client
 import io
+import re
 import socket
 import ssl
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from loadgen.servers.auth import NO_AUTH, Access, hide_secrets, key_hint
-from loadgen.servers.backends.error_messages import error_text
+from loadgen.servers.backends.error_messages import error_text, one_line
 from loadgen.servers.errors import DECODE_ERRORS, ClientLimitError, UnauthorizedError, UnreachableError, decompress
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
 from loadgen.servers.wire import local_limits
@@ -39,6 +41,14 @@ MAX_RETRY_WAIT_S = 30.0
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 
 
+INTERIM_RESPONSES_MAX = 100
+"""Maximum number of interim responses, such as `103 Early Hints`, before a response."""
+INTERIM_LINE_BYTES = 65_536
+"""Maximum number of bytes in a header line of an interim response."""
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d ")
+"""Matches the status line of an interim response. 101 Switching Protocols is a final response."""
+
+
 class JsonResponse(NamedTuple):
     """The response to one request outside the load."""
 
@@ -51,9 +61,9 @@ class JsonResponse(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The decoded JSON, or None if the content is not JSON."""
+        """The decoded JSON, or None if the content is not JSON. A byte order mark at the start is skipped."""
         try:
-            return msgspec.json.decode(self.content)
+            return msgspec.json.decode(self.content.removeprefix(BOM_UTF8))
         except DECODE_ERRORS:
             return None
 
@@ -61,7 +71,7 @@ class JsonResponse(NamedTuple):
     def words(self) -> str:
         """The HTTP status, and the server's error message or the target of a redirect, such as `503: Loading model`."""
         if self.location:
-            return f"{self.status}, a redirect to {self.location}"
+            return f"{self.status}, a redirect to {one_line(self.location)}"
         if self.status == http.client.OK:
             return str(self.status)
         message = error_text(self.status, self.content) if self.content.strip() else ""
@@ -70,14 +80,17 @@ class JsonResponse(NamedTuple):
 
     @property
     def retry_after_s(self) -> float | None:
-        """The time in seconds after which the server allows a retry, or None if the server states none.
+        """The time in seconds after which the server allows a retry, or None if the server states no such time.
 
-        The header Retry-After contains a number of seconds or an HTTP date."""
-        with suppress(ValueError):
-            return max(0.0, float(self.retry_after))
-        with suppress(ValueError, TypeError, OverflowError):
-            return max(0.0, (parsedate_to_datetime(self.retry_after) - datetime.now(UTC)).total_seconds())
-        return None
+        The header Retry-After contains a number of seconds or an HTTP date. The number 0 and a date in the past state
+        no time, because a busy server that sends them does not say when it will be ready."""
+        seconds = 0.0
+        try:
+            seconds = float(self.retry_after)
+        except ValueError:
+            with suppress(ValueError, TypeError, OverflowError):
+                seconds = (parsedate_to_datetime(self.retry_after) - datetime.now(UTC)).total_seconds()
+        return seconds if seconds > 0 else None  # a comparison with NaN is false
 
 
 class JsonClient:
@@ -256,9 +269,22 @@ class _DeadlineReader(io.RawIOBase):
         self._raw = sock.makefile("rb", buffering=0)
         self._deadline_s = deadline_s
 
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return a buffered reader over this object. http.client calls this method, because sockets have it."""
-        return io.BufferedReader(self)
+    def makefile(self, _mode: str) -> io.BufferedIOBase:
+        """Return a buffered reader that begins at the final response.
+
+        http.client calls this method, because sockets have it. http.client skips only the interim response
+        `100 Continue`, so this method skips `103 Early Hints` and every other one."""
+        reader = io.BufferedReader(self)
+        try:
+            for _ in range(INTERIM_RESPONSES_MAX):
+                if not _INTERIM.match(reader.peek()):
+                    break
+                while reader.readline(INTERIM_LINE_BYTES).strip():
+                    pass
+        except OSError:
+            reader.close()
+            raise
+        return reader
 
     def readable(self) -> bool:
         return True
@@ -288,7 +314,7 @@ _TLS_HINT = "check which TLS versions and client certificates the server require
 
 def _unreachable(url: str, error: Exception, limit_s: float, timeout_hint: str) -> UnreachableError:
     """Return an UnreachableError that describes the failed request and tells the user how to fix the problem."""
-    reason = hide_secrets(str(error)) or type(error).__name__
+    reason = one_line(hide_secrets(str(error))) or type(error).__name__
     match error:
         case TimeoutError():
             message, hint = f"{url} did not answer within {limit_s:g} s", timeout_hint
@@ -304,6 +330,9 @@ def _unreachable(url: str, error: Exception, limit_s: float, timeout_hint: str) 
             hint = f"{_TLS_HINT}; use http:// if the server does not speak TLS"
         case ssl.SSLError():
             message, hint = f"{url} does not speak TLS: {reason}", "use http:// instead of https://"
+        case http.client.IncompleteRead():
+            message = f"{url} did not complete its response: the connection ended early, or the length was wrong"
+            hint = "try again; if it happens again, look at the logs of the server and of any proxy in front of it"
         case http.client.HTTPException() | ConnectionResetError() | BrokenPipeError():
             message = f"{url} does not answer in HTTP: {reason}"
             hint = "check --url; use https:// if the server speaks TLS"

@@ -14,10 +14,17 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from loadgen.servers.backends.dialect import Dialect, Route
+from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.errors import UnauthorizedError
 
 GetJson = Callable[[str], tuple[int, Any]]
 """Function that sends GET for a path. It returns the HTTP status and the JSON (None if the response is not JSON)."""
+
+
+VERSION_CHARACTERS = 100
+"""Maximum length of a server's version. The middle of a longer one is cut out."""
+LIMIT_MAX = 1 << 53
+"""Largest limit of a server that counts as one. Every JSON parser reads integers up to this value exactly."""
 
 
 class ServerLimit(msgspec.Struct, frozen=True):
@@ -132,11 +139,17 @@ class Backend(msgspec.Struct, frozen=True):
         return f"LOADGEN_{self.name.upper()}_URL"
 
 
+def version_text(value: object) -> str:
+    """Return the version that a server reports as one short line, or "" if the value is not text or a number."""
+    is_version = isinstance(value, str | float) or type(value) is int
+    return one_line(str(value), VERSION_CHARACTERS) if is_version else ""
+
+
 def version_at_least(version: str, *numbers: int) -> bool:
     """Return True if the first `X.Y.Z` in `version` is at least `numbers`.
 
     Returns False if the version is lower, or if `version` contains no `X.Y.Z`."""
-    result = re.search(r"(\d+)\.(\d+)\.(\d+)", version)
+    result = re.search(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", version)  # int() refuses thousands of digits
     return result is not None and tuple(map(int, result.groups())) >= numbers
 
 
@@ -154,17 +167,22 @@ def route_exists(get_json: GetJson, path: str) -> bool:
 def model_cards(models: object) -> list[dict[str, Any]]:
     """Return the models in a response to /v1/models, or an empty list if the response has another form.
 
-    The list of models is the field `data`, the field `models`, or the whole response.
+    The list of models is the field `data`, the field `models`, or the whole response. Entries without a name are left
+    out.
     """
     answer = as_dict(models)
     listed = models if isinstance(models, list) else answer.get("data") or answer.get("models")
-    return [_with_id(as_dict(card)) for card in listed] if isinstance(listed, list) else []
+    cards = [_with_id(entry) for entry in listed] if isinstance(listed, list) else []
+    return [card for card in cards if "id" in card]
 
 
-def _with_id(card: dict[str, Any]) -> dict[str, Any]:
-    """Return the card of a model with its name in `id`. Some servers use `name` or `model` instead."""
-    name = next((card[key] for key in ("id", "name", "model") if isinstance(card.get(key), str)), None)
-    return card if name is None else {**card, "id": name}
+def _with_id(entry: object) -> dict[str, Any]:
+    """Return the card of a model with its name in `id`, or an empty dict if the entry of the list has no name.
+
+    Some servers use `name` or `model` instead of `id`, or list the names alone."""
+    card = {"id": entry} if isinstance(entry, str) else as_dict(entry)
+    name = next((card[key] for key in ("id", "name", "model") if isinstance(card.get(key), str)), "")
+    return {**card, "id": name} if name.strip() else {}
 
 
 def first_model_card(models: object) -> dict[str, Any]:
@@ -180,7 +198,7 @@ def as_dict(answer: object) -> dict[str, Any]:
 def known_limits(limits: Mapping[str, ServerLimit], facts: Mapping[str, Any]) -> dict[str, int]:
     """Look up limits in the server's facts, and return their values by name.
 
-    Limits that are missing or not positive integers are omitted.
+    Limits that are missing, not positive integers or larger than LIMIT_MAX are omitted.
     """
     values = {name: facts.get(name) for name in limits}
-    return {name: value for name, value in values.items() if type(value) is int and value > 0}
+    return {name: value for name, value in values.items() if type(value) is int and 0 < value <= LIMIT_MAX}

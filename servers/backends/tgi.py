@@ -99,8 +99,8 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
     if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
         return None
     # A release may report a development version (3.3.7 reports 3.3.6-dev0). The label identifies the build.
-    label = info.get("docker_label")
-    version = f"{info.get('version', '')} ({label})" if label else str(info.get("version", ""))
+    label = base.version_text(info.get("docker_label"))
+    version = base.version_text(info.get("version")) + (f" ({label})" if label else "")
     renamed = {"max_input_tokens": info["max_input_length"]} if "max_input_length" in info else {}
     routes = tuple(path for path in ("/tokenize", "/chat_tokenize") if base.route_exists(get_json, path))
     notes = {"prompt_piece_tokens": PIECE_TOKENS} if _IN_PIECES.applies_to(version) else {}

@@ -36,7 +36,7 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
     card = base.first_model_card(models)
     if status != 200 or card.get("owned_by") != "vllm":
         return None
-    version = str(base.as_dict(get_json("/version")[1]).get("version", ""))
+    version = base.version_text(base.as_dict(get_json("/version")[1]).get("version"))
     routes = ("/tokenize",) if base.route_exists(get_json, "/tokenize") else ()
     return base.ServerFacts("vllm", url, version, str(card.get("id", "")), base.known_limits(VLLM.limits, card), routes)
 

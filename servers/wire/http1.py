@@ -144,8 +144,8 @@ class ResponseFraming:
         return True
 
     def _set_length(self, head: bytes, status: int) -> None:
-        coding, length = _field(head, b"transfer-encoding"), _field(head, b"content-length")
-        if head.count(b"\r\ntransfer-encoding:") > 1 or head.count(b"\r\ncontent-length:") > 1:
+        coding, length = _field(head, b"transfer-encoding"), _content_length(head)
+        if head.count(b"\r\ntransfer-encoding:") > 1:
             raise ProtocolError("more than one header says where the body ends")
         if coding is not None:
             if coding.strip() != b"chunked":
@@ -224,6 +224,21 @@ def join_pieces(raw: bytes | bytearray, bounds: array[int]) -> bytes:
     """Return the pieces of `raw` joined. `bounds` contains the start and end offsets of each piece."""
     whole = bytes(raw)
     return b"".join([whole[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)])
+
+
+def _content_length(head: bytes) -> bytes | None:
+    """Return the value of the Content-Length header, or None if there is no such header. `head` is in lower case.
+
+    A proxy may repeat the header with the same value, as several lines or as a list in one line (RFC 9112, section
+    6.3). Raises ProtocolError if the values differ."""
+    length = _field(head, b"content-length")
+    if length is None or (b"," not in length and head.count(b"\r\ncontent-length:") == 1):
+        return length
+    lines = [line.partition(b":")[2] for line in head.split(b"\r\n")[1:] if line.startswith(b"content-length:")]
+    values = {value.strip() for line in lines for value in line.split(b",")}
+    if len(values) > 1:
+        raise ProtocolError("more than one header says where the body ends")
+    return values.pop()
 
 
 @lru_cache(4096)

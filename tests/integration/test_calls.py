@@ -37,6 +37,25 @@ def test_not_json(content: bytes) -> None:
         assert ask("/") == (500, None)
 
 
+def test_a_byte_order_mark_is_skipped() -> None:
+    """Some servers on Windows write one before the JSON."""
+    with answering({"GET /": (200, b"\xef\xbb\xbf[1]")}) as stub, asking(stub.url) as ask:
+        assert ask("/") == (200, [1])
+
+
+@pytest.mark.parametrize(
+    "early", [b"103 Early Hints\r\nLink: </a>\r\n\r\n", b"102 Processing\r\n\r\n", b"100 Continue\r\n\r\n"]
+)
+def test_interim_responses_are_skipped(early: bytes) -> None:
+    """The final response counts. 101 is a final response, because another protocol follows."""
+    answer = (b"HTTP/1.1 " + early) * 2 + raw_server.page(b"[1]")
+    with raw_server.serving(lambda _path: answer) as raw, asking(raw.url) as ask:
+        assert [ask("/"), ask("/")] == [(200, [1])] * 2
+    switch = raw_server.CLOSE + b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + raw_server.page(b"[1]")
+    with raw_server.serving(lambda _path: switch) as raw, asking(raw.url) as ask:
+        assert ask("/")[0] == 101
+
+
 def test_connection_closed_meanwhile() -> None:
     """A kept connection that the server has closed is opened again, and the question asked again."""
     with answering({"GET /": (200, 1)}, hang_up=True) as stub, asking(stub.url) as ask:

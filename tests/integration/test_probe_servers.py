@@ -23,6 +23,7 @@ from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import bearer_header
 from loadgen.servers.discovery import probe, resolve
 from loadgen.servers.errors import UnauthorizedError, UnreachableError, WrongServerError
+from tests.support import raw_server
 from tests.support.stub_server import (
     LIGHTLLM_0_0_1,
     LIGHTLLM_1_0,
@@ -128,9 +129,9 @@ def test_simulated(routes: dict[str, Answer]) -> None:
             {"GET /v1/models": (200, b"<html>")},
             "openai",
             "",
-            "not as an OpenAI-style server: /v1/models lists no model",
+            "not as an OpenAI-style server: /v1/models answers 200 with a body that is not JSON",
         ),
-        ({"GET /v1/models": (200, ["?"]), "GET /info": (500, "oops")}, "tgi", "", "but not as TGI"),
+        ({"GET /v1/models": (200, [7]), "GET /info": (500, "oops")}, "tgi", "", "but not as TGI"),
         (
             {"GET /": (200, b"<html>")},
             "",
@@ -256,6 +257,21 @@ def test_not_http(talker: int) -> None:
     """Something that does not speak HTTP is an error, not a traceback."""
     with pytest.raises(UnreachableError, match="does not answer in HTTP"):
         probe(f"http://127.0.0.1:{talker}", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"220 mail ESMTP\r\n\r\n", "does not answer in HTTP: 220 mail ESMTP$"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "did not complete its response"),
+    ],
+)
+def test_a_response_that_breaks_off_is_one_line(answer: bytes, message: str) -> None:
+    """The message has no line ends of the server, and says whether the response began in HTTP."""
+    with raw_server.serving(lambda _path: raw_server.CLOSE + answer) as raw:
+        with pytest.raises(UnreachableError, match=message) as caught:
+            probe(raw.url, "vllm")
+        assert caught.value.hint
 
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:

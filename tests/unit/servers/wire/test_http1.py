@@ -25,6 +25,8 @@ def body_of(raw: bytes, framing: ResponseFraming) -> bytes:
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", 200, b"ok"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
         (b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", 200, b""),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX: y\r\ncontent-length:2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2, 2\r\n\r\nok", 200, b"ok"),
     ],
 )
 def test_a_response_ends_exactly_at_its_last_byte(raw: bytes, status: int, body: bytes) -> None:
@@ -104,6 +106,8 @@ def test_a_body_shorter_than_its_content_length_is_not_an_end() -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 3_000, "response head longer"),
         (b"HTTP/1.18 200 OK\r\n\r\n", "status line"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok", "more than one"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2, 3\r\n\r\nok", "more than one"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2,\r\n\r\nok", "more than one"),
         (b"HTTP/1.1 200 OK" + b"\r\nTransfer-Encoding: chunked" * 2 + b"\r\n\r\n0\r\n\r\n", "more than one"),
     ],
 )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.summary import RunInfo, Summary
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
+EN_DASH, MINUS = "\u2013", "\u2212"
 DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 
@@ -50,6 +51,25 @@ def duration(seconds: float | None, digits: int = 3) -> str:
 def percent(value: float | None) -> str:
     """Format a share from 0 to 1 as a percentage, such as `12%`."""
     return UNKNOWN if value is None else f"{significant(value * 100, 2)}%"
+
+
+def interval_text(low: str, high: str) -> str:
+    """Join the formatted ends of an interval with an en dash.
+
+    The result is a single number if both ends have the same digits. If an end has a sign, ` to ` joins the ends.
+    """
+    if low == high:
+        return low
+    signed = any(end.startswith(("+", "-", MINUS)) for end in (low, high))
+    return f"{low} to {high}" if signed else f"{low}{EN_DASH}{high}"
+
+
+def confidence_interval(low: str, high: str, *, level: float = 0.95) -> str:
+    """Return a confidence interval after its level, as in "95% CI" followed by the interval.
+
+    `low` and `high` are formatted numbers.
+    """
+    return f"{level * 100:.4g}% CI {interval_text(low, high)}"
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:

@@ -19,6 +19,7 @@ from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
     UNKNOWN,
     figure_title,
+    interval_text,
     page_mark,
     percent,
     pluralise,
@@ -240,14 +241,14 @@ def start_states(summaries: Sequence[Summary]) -> list[str]:
 def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
     """Return the report section on the variation between runs: the main figures with their intervals and values."""
     few = repeats.runs <= MAX_VALUES
-    heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95% between runs": "number"}
+    heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95% CI": "number"}
     rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = repeats.figures.get(figure_name)
         if figure is None or figure.mean is None:
             continue
         factor, unit = unit_of(figure_name, figure.mean)
-        ends = UNKNOWN if figure.ci95 is None else " to ".join(significant(end * factor, 4) for end in figure.ci95)
+        ends = UNKNOWN if figure.ci95 is None else interval_text(*(significant(end * factor, 4) for end in figure.ci95))
         if few:
             last_cell = ", ".join(significant(value and value * factor, 4) for value in figure.values)
         else:

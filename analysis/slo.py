@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis import stats
-from loadgen.analysis.format import UNKNOWN, pluralise, scale_of, server_label, significant, simulated
+from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, scale_of, server_label, significant, simulated
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.objectives import (
     GOODPUT_FIGURES,
@@ -250,12 +250,12 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
         return text
     interval = "any value"
     if math.isfinite(evidence.low) and math.isfinite(evidence.high):
-        interval = f"{number(evidence.low)} to {number(evidence.high)}{suffix}"
+        interval = f"{interval_text(number(evidence.low), number(evidence.high))}{suffix}"
     elif math.isfinite(evidence.low):
         interval = f"{number(evidence.low)}{suffix} or more"
     elif math.isfinite(evidence.high):
         interval = f"{number(evidence.high)}{suffix} or less"
-    return f"{text}, {confidence * 100:.4g}%: {interval}"
+    return f"{text}, {confidence * 100:.4g}% CI {interval}"
 
 
 def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:

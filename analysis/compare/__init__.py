@@ -43,6 +43,7 @@ from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun
 from loadgen.analysis.format import (
     UNKNOWN,
     figure_title,
+    interval_text,
     percent,
     pluralise,
     significant,
@@ -571,7 +572,7 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
     for row in comparison.rows:
         if row.figure in CARDS and row.difference is not None:
             a, b, unit, difference, interval = _row_texts(row, brief=True)
-            note = f"95%: {interval}{'' if row.ratio_ci95 is None else '%'}; {a} to {b} {unit}"
+            note = f"95% CI {interval}{'' if row.ratio_ci95 is None else '%'}; {a} to {b} {unit}"
             cards.append(doc.Card(figure_title(row.figure), difference, row.verdict, note))
     return cards
 
@@ -583,7 +584,9 @@ def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
     then contain the details.
     """
     heads: dict[str, doc.ColumnKind] = {"figure": "head", "A": "number", "B": "number", "unit": "unit"}
-    heads |= dict.fromkeys(("difference", "95%") if brief else ("B / A", "95%", "difference", "adjusted p"), "number")
+    heads |= dict.fromkeys(
+        ("difference", "95% CI") if brief else ("B / A", "95% CI", "difference", "adjusted p"), "number"
+    )
     rows: list[Cells] = []
     for row in comparison.rows:
         verdict = WORDS[row.verdict] if brief else row.verdict
@@ -659,9 +662,9 @@ def _ratio_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
 
 def _interval_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
     if row.ratio is not None and row.ratio_ci95:
-        return " to ".join(_percent_change(end) if brief else f"{end:.3f}" for end in row.ratio_ci95)
+        return interval_text(*(_percent_change(end) if brief else f"{end:.3f}" for end in row.ratio_ci95))
     if row.difference_ci95:
-        return " to ".join(f"{end * factor:+.3g}" for end in row.difference_ci95)
+        return interval_text(*(f"{end * factor:+.3g}" for end in row.difference_ci95))
     return UNKNOWN if row.difference is None else "unbounded"
 
 

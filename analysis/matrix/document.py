@@ -19,8 +19,10 @@ from loadgen.analysis.compare.figures import MARGIN
 from loadgen.analysis.format import (
     UNKNOWN,
     byte_size,
+    confidence_interval,
     duration,
     figure_title,
+    interval_text,
     percent,
     pluralise,
     scale_of,
@@ -254,7 +256,7 @@ class MatrixReport:
         if difference.a != first.cell:
             ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
         lead, *interval = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
-        certainty = f"95%: {' to '.join(interval)}%" if interval else "too few runs for an interval"
+        certainty = f"{confidence_interval(*interval)}%" if interval else "too few runs for an interval"
         leader, runner_up = self.servers[first.server], self.servers[second.server]
         won = _verdict(difference, first.cell) == "better"
         if won:
@@ -419,7 +421,9 @@ class MatrixReport:
                 common = self.platforms[a.host]
             work = "equal" if difference.equal_work else "unequal lengths"
             row = rows.setdefault((a, b), [pair, f"{common}, {a.model}, {a.workload}", work])
-            interval = " to ".join(significant(end, 3) for end in difference.ci95 or ()) or "too few runs"
+            interval = "too few runs"
+            if difference.ci95:
+                interval = interval_text(*(significant(end, 3) for end in difference.ci95))
             level, mark = MARKS[_verdict(difference, a)]
             note = "" if difference.ratio is None else interval
             row.append(TableCell(f"{significant(difference.ratio)}{mark}", difference.ratio, note, level))
@@ -636,12 +640,12 @@ def figure(cell: CellSummary, name: str) -> TableCell:
         return TableCell(UNKNOWN)
     factor, unit = unit_of(name, result.mean)
     interval = [significant(end * factor, 4) for end in result.ci95 or () if end > 0]
-    note = " to ".join(interval)
-    if len(interval) < 2:
+    note = interval_text(*interval) if len(interval) == 2 else ""
+    if not note:
         values = sorted(value for value in result.values if value is not None)
-        note = ""
         if len(values) > 1:
-            note = f"runs: {significant(values[0] * factor, 4)} to {significant(values[-1] * factor, 4)}"
+            ends = (significant(values[index] * factor, 4) for index in (0, -1))
+            note = f"runs: {interval_text(*ends)}"
     return TableCell(f"{significant(result.mean * factor, 4)} {unit}", result.mean, note)
 
 

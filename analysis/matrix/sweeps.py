@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from loadgen.analysis.format import UNKNOWN, pluralise, significant, times_speed
+from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, significant, times_speed
 from loadgen.analysis.matrix import CellName, CellSweep
 from loadgen.analysis.report import ColumnKind, Finding, TableCell
 from loadgen.analysis.report.tables import Cells, number_columns
@@ -49,9 +49,12 @@ def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list
         result, step = sweep.result, best_step(sweep.result) if sweep.result else None
         capacity = TableCell(UNKNOWN)
         if result and result.capacity is not None:
-            interval = (significant(end) for end in (result.capacity_low, result.capacity_high) if end is not None)
+            known_ends = [end for end in (result.capacity_low, result.capacity_high) if end is not None]
+            interval = ""
+            if known_ends:
+                interval = interval_text(*(significant(end) for end in (known_ends[0], known_ends[-1])))
             text = f"{significant(result.capacity)} {UNITS[result.over]}"
-            capacity = TableCell(text, result.capacity, " to ".join(interval), link=sweep.page)
+            capacity = TableCell(text, result.capacity, interval, link=sweep.page)
         report = f"{sweep.folder}/{step.folder}/report.html" if step else ""
         values = [None if step is None else getattr(step, name) for name in (throughput_field(known), *COMPARED)]
         cells = (TableCell(significant(value), value, link=report if value else "") for value in values)

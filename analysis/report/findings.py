@@ -14,7 +14,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loadgen.analysis.client_health import RING_OFF
-from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant, times_speed
+from loadgen.analysis.format import (
+    byte_size,
+    confidence_interval,
+    duration,
+    percent,
+    pluralise,
+    significant,
+    times_speed,
+)
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
@@ -473,7 +481,7 @@ def goodput_sentences(summary: Summary) -> list[str]:
     due = "" if summary.window.whole else " due in the window"
     good = f"{result.good:,} of {pluralise(result.requests, 'request')}{due} met {' and '.join(result.bounds)}"
     text = f"Goodput {significant(result.per_s)} requests/s: {good}"
-    text += f" ({percent(result.attainment)}, 95%: {low} to {high}%)."
+    text += f" ({percent(result.attainment)}, {confidence_interval(low, high)}%)."
     met = result.met_by["90%"]
     if not met:
         return [text, "No bounds would have been met by 90%: too many were not complete."]

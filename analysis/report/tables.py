@@ -13,8 +13,10 @@ from loadgen.analysis.client_health import LIMITS, figure_text
 from loadgen.analysis.format import (
     UNKNOWN,
     byte_size,
+    confidence_interval,
     duration,
     figure_title,
+    interval_text,
     percent,
     pluralise,
     scale_of,
@@ -238,7 +240,7 @@ def statistic_cell(
     if bare or interval == (None, None):
         return TableCell(text, value, thin=thin)
     ends = ["∞" if end is None else significant(end * factor, 4) for end in interval]
-    return TableCell(text, value, " to ".join(ends), thin=thin)
+    return TableCell(text, value, interval_text(*ends), thin=thin)
 
 
 def turns(summaries: Summaries, *, brief: bool = False) -> Table:
@@ -314,14 +316,14 @@ def prediction(summaries: Summaries) -> Table:
         for predicted in summary.prediction:
             factor, unit = unit_of(predicted.figure, predicted.value)
             value = significant(predicted.value * factor)
-            interval = " to ".join(significant(end * factor) for end in (predicted.low, predicted.high))
+            interval = interval_text(significant(predicted.low * factor), significant(predicted.high * factor))
             rows.append((_run(index), figure_title(predicted.figure), value, unit, interval))
     heads: Mapping[str, ColumnKind] = {
         "run": "text",
         "figure": "head",
         "predicted": "number",
         "unit": "text",
-        "95%": "number",
+        "95% CI": "number",
     }
     return table("Predicted by the twin", heads, rows, several=len(summaries) > 1)
 
@@ -335,10 +337,10 @@ def goodput(summaries: Summaries) -> Table:
             continue
         met = result.met_by["90%"]
         bounds = (", ".join(findings.bound_texts(met, " ")) or "any bounds") if met else UNKNOWN
-        interval = " to ".join(significant(end * 100) for end in result.attainment_ci95)
+        interval = interval_text(*(significant(end * 100) for end in result.attainment_ci95))
         figures = (f"{result.good:,}", f"{result.requests:,}", percent(result.attainment), f"{interval}%")
         rows.append([_run(index), *figures, significant(result.per_s), bounds])
-    columns = number_columns("good", "of", "attainment", "95%", "goodput, requests/s")
+    columns = number_columns("good", "of", "attainment", "95% CI", "goodput, requests/s")
     heads: Mapping[str, ColumnKind] = {"run": "head", **columns, "90% would have met": "text"}
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
@@ -472,7 +474,7 @@ def counters(summaries: Summaries) -> Table:
 def _interval(summary: Summary, rate: str) -> str:
     """Return the 95% interval of the rate `rate` as text, or an empty string if the run has no interval."""
     ends = summary.throughput.ci95.get(rate)
-    return f"95%: {significant(ends[0], 4)} to {significant(ends[1], 4)}" if ends else ""
+    return confidence_interval(significant(ends[0], 4), significant(ends[1], 4)) if ends else ""
 
 
 def _median_card(label: str, described: Distribution) -> Card:
@@ -481,7 +483,7 @@ def _median_card(label: str, described: Distribution) -> Card:
     if "p50" in described.thin or low is None or high is None:
         interval = f"median of {described.n:,}: too few" if described.n else "no sample"
     else:
-        interval = f"median, 95%: {significant(low * factor)} to {significant(high * factor)}"
+        interval = f"median, {confidence_interval(significant(low * factor), significant(high * factor))}"
     p99 = "" if "p99" in described.thin or described.p99 is None else f"p99 {duration(described.p99)}"
     return _duration_card(label, described.p50, _joined(interval, p99))
 

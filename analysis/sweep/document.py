@@ -10,7 +10,7 @@ from itertools import cycle
 from typing import Any
 
 from loadgen.analysis import report as doc
-from loadgen.analysis.format import UNKNOWN, duration, percent, pluralise, significant, times_speed
+from loadgen.analysis.format import UNKNOWN, duration, interval_text, percent, pluralise, significant, times_speed
 from loadgen.analysis.report import (
     Block,
     Card,
@@ -107,7 +107,8 @@ def capacity_sentence(sweep: SweepResult) -> str:
     confidence = f"{sweep.confidence:.0%}"
     measured = f", {between}" if between and sweep.over == "concurrency" else ""
     capacity = format_load(sweep.over, sweep.capacity)
-    return f"Capacity: {capacity} {unit} ({confidence}: {low} to {high}){measured}{condition}{meaning}.{rough}"
+    interval = f"{confidence} CI {interval_text(low, high)}"
+    return f"Capacity: {capacity} {unit} ({interval}){measured}{condition}{meaning}.{rough}"
 
 
 def _measured_bracket(sweep: SweepResult) -> str:
@@ -278,7 +279,9 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
     cards, report = list[Card](), link(sweep, step.folder)
     if sweep.capacity and sweep.state is not None:
         known_ends = [end for end in (sweep.capacity_low, sweep.capacity_high) if end is not None]
-        ends = " to ".join(format_load(sweep.over, end) for end in known_ends)
+        ends = ""
+        if known_ends:
+            ends = interval_text(*(format_load(sweep.over, end) for end in (known_ends[0], known_ends[-1])))
         cards.append(Card("Capacity", format_load(sweep.over, sweep.capacity), UNITS[sweep.over], ends, report))
     at_load = f"at {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
     price = f"{significant(sweep.gpu_hour_cost)} per {'GPU hour' if sweep.gpus else 'server hour'}"

@@ -295,7 +295,7 @@ def _describe_twin(fitted_twin: Twin) -> str:
     from loadgen.analysis.format import duration, percent
     from loadgen.analysis.hardware import align_columns
 
-    rows = [("", "", "95%")]
+    rows = [("", "", "95% CI")]
     for name, constant in fitted_twin.constants.items():
         text = duration if constant.unit == "s" else percent
         interval = f"{text(constant.low)} to {text(constant.high)}"
@@ -322,15 +322,15 @@ def _comparison_table(measured: Mapping[str, float | None], predicted: Mapping[s
 
     Each prediction is a tuple `(value,)` or `(value, low, high)`.
     """
-    from loadgen.analysis.format import figure_title, significant, unit_of
+    from loadgen.analysis.format import figure_title, interval_text, significant, unit_of
     from loadgen.analysis.hardware import align_columns
 
-    rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95%")]
+    rows: list[Sequence[str]] = [("", "measured", "predicted", "", "off", "95% CI")]
     for name, (value, *ends) in predicted.items():
         true_value = measured.get(name)
         if true_value and value:
             factor, unit = unit_of(name, true_value)
-            interval = " to ".join(significant((end or 0) * factor) for end in ends)
+            interval = interval_text(*(significant((end or 0) * factor) for end in ends)) if ends else ""
             error = f"{100 * (value / true_value - 1):+.1f}%"
             cells = (significant(true_value * factor), significant(value * factor), unit, error, interval)
             rows.append((figure_title(name), *cells))

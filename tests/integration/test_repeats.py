@@ -24,7 +24,7 @@ def test_repeats_share_a_folder_and_a_page(tmp_path: Path, capsys: pytest.Captur
             report=True,
         )
     assert code in {0, 5}, err
-    assert "95% between runs" in out
+    assert "95% CI" in out
     folder = tmp_path / "run"
     together = json.loads((folder / "summary.json").read_text())
     assert together["runs"] == ["repeat-1", "repeat-2"]

@@ -75,7 +75,7 @@ def test_an_open_loop_knows_its_rates(tmp_path: Path) -> None:
     expected = 2 * 1.96 * (throughput["requests_per_s"] / length_s) ** 0.5
     assert 0.5 * expected < high - low < 2 * expected
     assert poisson(tmp_path / "again")["throughput"] == throughput
-    assert "95%: " in text_of(found)
+    assert "95% CI " in text_of(found)
 
 
 def test_a_burst_leaves_it_to_repeats(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
     assert sorted(each or 0 for each in values) == [values[0], values[2], values[1]]
     assert (found.figures["ttft.p99"].thin, found.figures["e2e.p50"].thin) == (True, False)
     text = render(document(found, summaries(tmp_path / "text", [1.0, 3.0, 2.0])))
-    assert "95% between runs" in text
+    assert "95% CI" in text
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^TTFT p99 +\w+ +[\d.]+\* ", text, re.M)
     assert re.search(r"^TTFT p50 +\w+ +[\d.]+ ", text, re.M)

@@ -134,7 +134,7 @@ def test_a_higher_confidence_needs_more_requests(judged: Judge, confidence: floa
     """The interval has the confidence that is demanded: 0.99 to the power of `needed` is at most half of the rest."""
     (found,) = judged(rising(200), "complete >= 99%", confidence=confidence)
     assert (found.verdict, found.requests_needed, found.confidence) == ("inconclusive", needed, confidence)
-    assert f"{confidence * 100:.4g}%: " in found.said
+    assert f"{confidence * 100:.4g}% CI " in found.said
     low, _ = found.interval or (None, None)
     assert low == pytest.approx(((1 - confidence) / 2) ** (1 / 200), abs=1e-6)
 
@@ -274,15 +274,15 @@ def test_gaps_of_one_request_are_not_independent(judged: Judge) -> None:
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("ttft.p50 < 1s", "500.5 ms, 95%: 469.0 to 532.0 ms"),
-        ("ttft.p99.9 < 2s", "999.0 ms, 95%: 997.0 ms or more; marginal, about 3,688 complete requests would decide"),
+        ("ttft.p50 < 1s", "500.5 ms, 95% CI 469.0\u2013532.0 ms"),
+        ("ttft.p99.9 < 2s", "999.0 ms, 95% CI 997.0 ms or more; marginal, about 3,688 complete requests would decide"),
         ("ttft.max < 1s", "1.000 s"),
-        ("complete >= 99%", "100%, 95%: 99.632 to 100%"),
+        ("complete >= 99%", "100%, 95% CI 99.632\u2013100%"),
         ("complete >= 3", "1,000 requests"),
         ("failed < 1", "0 requests"),
         (
             "ttft.mean < 500500us",
-            "500.5 ms, 95%: 482.6 to 518.4 ms; marginal, too close to the bound for any number of requests",
+            "500.5 ms, 95% CI 482.6\u2013518.4 ms; marginal, too close to the bound for any number of requests",
         ),
     ],
 )

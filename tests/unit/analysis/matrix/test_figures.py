@@ -86,7 +86,7 @@ def test_no_winner_within_the_margin_of_compare(tmp_path: Path) -> None:
     told = [each for each in found["differences"] if each["by"] == "server"]
     assert {each["verdict"] for each in told if each["figure"] == "output_tokens_per_s"} == {"no difference"}
     text = " ".join(terminal(folder).split())
-    assert re.search(r"A800: No winner: vLLM \+[\d.]+% compared with TGI \(95%: [^)]+; within 5.0%\)\.", text)
+    assert re.search(r"A800: No winner: vLLM \+[\d.]+% compared with TGI \(95% CI [^)]+; within 5.0%\)\.", text)
     assert "▲" not in text
 
 
@@ -94,7 +94,9 @@ def test_the_ranking_says_by_how_much_and_marks_it(found: dict[str, Any], tmp_pa
     """The leader of each platform with its interval; of two repeats their values stand in place of an interval."""
     (tmp_path / "matrix.json").write_text(json.dumps(found), "utf-8")
     text = " ".join(terminal(tmp_path).split())
-    assert re.search(r"A800: LightLLM leads vLLM by \+[\d.]+% \(95%: \+[\d.]+ to \+[\d.]+%\)\. LightLLM [\d,]+ ", text)
+    assert re.search(
+        r"A800: LightLLM leads vLLM by \+[\d.]+% \(95% CI \+[\d.]+ to \+[\d.]+%\)\. LightLLM [\d,]+ ", text
+    )
     assert re.search(r"LightLLM 2/2 ([\d,]+) tokens/s ▲", text)
     assert re.search(r"TGI 2/2 ([\d,]+) tokens/s ▼", text)
     rate = found["cells"][0]["figures"]["output_tokens_per_s"]

@@ -323,7 +323,7 @@ class Frame(msgspec.Struct, frozen=True):
         return samples
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Yield pairs of a slice of rows and the slice of their chunks, for one block of rows after another."""
+        """Yield, block by block, the slice of the block's rows and the slice of their chunks."""
         return blocks(self.offsets)
 
     def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:

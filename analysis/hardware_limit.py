@@ -104,7 +104,7 @@ class _Hardware(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """Measured means that are compared with the hardware limit."""
+    """The measured averages that are compared with the hardware limit."""
 
     prompt_tokens: float
     output_tokens: float

@@ -345,7 +345,7 @@ class _Measurement:
         self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End the measuring process if it still runs, and free its resources."""
+        """End the measuring process if it is still running, and free its resources."""
         if self._listener.is_alive():
             self.interrupt()
         self._listener.join()

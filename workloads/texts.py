@@ -291,7 +291,8 @@ class TextSurvey:
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
         """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
 
-        - `spans` is the number of spans that prompts share, if their numbers are -1 to -`spans`. Otherwise it is 0.
+        - `spans` is the number of shared spans, which are texts at the beginning of several prompts. The spans have the
+          numbers -1 to -`spans`. Without shared spans it is 0.
         - `complete` is False if `note` will not be called for every prompt.
         """
         self.complete = complete
@@ -303,7 +304,7 @@ class TextSurvey:
 
     @property
     def total(self) -> int:
-        """Number of different beginnings of prompts."""
+        """Number of distinct prompt prefixes."""
         return self._texts + (self._spans or len(self._span_positions))
 
     def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:

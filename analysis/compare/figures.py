@@ -118,7 +118,7 @@ class ComparedFigure:
 
     @property
     def effect(self) -> float:
-        """The tested difference of B from A: `log(B / A)`, or `B - A` if the figure has no ratio."""
+        """The difference between A and B that is tested: `log(B / A)`, or `B - A` for figures without a ratio."""
         return math.log(self.ratio) if self.ratio is not None else self.difference or 0.0
 
     @property

@@ -181,9 +181,9 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is True if at least one run met the objectives and at least one run violated them. In this case, an
-        end of the capacity's confidence interval may still differ from the median by more than a factor of 2. The
-        method then returns a load between this end and the median, because a run at such a load has a clear result."""
+        `bracketed` is True if at least one run met the objectives and at least one run violated them. If an end
+        of the capacity's confidence interval nevertheless differs from the median by more than a factor of 2, the
+        result is a load between this end and the median, because a run at such a load has a clear result."""
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
         distant = None
@@ -317,8 +317,11 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
 def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: Floats, bound: float) -> float:
     """Return the probability that in the long run more than `max_share` of all samples miss `bound`.
 
-    The arrays have one element per request, in order of time. `samples` holds the number of samples of each request,
-    `missed` the number of these samples that miss the bound, and `values` the mean of these samples.
+    The arrays have one element per request, in order of time:
+
+    - `samples`: the number of samples of the request.
+    - `missed`: the number of its samples that miss the bound.
+    - `values`: the mean of all its samples.
 
     With `s = sum(missed) / sum(samples)` and `n = requests / autocorrelation time`, the long-run share has the
     distribution `Beta(s * n + 0.5, (1 - s) * n + b)`. The constant `b` is chosen so that the prior `Beta(0.5, b)` has

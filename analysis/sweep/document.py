@@ -303,7 +303,7 @@ def throughput_title(*sweeps: SweepResult) -> str:
 
 
 def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
-    """Return the table of all steps of a sweep. `rate` is the SweepStep field with the throughput."""
+    """Return the table of all steps of a sweep. `rate` is the name of the SweepStep field that holds the throughput."""
     heads: dict[str, ColumnKind] = {
         "step": "head",
         **number_columns("load"),

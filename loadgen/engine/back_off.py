@@ -53,7 +53,7 @@ class BackOff:
 
     @property
     def waiting(self) -> int:
-        """Return the number of clients that wait before they send their next request."""
+        """Return the number of clients that are waiting before their next request."""
         return len(self._waiting_since)
 
     def failed(self, now_ns: int, *, was_retry: bool) -> None:

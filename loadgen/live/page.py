@@ -119,7 +119,10 @@ class LivePage:
             self._process.wait()
 
     def _send(self, message: dict[str, Any]) -> None:
-        """Send a message to the server. It is dropped if the server does not read, so that the run never waits."""
+        """Send a message to the page's server.
+
+        If the server does not read its messages, the message is dropped, so that the run never waits.
+        """
         line = json.dumps(message).encode() + b"\n"
         if len(line) <= MAX_LINE_BYTES:
             with contextlib.suppress(OSError):

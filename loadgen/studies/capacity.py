@@ -1,11 +1,11 @@
-"""Finds how many GPUs a load needs, for each GPU type and each number of GPUs that share a model.
+"""Finds how many GPUs a load needs, for each GPU type and each size of a replica in GPUs.
 
-For each GPU type and number of GPUs, a search in virtual time finds the highest request rate at which one replica of
+For each GPU type and replica size, a search in virtual time finds the highest request rate at which one replica of
 the server meets the objectives.
 
-The result has an interval, because the real server may be slower or faster than the performance model. A server that is
-`f` times slower behaves like the model with a slower clock: `latency_server(r) = f * latency_model(f * r)`, where `r`
-is the request rate. The searches for the ends of the interval can therefore reuse simulations of the model.
+The number of GPUs is given as an interval, because the real server may be slower or faster than the performance model.
+A server that is `f` times slower behaves like the model with a slower clock: `latency_server(r) = f * latency_model(f *
+r)`, where `r` is the request rate. The searches for the ends of the interval can therefore reuse simulations of the model.
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ class Replica:
         """Return the largest integer `power` for which a server meets the objectives at the rate `RATE_STEP**power`.
 
         The server is `slowdown` times slower than the performance model, and the rate is in requests per second of the
-        model's clock. The search begins at the power `start`. Return None if the server meets the objectives at no
-        rate.
+        model's clock. The search begins at the power `start`. Return None if there is no such rate.
         """
 
         def meets(power: int) -> bool:

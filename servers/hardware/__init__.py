@@ -138,10 +138,10 @@ class Gpu:
         return self.peaks["bf16"]
 
     def effective_format(self, number_format: Format) -> Format:
-        """Return the format that this GPU really uses if `number_format` is requested.
+        """Return the format in which this GPU stores weights and computes GEMMs if `number_format` is requested.
 
-        If the tensor cores do not support the requested format, weights are stored in the requested format, but GEMMs
-        compute in bf16.
+        If the tensor cores do not support the requested format, the weights are stored in it, but GEMMs compute in
+        bf16.
         """
         if number_format.compute_type in self.peaks:
             return number_format

@@ -98,9 +98,9 @@ class IterationTime:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
-    """Memory in bytes on a GPU of the first pipeline stage, which needs more memory than other stages.
+    """Memory in bytes on a GPU of the first pipeline stage.
 
-    The embedding is not counted.
+    The first stage keeps the most activations, so it needs the most memory. The embedding is not counted.
     """
 
     parameters: float

@@ -60,7 +60,7 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 @contextmanager
 def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Use a server that already runs at options["url"], and leave it running on exit.
+    """Use the server that is already running at options["url"], and leave it running on exit.
 
     options["api_key_env"] is the name of the environment variable with the server's API key."""
     url = spec.options.get("url")

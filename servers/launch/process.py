@@ -69,7 +69,7 @@ class BackgroundServer:
 
     @property
     def alive(self) -> bool:
-        """True if the server's process still runs."""
+        """True if the server's process is still running."""
         return start_ticks(self.pid) == self.ticks
 
 
@@ -144,7 +144,7 @@ def up(spec: LaunchSpec, say: Say) -> BackgroundServer:
 
 
 def down(server: BackgroundServer) -> None:
-    """Stop a server that `up` started, if it still runs, and delete the file that describes the server."""
+    """Stop a server that `up` started, if it is still running, and delete the file that describes the server."""
     if server.alive:
         end_process(server.pid)
     (_state_folder() / f"{server.server}.json").unlink(missing_ok=True)

@@ -465,8 +465,8 @@ class CompletionHandler:
     async def _admission(self, encoding: Encoding) -> int:
         """Wait for a free slot if the server has reached its limit on concurrent requests.
 
-        Return the time in ns from which the token times count. Raises ErrorReply if the backend rejects requests above
-        the limit instead of queueing them.
+        Return the time in ns at which the server begins to process the request. Raises ErrorReply if the backend
+        rejects requests above the limit instead of queueing them.
         """
         limit = self._state.config.max_concurrent_requests
         arrived_ns = self._line.received_ns

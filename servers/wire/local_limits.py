@@ -150,8 +150,8 @@ def _has_source(address: Address) -> bool:
 def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
     """Return a LocalLimitError if this machine caused a failure to connect to a host, otherwise None.
 
-    `error` is the error of the failed attempt. The server or the network caused it if this machine can start a
-    connection to at least one address of the host. The result is None in this case."""
+    `error` is the error of the failed attempt. If this machine can start a connection to at
+    least one address of the host, the server or the network caused the error, and the result is None."""
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

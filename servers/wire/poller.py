@@ -115,7 +115,7 @@ class Poller:
         self.bytes_read = 0
 
     def _wait(self) -> None:
-        """Wait during the pause between two sweeps, and check after every RATE_CHECK_S seconds whether to end it."""
+        """Wait during the pause between two sweeps, and check every RATE_CHECK_S seconds whether the pause must end."""
         part_s = min(self._pause_left_s, RATE_CHECK_S)
         self._pause_left_s -= part_s
         self._resume = self.loop.call_later(part_s, self._after_part)

@@ -133,7 +133,7 @@ class Model(_Named):
 
 
 class SweepOptions(_Strict):
-    """Options of a workload that is a sweep. They are named like the options of `loadgen sweep`."""
+    """Options of a sweep in a matrix. They are named like the options of `loadgen sweep`."""
 
     objectives: list[str] = []
     over: Over = "rate"
@@ -634,7 +634,7 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each mistake of a workload that is a sweep."""
+    """Yield a message for each mistake in the options of a sweep."""
     try:
         options = SweepOptions.model_validate(workload["sweep"])
         if options.rates and options.concurrency:

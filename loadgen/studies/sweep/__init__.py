@@ -329,7 +329,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def default_duration(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default duration of a step, as a setting of its plan.
+    """Return the default duration of a step as a plan setting.
 
     Return an empty dictionary if `settings` already contain a duration or a number of requests.
     """

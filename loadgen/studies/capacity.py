@@ -4,8 +4,11 @@ For each GPU type and replica size, a search in virtual time finds the highest r
 the server meets the objectives.
 
 The number of GPUs is given as an interval, because the real server may be slower or faster than the performance model.
-A server that is `f` times slower behaves like the model with a slower clock: `latency_server(r) = f * latency_model(f *
-r)`, where `r` is the request rate. The searches for the ends of the interval can therefore reuse simulations of the model.
+A server that is `f` times slower behaves like the model with a slower clock:
+
+    latency_server(r) = f * latency_model(f * r), where r is the request rate.
+
+The searches for the ends of the interval can therefore reuse simulations of the model.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def start_states(summaries: Sequence[Summary]) -> list[str]:
 def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
     """Return the report section on the variation between runs: the main figures with their intervals and values."""
     few = repeats.runs <= MAX_VALUES
-    heads: dict[str, ColumnKind] = {"": "head", "unit": "unit", "mean": "number", "95% CI": "number"}
+    heads: dict[str, ColumnKind] = {"figure": "head", "unit": "unit", "mean": "number", "95% CI": "number"}
     rows, needed = [], dict[str, str]()
     for figure_name in SHOWN:
         figure = repeats.figures.get(figure_name)
@@ -260,7 +260,7 @@ def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "B
             needed[percentile] = f"{percentile} {samples_needed(PERCENTILES[percentile]):,}"
     notes = [f"* too few independent samples: {', '.join(needed.values())} needed."] if needed else []
     shown = table(
-        title or "between runs",
+        f"Mean of {pluralise(repeats.runs, 'run')}",
         heads | {"each run" if few else "spread": "text"},
         rows,
         several=True,

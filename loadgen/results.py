@@ -222,10 +222,15 @@ def write_summary(run: Path, summary: Summary, hint: str = RESULTS_ARE_SAFE) -> 
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) -> None:
+    """Write the page on these runs. `repeats` holds the groups of repeats among the runs."""
     from loadgen.analysis.repeats import section
+    from loadgen.analysis.repeats_page import repeats_document
     from loadgen.analysis.report.page import render
     from loadgen.analysis.report.run_document import page_document
 
+    if len(repeats) == 1 and repeats[0].between is not None and len(repeats[0].parts) == len(parts) > 1:
+        write_text(page, render(repeats_document(parts, repeats[0].between)))
+        return
     extras = []
     for index, group in enumerate(repeats, 1):
         assert group.between is not None

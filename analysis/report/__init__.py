@@ -110,6 +110,18 @@ class Table(Struct, frozen=True, tag=True):
     """Index of the run that the table describes. Its title then shows SIMULATED if only some runs were simulated."""
 
 
+class DotStrip(Struct, frozen=True):
+    """A small picture of one figure over several runs: a dot per run, the mean, and the interval of the mean.
+
+    Positions are percentages of the width of the picture."""
+
+    dots: Sequence[float]
+    mean: float
+    interval: tuple[float, float] | None
+    text: str
+    """The picture in words, for screen readers."""
+
+
 class Card(Struct, frozen=True):
     """A prominently displayed figure with a label, a unit and a note."""
 
@@ -119,6 +131,8 @@ class Card(Struct, frozen=True):
     note: str = ""
     link: str = ""
     """Target of the link on the value: a path relative to the page. Empty for no link."""
+    strip: DotStrip | None = None
+    """Picture of the figure over several runs. None for a single run."""
 
 
 class Cards(Struct, frozen=True, tag=True):
@@ -135,6 +149,8 @@ class Scorecard(Struct, frozen=True, tag=True):
     verdict: Finding
     findings: Sequence[Finding]
     objectives: Finding | None = None
+    heading: str = ""
+    """Heading of the overview, if it differs from the name of the run."""
 
 
 class ChartRef(Struct, frozen=True, tag=True):
@@ -147,6 +163,8 @@ class ChartRef(Struct, frozen=True, tag=True):
     zoom: Zoom = "x"
     help: str = ""
     """Explanation of how to read the chart. The page shows it on a click on the question mark."""
+    folded: Sequence[str] = ()
+    """Additional sentences on the chart, which the page hides until the reader opens the data of the chart."""
 
 
 class Facts(Struct, frozen=True, tag=True):
@@ -210,6 +228,9 @@ class Document(Struct, frozen=True):
     data: Mapping[str, Any] = {}
     """Input of the page's scripts. It must be serialisable as JSON."""
     version: str = ""
+    servers: str = ""
+    """Names of the tested servers, for the title of the browser tab. If it is empty, the title contains the names of
+    the runs."""
 
 
 def markdown(document: Document) -> str:

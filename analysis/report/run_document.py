@@ -182,8 +182,12 @@ def _switches(drawn: Sequence[ChartRun]) -> dict[str, list[doc.Switch]]:
 
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
-    """Return a short, unique name for each run: server and version, with a repeat or run number if needed."""
+    """Return a short, unique name for each run: server and version, with a repeat or run number if needed.
+
+    The names of repeats of one plan contain no server."""
     labels = [server_label(summary) for summary in summaries]
+    if are_repeats(summaries):
+        return [f"repeat {summary.run.repeat}" for summary in summaries]
     repeats = [f"{label} (repeat {summary.run.repeat})" for label, summary in zip(labels, summaries, strict=True)]
     if len({*repeats}) == len(repeats) > 1 and all(summary.run.repeats > 1 for summary in summaries):
         return repeats
@@ -191,13 +195,23 @@ def run_names(summaries: Sequence[Summary]) -> list[str]:
     return [label if counts[label] == 1 else f"{label} (run {number})" for number, label in enumerate(labels, 1)]
 
 
+def are_repeats(summaries: Sequence[Summary]) -> bool:
+    """Return True if the runs are different repeats of one plan on one server."""
+    numbers = {summary.run.repeat for summary in summaries}
+    plans = {(server_label(summary), workload_sentence(summary), summary.run.repeats) for summary in summaries}
+    return len(numbers) == len(summaries) > 1 and 0 not in numbers and len(plans) == 1
+
+
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     """Return each run with its name, colour and line style.
 
-    Runs of different servers have different colours. Runs of one server have different line styles.
+    Runs of different servers have different colours. Runs of one server have different line styles. Repeats of one plan
+    have different colours, and different line styles once there are more repeats than colours.
     """
     summaries = [run.summary for run in runs]
     servers = [summary.server.name for summary in summaries]
+    if are_repeats(summaries):  # as if each repeat had a server, until the colours are used up
+        servers = [str(index % len(PALETTE)) for index in range(len(runs))]
     order = list(dict.fromkeys(servers))
     result = []
     for index, (name, summary) in enumerate(zip(run_names(summaries), summaries, strict=True)):

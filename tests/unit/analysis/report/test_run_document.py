@@ -41,11 +41,15 @@ def test_the_overview_has_one_unit_down_a_column(tmp_path: Path) -> None:
 
 
 def test_repeats_are_called_repeats(tmp_path: Path) -> None:
-    """Repeats of one plan carry their number, wherever they stand; two groups of them are told apart by place."""
+    """Repeats of one plan are named by their number alone. If a repeat used another server, names contain the server.
+    Two groups of repeats are told apart by place."""
     first, second = (typed(summarise(run_of(tmp_path / name, burst(12, 4)))) for name in "ab")
     for place, each in ((2, first), (1, second)):
         each.run.repeat, each.run.repeats = place, 3
-    assert run_names([first, second]) == ["tgi 3.3.5 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
+    assert run_names([first, second]) == ["repeat 2", "repeat 1"]
+    first.server.version = "3.3.4"
+    assert run_names([first, second]) == ["tgi 3.3.4 (repeat 2)", "tgi 3.3.5 (repeat 1)"]
+    first.server.version = second.server.version
     assert run_names([first, second] * 2)[3] == "tgi 3.3.5 (run 4)"
 
 

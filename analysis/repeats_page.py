@@ -1,0 +1,145 @@
+"""Builds the page on all repeats of a plan: the joint figures first, the details of each repeat folded.
+
+The page contains the sections of a report on several runs. This module replaces the first screen. It also folds the
+sections that consist of a table row or a paragraph per repeat, because they would hide the joint result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from loadgen.analysis.format import (
+    confidence_interval,
+    figure_title,
+    interval_text,
+    pluralise,
+    server_label,
+    significant,
+    start_time,
+    unit_of,
+    workload_sentence,
+)
+from loadgen.analysis.repeats import FigureOverRuns, RepeatsSummary, section
+from loadgen.analysis.report import Block, Card, ChartRef, Disclosure, Document, DotStrip, Scorecard, Section, Table
+from loadgen.analysis.report.joint_findings import joint_findings, joint_objectives, joint_verdict
+from loadgen.analysis.report.run_document import ReportedRun, page_document
+from loadgen.analysis.summary import Summary
+
+CARDS = (
+    *("goodput", "output_tokens_per_s", "total_tokens_per_s", "requests_per_s"),
+    *("ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "skew"),
+)
+"""Figures with a card, in the order of the page. The first figure that the repeats have is the largest."""
+TITLES = {"requests_per_s": "Requests", "skew": "Burst skew"}
+"""Titles of cards that differ from `figure_title`."""
+FOLDED = ("percentiles", "failures", "sending", "lengths", "client", "machines")
+"""Sections with a table row or a paragraph per repeat, which the page folds into one section."""
+STRIP_MARGIN = 5.0
+"""Distance between the ends of a dot strip and its outermost dot or interval end, as a percentage of its width."""
+
+
+def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Document:
+    """Return the document on all repeats of a plan, for the HTML page. `runs` are in the order of the repeats."""
+    summaries = [run.summary for run in runs]
+    first = summaries[0]
+    document = page_document(runs)
+    answer, *others = document.sections
+    tables = [block for block in answer.blocks if isinstance(block, Table)]
+    of_runs = [block for block in answer.blocks if not isinstance(block, Table)]
+    scorecard = _joint_scorecard(summaries, repeats)
+    shown = [replace(answer, blocks=[scorecard, *tables]), section(repeats)]
+    details: list[Block] = [Disclosure("Results and validity of each repeat", of_runs)]
+    for part in others:
+        charts: list[Block] = [_with_folded_caption(block) for block in part.blocks if isinstance(block, ChartRef)]
+        rest = [block for block in part.blocks if not isinstance(block, ChartRef)]
+        if part.id in FOLDED:
+            details.append(Disclosure(part.title, _unfolded(rest)))
+            shown += [replace(part, blocks=charts)] if charts else []
+        elif part.id == "again":
+            shown.append(Section("details", "Each repeat", details))
+            shown.append(replace(part, blocks=_first_command(rest)))
+        else:
+            shown.append(replace(part, blocks=[*charts, *rest]))
+    return replace(
+        document,
+        title=f"{pluralise(repeats.runs, 'repeat')}: {workload_sentence(first)}",
+        sections=shown,
+        servers=server_label(first),
+    )
+
+
+def _joint_scorecard(summaries: Sequence[Summary], repeats: RepeatsSummary) -> Scorecard:
+    first = summaries[0]
+    joint = joint_findings(summaries)
+    took = f"took {sum(summary.run.duration_s for summary in summaries):.1f} s in total"
+    return Scorecard(
+        run=0,
+        subheading=first.server.model or "",
+        facts=" · ".join(filter(None, (start_time(first), first.server.url, took))),
+        cards=_cards(repeats),
+        verdict=joint_verdict(summaries, joint),
+        findings=joint,
+        objectives=joint_objectives(summaries),
+        heading=server_label(first),
+    )
+
+
+def _cards(repeats: RepeatsSummary) -> list[Card]:
+    """Return a card for each main figure: its mean over the repeats, the interval of the mean, and a dot per repeat.
+
+    A latency is the mean of the percentiles of the repeats, not the percentile of all requests. There is no card for
+    percentiles from too few samples."""
+    result = []
+    for name in CARDS:
+        figure = repeats.figures.get(name)
+        if figure is None or figure.mean is None or figure.thin:
+            continue
+        factor, unit = unit_of(name, figure.mean)
+        values = [value * factor for value in figure.values if value is not None]
+        low, high = figure.ci95 or (min(values) / factor, max(values) / factor)
+        ends = (significant(low * factor, 4), significant(high * factor, 4))
+        note = confidence_interval(*ends) if figure.ci95 else f"repeats {interval_text(*ends)}"
+        title = TITLES.get(name) or figure_title(name)
+        shown_unit = "/s" if unit == "requests/s" else unit
+        strip = _dot_strip(figure, factor, unit)
+        result.append(Card(title, significant(figure.mean * factor, 4), shown_unit, note, strip=strip))
+    return result
+
+
+def _dot_strip(figure: FigureOverRuns, factor: float, unit: str) -> DotStrip | None:
+    """Return the picture of a figure over the repeats. Its scale spans the values and the interval of their mean."""
+    values = [value for value in figure.values if value is not None]
+    if figure.mean is None or len(values) < 2:
+        return None
+    ends = [*values, *(figure.ci95 or ())]
+    lowest, span = min(ends), max(ends) - min(ends)
+
+    def position(value: float) -> float:
+        share = (value - lowest) / span if span else 0.5
+        return round(STRIP_MARGIN + share * (100 - 2 * STRIP_MARGIN), 2)
+
+    interval = (position(figure.ci95[0]), position(figure.ci95[1])) if figure.ci95 else None
+    listed = ", ".join(significant(value * factor, 4) for value in values)
+    return DotStrip([position(value) for value in values], position(figure.mean), interval, f"Repeats: {listed} {unit}")
+
+
+def _with_folded_caption(chart: ChartRef) -> ChartRef:
+    """Return the chart with the sentences on each repeat in its folded data."""
+    return replace(chart, caption=[], folded=chart.caption)
+
+
+def _unfolded(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks with the content of folded blocks in place of these, because they will be folded together."""
+    result: list[Block] = []
+    for block in blocks:
+        result += block.blocks if isinstance(block, Disclosure) else [block]
+    return result
+
+
+def _first_command(blocks: Sequence[Block]) -> list[Block]:
+    """Return the command and the settings of the first repeat. One command makes all repeats.
+
+    `blocks` holds the name, the command and the settings of each repeat."""
+    return list(blocks[1:3])

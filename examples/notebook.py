@@ -1,6 +1,6 @@
 """Sends one burst to each of two servers from Python. Prints figures and slowest requests, and compares the servers.
 
-pip install -e '.[notebook]'            # pandas, for the table of slowest requests
+pip install -e '.[notebook]'            # pandas for the table of slowest requests, plotly for the chart
 python3 examples/notebook.py            # uses two simulated servers
 """
 
@@ -22,7 +22,11 @@ for result in results:
     summary = result.summary
     print(f"{summary.requests.complete} of {summary.requests.planned} complete, client {summary.client.verdict}")
     print(f"TTFT p50 {summary.latency.ttft.p50:.3f} s, p90 {summary.latency.ttft.p90:.3f} s")
+print("Slowest first tokens, in seconds:")
 print(results[0].frame().nlargest(3, "ttft_s")[["request", "ttft_s", "e2e_s"]])
 for row in compare(*results).rows:
-    print(f"{row.figure:20} {row.a} {row.b} {row.verdict}")
-print(results[0].report())
+    form = {"s": "{:.4g} s", "per second": "{:.4g} /s", "share": "{:.2%}"}[row.unit]
+    a, b = ("-" if value is None else form.format(value) for value in (row.a, row.b))
+    print(f"{row.figure:20} A {a:12} B {b:12} {row.verdict}")
+print("Chart:", results[0].figure("ttft").layout.title.text)  # in a notebook, write the figure alone to draw it
+print("Report:", results[0].report())

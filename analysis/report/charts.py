@@ -47,6 +47,25 @@ PALETTE = {
 """Colours of runs, for the light and the dark colour scheme. Servers get colours in the order of their first run."""
 SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bcc6"}
 """Other colours that traces refer to, as page.css defines them. Figures in notebooks need the values."""
+NOTEBOOK_MARGIN = {"t": 84, "l": 76}
+"""Margins in pixels of figures in notebooks. The title and below it the legend need space that a page does not need."""
+_NOTEBOOK_AXIS = {
+    **{"color": SHADES["quiet"], "gridcolor": "#e6e9ed", "linecolor": "#d9dde2", "zeroline": False},
+    **{"separatethousands": True, "exponentformat": "SI", "minexponent": 3, "title": {"standoff": 8}},
+}
+NOTEBOOK_THEME = {
+    "font": {
+        "family": "system-ui, Segoe UI, Roboto, Liberation Sans, sans-serif",
+        "size": 12.5,
+        "color": SHADES["ink"],
+    },
+    "title": {"x": 0.01, "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
+    **{"paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff", "xaxis": _NOTEBOOK_AXIS, "yaxis": _NOTEBOOK_AXIS},
+    "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+    "hoverlabel": {"bgcolor": "#f5f6f8", "bordercolor": "#d9dde2", "font": {"color": SHADES["ink"]}, "align": "left"},
+    "margin": {"r": 24, "b": 52},
+}
+"""Layout of every figure in notebooks. It has the look of the page in its light scheme (page.css and charts.js)."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STEPS = {"shape": "hv"}
 INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"}
@@ -142,9 +161,10 @@ def chart_spec(chart: Chart, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
-    """Return the chart `name` as a dict for `plotly.graph_objects.Figure`, in the colours of the light scheme.
+    """Return the chart `name` as a dict for `plotly.graph_objects.Figure`, in the light theme of the page.
 
-    Raises KeyError for a name that is not in CHARTS.
+    The title begins with the marks of simulated runs, such as SIMULATED. Raises KeyError for a name that is not in
+    CHARTS.
     """
     chart = CHARTS[name]
     drawn = chart_spec(chart, runs)
@@ -158,8 +178,11 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
                 for axis, scale in drawn["scales"].items():
                     result[axis] = [None if value is None else value * scale["factor"] for value in result[axis]]
                 traces.append(result)
-    layout = _resolved({"title": {"text": chart.title}, "showlegend": several, **drawn["layout"]}, None, drawn, several)
-    return {"data": traces, "layout": layout}
+    marks = dict.fromkeys(run.mark for run in runs if run.mark)
+    title = "  ".join((*marks, chart.title))
+    layout = {"title": {"text": title}, "showlegend": several, "template": {"layout": NOTEBOOK_THEME}} | drawn["layout"]
+    layout["margin"] = layout.get("margin", {}) | NOTEBOOK_MARGIN
+    return {"data": traces, "layout": _resolved(layout, None, drawn, several)}
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
@@ -345,6 +368,15 @@ def _gaps_caption(gaps: Data, _: Summary) -> str:
     return f"Median {duration(first_gap)} at first, {duration(last_gap)} at token {last_token:,}{grouped}. {maximum}"
 
 
+def _over_time_layout(data: Sequence[Data]) -> Data:
+    """Return the layout for notebooks (one run) and for comparisons (several runs, output tokens only)."""
+    if len(data) > 1:
+        return {"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")}
+    panels = (("", "output tokens/s", [0.72, 1]), ("2", "requests sent/s", [0.36, 0.64]), ("3", "in flight", [0, 0.28]))
+    axes = {f"yaxis{number}": _axis(title, domain=domain, nticks=4) for number, title, domain in panels}
+    return {"height": 560, "xaxis": _axis("time, s", anchor="y3"), **axes}
+
+
 def _over_time_caption(data: Data, summary: Summary) -> str:
     series = data["course"]
     if not series["start_s"]:
@@ -497,8 +529,15 @@ CHARTS: dict[str, Chart] = {
             _over_time_caption,
             traces=(
                 _line("$course.start_s", "$course.tokens_per_s", "%{y:,.0f} tokens/s from %{x:.4~g} s", line=STEPS),
+                *(
+                    _line("$course.start_s", f"$course.{column}", hover, line=STEPS, yaxis=axis, single_run=True)
+                    for column, axis, hover in (
+                        ("sent_per_s", "y2", "%{y:.4~g} requests/s sent from %{x:.4~g} s"),
+                        ("in_flight", "y3", "%{y:,} in flight from %{x:.4~g} s"),
+                    )
+                ),
             ),
-            layout={"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")},
+            layout=_over_time_layout,
             note="All panels share the time axis. Hover to read every panel at one time. Requests in flight are the "
             "maximum in each interval. TTFT belongs to first tokens that arrived in an interval, TPOT and E2E to "
             "responses that ended in it; the p99 of few requests is close to their maximum. Marks on the baselines "

@@ -199,7 +199,10 @@ def test_a_figure_is_the_chart_of_the_report() -> None:
     folder = RECORDED / "burst"
     result = read(folder)
     for name in result.figures:
-        assert result.figure(name).data, name
+        figure = result.figure(name)
+        assert figure.data, name
+        assert figure.layout.title.text.startswith("SIMULATED") is bool(result.summary.server.simulated)
+        assert figure.layout.margin.t >= 80
     with pytest.raises(KeyError, match=result.figures[0]):
         result.figure("colour")
 

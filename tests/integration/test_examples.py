@@ -100,7 +100,9 @@ def test_notebook_runs_and_compares(environment: Environment, tmp_path: Path) ->
     """Two bursts from Python, their figures, and a verdict for each figure."""
     done = _run([sys.executable, ROOT / "examples/notebook.py"], environment, tmp_path)
     assert done.stdout.count("40 of 40 complete") == 2, done.stderr
-    assert "\nttft.p50 " in done.stdout
+    (median,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ttft.p50 ")]
+    assert (median[1], median[3], median[4], median[6]) == ("A", "s", "B", "s")
+    assert "Chart: SIMULATED  Time to first token" in done.stdout
 
 
 def test_the_guide_to_python_runs(environment: Environment, tmp_path: Path) -> None:

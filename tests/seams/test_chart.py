@@ -61,6 +61,7 @@ def test_it_is_in_the_document_and_in_the_figures(run: ReportedRun) -> None:
         }
     ]
     assert figure["layout"]["title"] == {"text": "How many chunks each request had"}
+    assert figure["layout"]["template"]["layout"]["plot_bgcolor"] == "#ffffff"
 
 
 @pytest.mark.browser

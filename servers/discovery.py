@@ -180,6 +180,7 @@ def probe(
             api_path=facts.api_path and get_json.api_path,
             query=address.query,
         )
+        facts = _with_tested_count(client, facts)
         # Hosted servers answer 401 to any unknown path, and gateways may not answer at all.
         with suppress(UnauthorizedError, UnreachableError):
             status, answer = client("/simulated/status")
@@ -474,6 +475,18 @@ def _without_model_list(get_json: _ProbeClient, generic: Backend, address: Serve
                 if accepts_request(get_json.client, dialect, facts):
                     return facts
     return None
+
+
+def _with_tested_count(client: JsonClient, facts: ServerFacts) -> ServerFacts:
+    """Return the facts with the tokenize route of the server, if a test request to this route returns a count."""
+    route = BACKENDS[facts.name].tested_count
+    if route is None:
+        return facts
+    with suppress(UnreachableError, LookupError, TypeError, ValueError):
+        response = client.request(route.path, route.body("Hello", facts.model))
+        if response.status == OK and route.read(response.value) > 0:
+            return replace(facts, count_routes=(*facts.count_routes, route.path))
+    return facts
 
 
 def _is_listed(get_json: GetJson, facts: ServerFacts, model: str | None) -> bool:

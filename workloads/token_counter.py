@@ -128,7 +128,14 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
             server.count([words[0]])
         return TokenCounter(server.count, "text, counted by the server", words, offline=False)
     if server and server.plain:
-        counter = _corrected(server.plain, server, words, "text, counted by the server, plus what the endpoint adds")
+        try:
+            counter = _corrected(
+                server.plain, server, words, "text, counted by the server, plus what the endpoint adds"
+            )
+        except PromptError:
+            if not verify:
+                raise
+            return None  # the route counts with the tokenizer of another model
         return replace(counter, offline=False)
     return None
 

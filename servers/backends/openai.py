@@ -601,6 +601,18 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
     return base.ServerFacts("openai", url, "", str(card["id"]), base.known_limits(OPENAI.limits, card))
 
 
+def _token_count(answer: Any) -> int:
+    """Return the number of tokens from the response of a tokenize route. Raises LookupError or TypeError."""
+    return len(answer["tokens"]) if "count" not in answer else int(answer["count"])
+
+
+# Each server reads the fields that it knows: llama.cpp `content` and `add_special`, SGLang and vLLM `prompt`.
+_TOKENIZE = Route(
+    "/tokenize",
+    lambda text, model: {"model": model, "prompt": text, "content": text, "add_special": True},
+    _token_count,
+)
+
 _dialect = partial(openai_dialect, "openai", extra_fields=lambda _: RUNNING_USAGE, empty_rule=None, fixed_output=True)
 
 OPENAI = base.Backend(
@@ -608,9 +620,10 @@ OPENAI = base.Backend(
     title="OpenAI-style",
     phrase="an OpenAI-style server",
     native="completions",
-    dialects={endpoint: _dialect(endpoint) for endpoint in PATHS}
+    dialects={"completions": _dialect("completions", count=_TOKENIZE), "chat": _dialect("chat", count_text=_TOKENIZE)}
     | {endpoint: pooling.pooling_dialect("openai", endpoint) for endpoint in pooling.PATHS},
     identify=_identify,
+    tested_count=_TOKENIZE,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     # Metrics of SGLang, which loadgen supports only through this protocol. Not tested against a real server.
     metrics=base.MetricNames(

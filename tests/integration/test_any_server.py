@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from loadgen.servers.errors import UnreachableError
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, accounted, burst
 from tests.support.simulated import running
+from tests.support.small_servers import LLAMA_CPP, SGLANG, small_server
 from tests.support.stub_server import Answer, Stub, answering
 from tests.support.tiny_tokenizers import byte_level, save
 
@@ -138,15 +140,42 @@ def test_it_is_measured_by_its_url_alone(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_the_url_alone_is_enough(name: str, tmp_path: Path) -> None:
-    """Without a tokenizer, prompts have about the requested length, and every output calls it estimated."""
+    """Without a tokenizer or a tokenize route, prompts have about the requested length. Every output says estimated."""
     with answering(SERVERS[name]) as stub:
         code, out, err = burst(tmp_path, "--url", f"{stub.url}/v1", *LENGTHS)
     assert code in (0, 5), err
     assert accounted(tmp_path, 4) == {"complete": 4}
     text = " ".join(out.split())
-    assert "about 32 tokens (estimated) in, 6 out" in text
-    assert "4 prompts of about 32 tokens (estimated) for org/model" in text
-    assert "4 requests of about 32 tokens (estimated), all at once" in text
+    tokens = "32 tokens" if "POST /tokenize" in SERVERS[name] else "about 32 tokens (estimated)"
+    assert f": 4 requests, all at once, {tokens} in, 6 out" in text
+    assert f"4 prompts of {tokens} " in text
+    assert f"4 requests of {tokens}, all at once" in text
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+@pytest.mark.parametrize("routes", [LLAMA_CPP, SGLANG], ids=["llama.cpp", "SGLang"])
+def test_a_tokenize_route_makes_lengths_exact(
+    routes: dict[str, Callable[[Any], Any]], endpoint: str, tmp_path: Path
+) -> None:
+    """Special tokens and the chat template are counted too. The server reports the requested lengths."""
+    with small_server(routes) as server:
+        more = ("--endpoint", endpoint, "--lengths", "exact")
+        code, _, err = burst(tmp_path, "--url", server.url, *more, *LENGTHS)
+        generated = [body for name, body in server.requests if name.startswith("POST /v1/") and body]
+    assert code in (0, 5), err
+    run = runfile.read(tmp_path / "run")
+    assert {(record.prompt_tokens, record.prompt_tokens_asked) for record in run.records} == {(32, 32)}
+    samples = len(generated) - len(run.records)
+    assert samples == (1 if endpoint == "completions" else 3), "the test request, and two samples of the template"
+
+
+def test_a_tokenize_route_of_another_model_is_not_used(tmp_path: Path) -> None:
+    """Its counts do not fit what the chat endpoint reports, so the lengths are estimated by samples."""
+    routes = LLAMA_CPP | {"POST /tokenize": lambda body: {"tokens": [7] * len(body["content"])}}
+    with small_server(routes) as server:
+        code, out, err = burst(tmp_path, "--url", server.url, "--endpoint", "chat", *LENGTHS)
+    assert code in (0, 5), err
+    assert "4 prompts of about 32 tokens (estimated)" in " ".join(out.split())
 
 
 def test_a_probe_that_generates_waits_as_long_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from loadgen.workloads.texts import (
     TextSpec,
     TextSurvey,
     TextWriter,
+    VocabularyStore,
     WordCosts,
     measure_openings,
     measure_words,
@@ -42,16 +43,6 @@ PROGRESS_EVERY = 1_000
 
 Progress = Callable[[int], None]
 """Callback that is called with the number of prompts that have been surveyed, counted or built so far."""
-
-
-class VocabularyStore(Protocol):
-    """Interface of a store for the vocabulary of a server: words and their token counts, measured by earlier runs."""
-
-    def load(self) -> WordCosts | None:
-        """Return the stored vocabulary of this server, or None if there is none."""
-
-    def save(self, vocabulary: WordCosts) -> None:
-        """Store the vocabulary for later runs."""
 
 
 def ignore_progress(_done: int) -> None:

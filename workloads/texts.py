@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import gcd
 from random import Random
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -66,6 +67,16 @@ class WordCosts(msgspec.Struct, frozen=True):
     """Number of tokens that each word adds after another word and a space."""
     adds_up: bool
     """True if every pair of words was counted, and has as many tokens as its two words together."""
+
+
+class VocabularyStore(Protocol):
+    """Interface of a store for the vocabulary of a server: words and their token counts, measured by earlier runs."""
+
+    def load(self) -> WordCosts | None:
+        """Return the stored vocabulary of this server, or None if there is none."""
+
+    def save(self, vocabulary: WordCosts) -> None:
+        """Store the vocabulary for later runs."""
 
 
 class Words(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from msgspec.structs import replace
 
 from loadgen.workloads.prompts import COMMON_WORDS, CountTokens, PromptError, ServerTokenCounter, Tokenizer
 from loadgen.workloads.spec_syntax import UnknownCountError
+from loadgen.workloads.texts import VocabularyStore, WordCosts
 
 CountingMethod = Literal["server", "tokenizer", "approximate", "exact"]
 APPROXIMATE = "six letters, three digits or one other character are counted as one token"
@@ -68,12 +69,18 @@ class TokenCounter(msgspec.Struct, frozen=True):
 
 
 def choose_counter(
-    local: Tokenizer | None, server: ServerTokenCounter | None, method: CountingMethod | None, *, drawn: bool
+    local: Tokenizer | None,
+    server: ServerTokenCounter | None,
+    method: CountingMethod | None,
+    *,
+    drawn: bool,
+    store: VocabularyStore | None = None,
 ) -> TokenCounter:
     """Return the best available token counter, or the token counter that `method` selects.
 
     - `local` is the tokenizer file and `server` the server's token counter. Either is None if it is not available.
     - `drawn` is True if prompts are generated, and False if they come from a file.
+    - `store` keeps the words that samples have found, so that later runs need fewer samples. None: nothing is kept.
 
     Raises PromptError if `method` is `exact` and the lengths of generated prompts cannot be exact, or if tokenizer file
     and server count differently."""
@@ -96,7 +103,7 @@ def choose_counter(
         return TokenCounter(approximate, "text of the file, not counted before the run", exact=False, any_text=False)
     if strict:
         raise PromptError("the server does not report the tokens of a text without running it", COUNTING_HINT)
-    return (server and _sampling_counter(server)) or _approximate_counter()
+    return (server and _sampling_counter(server, store)) or _approximate_counter()
 
 
 def _unchecked_counter(local: Tokenizer) -> TokenCounter:
@@ -167,20 +174,28 @@ def _corrected(
     return TokenCounter(count, description, words, frame=words[0] if difference else "")
 
 
-def _sampling_counter(server: ServerTokenCounter) -> TokenCounter | None:
+def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None) -> TokenCounter | None:
     """Return a token counter for texts that consist of words of one token each.
 
     The server runs short requests (samples) to find such words by bisection. Usually a single sample is enough. Return
     None if too few such words are found, or if the server does not report token counts."""
     words = server.words or COMMON_WORDS
     frame = words[0]
+    known = store.load() if store else None
+    candidates = tuple(known.costs) if known else words
     try:
-        frame_tokens, tokens = server.count([f"{frame} {frame}", _sample(words, frame)])
-        usable = _one_token_words(server, words, frame, frame_tokens, tokens)
+        frame_tokens, tokens = server.count([f"{frame} {frame}", _sample(candidates, frame)])
+        if known and tokens - frame_tokens != len(candidates):  # the server has another vocabulary now
+            candidates = words
+            (tokens,) = server.count([_sample(candidates, frame)])
+        usable = _one_token_words(server, candidates, frame, frame_tokens, tokens)
     except UnknownCountError:
         return None
     if len(usable) < MIN_PLAIN_WORDS:
         return None
+    if store and len(usable) < len(candidates):  # if every word is usable, a later run needs no more samples either
+        # A word alone is assumed to have one token less than two frame words.
+        store.save(WordCosts(dict.fromkeys(usable, frame_tokens - 1), dict.fromkeys(usable, 1), adds_up=True))
 
     def count(texts: Sequence[str]) -> list[int]:
         return [len(text.split()) - 2 + frame_tokens for text in texts]

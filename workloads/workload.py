@@ -33,8 +33,8 @@ from loadgen.workloads.prompts import (
 from loadgen.workloads.request import Request, merged
 from loadgen.workloads.sessions import Conversation, MultiTurn
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
-from loadgen.workloads.text_prompts import Progress, VocabularyStore, ignore_progress, no_text, text_prompt
-from loadgen.workloads.texts import BATCH
+from loadgen.workloads.text_prompts import Progress, ignore_progress, no_text, text_prompt
+from loadgen.workloads.texts import BATCH, VocabularyStore
 from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, CountingMethod, TokenCounter, choose_counter
 
 FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".gz", ".parquet", ".csv", ".txt", ".zst")
@@ -257,7 +257,7 @@ def prepare_prompts(
     length cannot be exact, or if tokenizer file and server count differently. Raises WorkloadError if a file is
     malformed."""
     from_file = getattr(spec.workload, "path", None) is not None
-    counter = choose_counter(local, server, by, drawn=not from_file)
+    counter = choose_counter(local, server, by, drawn=not from_file, store=store)
     counts: dict[str, int] = {}
 
     def count(text: str) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from loadgen.workloads.prompts import COMMON_WORDS, PromptError
 from loadgen.workloads.spec_syntax import UnknownCountError
+from loadgen.workloads.texts import WordCosts
 from loadgen.workloads.token_counter import CountingMethod, approximate
 from loadgen.workloads.workload import Prompts, prepare_prompts
 from tests.unit.workloads.test_exact_prompts import Counts, order
@@ -58,6 +59,51 @@ def test_by_samples_words_of_one_token_make_exact_sums() -> None:
     assert not {word for text in texts for word in text.split()} & {"of", "z", "many"}
     assert not prompts.exact
     assert "is assumed" in prompts.counting_method
+
+
+class Memory:
+    """A store for the vocabulary of a server, in memory."""
+
+    def __init__(self) -> None:
+        self.stored: WordCosts | None = None
+
+    def load(self) -> WordCosts | None:
+        return self.stored
+
+    def save(self, vocabulary: WordCosts) -> None:
+        self.stored = vocabulary
+
+
+class OtherPicky(Picky):
+    """The same server with another vocabulary: one more word costs two tokens."""
+
+    def count(self, texts: list[str]) -> list[int]:  # type: ignore[override]
+        counts = super().count(texts)
+        return [count + text.split().count("the") for count, text in zip(counts, texts, strict=True)]
+
+
+def test_a_later_run_needs_two_samples() -> None:
+    """The words of one token are kept. If the server's vocabulary has changed, they are found again."""
+    memory = Memory()
+    found: list[set[str]] = []
+    samples: list[int] = []
+    for server in (
+        Picky(generates=True),
+        Picky(generates=True),
+        OtherPicky(generates=True),
+        OtherPicky(generates=True),
+    ):
+        prompts = prepare_prompts(
+            order(tokens="60"), token_ids=False, local=None, server=server, by="server", store=memory
+        )
+        samples.append(len(server.asked))
+        texts = [str(request.prompt) for request in prompts.requests()]
+        assert set(server.count(texts)) == {60}
+        assert memory.stored is not None
+        found.append({*memory.stored.costs})
+    assert samples[1] == samples[3] == 2 < samples[0]
+    assert found[0] == found[1]
+    assert found[2] == found[3] == found[0] - {"the"}
 
 
 class Letters(Picky):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from loadgen.servers.errors import (
     ClientLimitError,
     EndpointError,
     LimitError,
+    ServerError,
     UnauthorizedError,
     UncountableError,
     UnreachableError,
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 0.2
 MODELS_PATH = f"{API_PATH}/models"
+MODELS_BELOW_BASE = "/models"
+SIMULATED_STATUS_PATH = "/simulated/status"
+FAR_S = 0.03
+"""Duration of the first request, in seconds, above which a server counts as far away."""
 ANY_MODEL = "default"
 """Name of the model in requests to a server that has no list of models."""
 OK = 200
@@ -100,12 +106,22 @@ class _ProbeClient:
 
     Some gateways of hosted servers have their OpenAI routes directly below the base URL, as in
     `/api/v3/chat/completions`. If the list of models is at `/models` and not at `/v1/models`, all OpenAI routes are
-    requested without `/v1`."""
+    requested without `/v1`.
 
-    def __init__(self, client: JsonClient) -> None:
+    If the first request takes more than FAR_S seconds, the server is far away. The requests that usually follow are
+    then sent side by side, over a separate connection each."""
+
+    def __init__(self, client: JsonClient, open_client: Callable[[], JsonClient], likely_paths: Iterable[str]) -> None:
+        """Prepare a client that sends no request yet.
+
+        `open_client` returns a further client of the same server. `likely_paths` are the paths that the probe will
+        probably request."""
         self.client = client
         self.api_path = API_PATH
         self._responses: dict[str, JsonResponse] = {}
+        self._open_client = open_client
+        self._likely_paths = {*likely_paths}
+        self._prefetched: dict[str, JsonResponse] = {}
 
     def __call__(self, path: str) -> tuple[int, Any]:
         """Return the HTTP status and the JSON of GET `path`. Raises the errors of `JsonClient`."""
@@ -122,13 +138,37 @@ class _ProbeClient:
         return self._responses[path]
 
     def _get(self, path: str) -> JsonResponse:
-        response = self.client.request(path)
+        response = self._request(path)
         if path == MODELS_PATH and response.status in (404, 405):
-            below_base = self.client.request(MODELS_PATH.removeprefix(API_PATH))
+            below_base = self._request(MODELS_BELOW_BASE)
             if below_base.status == OK and model_cards(below_base.value):
                 self.api_path = ""
                 return below_base
         return response
+
+    def _request(self, path: str) -> JsonResponse:
+        if path in self._prefetched:
+            return self._prefetched.pop(path)
+        started_s = monotonic()
+        response = self.client.request(path)
+        if monotonic() - started_s > FAR_S:
+            self._prefetch(self._likely_paths - {path} - self._responses.keys())
+        return response
+
+    def _prefetch(self, paths: Collection[str]) -> None:
+        """Request the paths side by side. A request that fails is left out, so that it is sent again when needed."""
+        from loadgen.servers.json_client import BUSY_STATUSES
+
+        def request(path: str) -> JsonResponse | None:
+            with closing(self._open_client()) as client, suppress(ServerError):
+                return client.request(path)
+            return None
+
+        self._likely_paths = set()
+        responses = map_side_by_side([request] * len(paths), [*paths])
+        for path, response in zip(paths, responses, strict=True):
+            if response is not None and response.status not in BUSY_STATUSES:
+                self._prefetched[path] = response
 
 
 def probe(
@@ -153,14 +193,17 @@ def probe(
     from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers
 
     address = server_address(url)
+    backends = [BACKENDS[server]] if server else _most_specific_first()
+    likely_paths = [MODELS_PATH, MODELS_BELOW_BASE, SIMULATED_STATUS_PATH]
+    likely_paths += [path for backend in backends for path in backend.probe_paths]
     with closing(JsonClient(address.url, access, say=say)) as client:
-        get_json = _ProbeClient(client)
+        get_json = _ProbeClient(client, lambda: JsonClient(address.url, access, retry=False), likely_paths)
         generic = _most_specific_first()[-1]
         # For the generic backend, a model name is enough, even if a gateway does not publish the list of models.
         model_is_enough = bool(model) and server in ("", generic.name)
         facts = None
         try:
-            facts = _identify(get_json, address.base, [BACKENDS[server]] if server else _most_specific_first())
+            facts = _identify(get_json, address.base, backends)
         except UnauthorizedError:
             if not model_is_enough:
                 raise
@@ -183,7 +226,7 @@ def probe(
         facts = _with_tested_count(client, facts)
         # Hosted servers answer 401 to any unknown path, and gateways may not answer at all.
         with suppress(UnauthorizedError, UnreachableError):
-            status, answer = client("/simulated/status")
+            status, answer = get_json(SIMULATED_STATUS_PATH)
             speed = as_dict(answer).get("speed")
             if status == OK and isinstance(speed, int | float):
                 hardware = as_dict(as_dict(answer).get("hardware"))

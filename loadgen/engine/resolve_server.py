@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import inf
 from operator import itemgetter
 from string import Template
 from typing import TYPE_CHECKING
@@ -53,6 +55,11 @@ On 4 x H100 SXM, a burst of 1,000 requests of 512 + 128 tokens takes about 20 s 
 """
 SHOWN_LENGTHS = 3
 """Maximum number of output lengths that a message lists before it is shortened."""
+
+DETECTED_VALID_S = 5.0
+"""Time in seconds for which the result of detecting a server is used once, so that its run need not probe it again."""
+_detected: dict[tuple[str, str | None], tuple[float, ServerFacts]] = {}
+"""Time (CLOCK_MONOTONIC) and facts of detected servers, by URL and model. An entry is removed when it is used."""
 
 Say = Callable[[str], None]
 """Callback that prints one line per step."""
@@ -132,6 +139,7 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
     assert plan.url is not None
     result = probe(plan.url, model=plan.model, access=access_for(plan), say=say)
+    _detected[plan.url, plan.model] = time.monotonic(), result
     return plan.replaced(server=result.name)
 
 
@@ -293,6 +301,9 @@ def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFa
     if plan.simulated:
         return None
     url = _url_of(plan, say)
+    detected_s, facts = _detected.pop((url or "", plan.model), (-inf, None))
+    if facts and facts.name == plan.server and time.monotonic() - detected_s < DETECTED_VALID_S:
+        return facts
     return resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access, say=say)
 
 

@@ -109,6 +109,8 @@ class Backend(msgspec.Struct, frozen=True):
     identify: Callable[[GetJson, str], ServerFacts | None]  # (get_json, url) to facts; None for another server
     limits: Mapping[str, ServerLimit]  # By the server's own names
     port: int | None = None  # Port that docker-compose.yml publishes. None: loadgen cannot start this backend.
+    probe_paths: tuple[str, ...] = ()
+    """Paths that `identify` requests. If the server is far away, they are requested side by side beforehand."""
     tested_count: Route[int] | None = None
     """Route that counts tokens on some servers of this backend. A test request finds out whether a server has it."""
     ids: Route[list[int]] | None = None  # Returns the token ids of a text, without special tokens

@@ -179,6 +179,7 @@ LIGHTLLM = base.Backend(
         "chat": _dialect("chat", empty_rule=_chat_empty_is_token, count_text=_COUNT_TEXT, versions=(_WITHOUT_DONE,)),
     },
     identify=_identify,
+    probe_paths=("/get_model_name", "/token_load", "/get_server_info"),
     limits={
         "max_model_len": base.ServerLimit("--max_req_total_len", "total"),
         "max_total_token_num": base.ServerLimit("--max_total_token_num"),  # KV cache in tokens

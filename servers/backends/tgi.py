@@ -162,6 +162,7 @@ TGI = base.Backend(
         "chat": _dialect("chat", extra_fields=lambda _: _BASE_MODEL | INCLUDE_USAGE, count=_COUNT_CHAT),
     },
     identify=_identify,
+    probe_paths=("/info", "/tokenize", "/chat_tokenize"),
     limits={
         "max_input_tokens": base.ServerLimit("--max-input-tokens", "prompt"),
         "max_total_tokens": base.ServerLimit("--max-total-tokens", "total"),

@@ -87,6 +87,7 @@ VLLM = base.Backend(
         "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },
     identify=_identify,
+    probe_paths=("/version", "/tokenize"),
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
     port=8001,
     ids=Route(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import pytest
@@ -392,3 +393,29 @@ def talker() -> Iterator[int]:
         yield int(listener.getsockname()[1])
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+@pytest.mark.parametrize("routes", [VLLM, TGI, LIGHTLLM_1_2, OPENAI], ids=["vllm", "tgi", "lightllm", "openai"])
+def test_a_server_that_is_far_away_is_asked_side_by_side(
+    routes: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The facts are those of a near server. No page is requested twice."""
+    monkeypatch.setattr("loadgen.servers.discovery.FAR_S", inf)
+    with answering(routes) as near:
+        expected = probe(near.url)
+    monkeypatch.setattr("loadgen.servers.discovery.FAR_S", -1.0)
+    with answering(routes) as far:
+        facts = probe(far.url)
+    assert structs.replace(facts, url=near.url) == expected
+    pages = [name for name in far.heard if name.startswith("GET ")]
+    assert len(pages) == len({*pages})
+    assert {"GET /version", "GET /info", "GET /token_load"} <= {*pages}
+
+
+def test_a_page_that_fails_side_by_side_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway may be busy because of the requests at the same time: only the last answer counts."""
+    monkeypatch.setattr("loadgen.servers.discovery.FAR_S", -1.0)
+    answers = iter([(503, {}), (200, {"version": "0.32.0"})])
+    with answering(VLLM | {"GET /version": lambda _: next(answers)}) as stub:
+        assert probe(stub.url).version == "0.32.0"
+    assert stub.heard.count("GET /version") == 2

@@ -17,6 +17,7 @@ from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from tests.support.command import FAST, in_process, summary_of
 from tests.support.command import burst as command
 from tests.support.simulated import running
+from tests.support.small_servers import SGLANG, small_server
 from tests.support.stub_server import OPENAI, answering
 
 run = partial(command, command="run")
@@ -25,9 +26,17 @@ DATA = Path(__file__).parent.parent / "data/datasets"
 
 @pytest.fixture(scope="module")
 def vllm() -> Iterator[str]:
-    """A simulated vLLM for the whole module; to `--server openai` it is a server that counts nothing beforehand."""
+    """The URL of a simulated vLLM for the whole module."""
     with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
         yield simulated.url
+
+
+@pytest.fixture
+def uncounting() -> Iterator[str]:
+    """The URL of a server that reports the length of a prompt only after it has run the prompt."""
+    routes = {name: route for name, route in SGLANG.items() if name != "POST /tokenize"}
+    with small_server(routes) as server:
+        yield server.url
 
 
 def said(out: str) -> str:
@@ -108,10 +117,21 @@ def test_an_answer_that_may_end_early_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
-def test_a_file_needs_no_tokenizer(endpoint: str, vllm: str, tmp_path: Path) -> None:
+def test_a_file_needs_no_tokenizer(endpoint: str, uncounting: str, tmp_path: Path) -> None:
     """A server that counts nothing beforehand is sent the file as it is; its lengths are not called as requested."""
     file = lines(tmp_path, 5, 6)
-    load = ["--server", "openai", "--endpoint", endpoint, "--url", vllm, "--workload", f"jsonl:{file}", "--n", "2"]
+    load = [
+        "--server",
+        "openai",
+        "--endpoint",
+        endpoint,
+        "--url",
+        uncounting,
+        "--workload",
+        f"jsonl:{file}",
+        "--n",
+        "2",
+    ]
     code, out, err = command(tmp_path, *load)
     assert code in (0, 5), err
     assert [(record.state, record.output_tokens) for record in records_of(tmp_path)] == [
@@ -121,10 +141,10 @@ def test_a_file_needs_no_tokenizer(endpoint: str, vllm: str, tmp_path: Path) -> 
     assert "Prompt lengths not known beforehand; all output lengths as requested." in said(out)
 
 
-def test_synthetic_prompts_go_on_with_an_assumption(vllm: str, tmp_path: Path) -> None:
+def test_synthetic_prompts_go_on_with_an_assumption(uncounting: str, tmp_path: Path) -> None:
     """By samples, the default, prompts come out as long as asked; approximate ones are never called exact, and exact
     ones are refused."""
-    load = ["--server", "openai", "--url", vllm, "--n", "4", "--input-tokens", "40", "--output-tokens", "5"]
+    load = ["--server", "openai", "--url", uncounting, "--n", "4", "--input-tokens", "40", "--output-tokens", "5"]
     code, _, err = command(tmp_path, *load, "--lengths", "exact")
     assert code == 2
     assert "--lengths exact" in err

@@ -19,6 +19,7 @@ import numpy as np
 from loadgen.analysis import client_health, littles_law, stats, summary
 from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.hardware_limit import limit_of
+from loadgen.analysis.held_back import find_held_back
 from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.prediction import read_prediction
@@ -93,6 +94,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         client=health,
         machines=machines,
         turns=_turns(frame),
+        held_back=find_held_back(frame),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.analysis.hardware_limit import HardwareLimit
+from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.analysis.prediction import Predicted
 from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
@@ -666,6 +667,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: ClientHealth
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
+    held_back: HeldBack | None = None
     limit: HardwareLimit | None = None
     prediction: list[Predicted] = []
     goodput: Goodput | None = None

@@ -63,6 +63,7 @@ def findings(summary: Summary) -> list[Finding]:
         Finding("complete", _outcome_level(summary.requests), outcome_sentence(summary), "failures"),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
+        *filter(None, [held_back_finding(summary)]),
     ]
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
@@ -273,6 +274,30 @@ def streaming_findings(summary: Summary) -> list[Finding]:
         )
         result.append(Finding("tokens-spread", "note", text, "lengths"))
     return result
+
+
+def held_back_finding(summary: Summary) -> Finding | None:
+    """Return a warning if a proxy or the server holds tokens back, or None if the tokens arrive one after the other.
+
+    If a timestamp belongs to a read and the client read late, the client itself may have formed the groups. There is no
+    finding then, because another finding says that the client was the limit.
+    """
+    held = summary.held_back
+    if held is None or not held.common or (summary.client.source.by_read and not summary.client.ok):
+        return None
+    which = f"{held.responses:,} of {pluralise(held.examined, 'response')}"
+    if held.in_one_piece >= 0.5 * held.responses:
+        seen = f"{which} arrived in one piece, so TTFT is about the E2E latency and ITL is about 0."
+    else:
+        seen = (
+            f"The tokens of {which} arrived in groups of about {held.chunks_per_group:,.0f}, and "
+            f"{percent(held.zero_gap_share)} of their gaps are about 0."
+        )
+    text = (
+        f"{seen} A proxy or the server buffers the stream, so TTFT, TPOT and ITL describe the buffer. "
+        "Remedies: `proxy_buffering off` in nginx, `option http-no-delay` in haproxy, or a --url without the proxy."
+    )
+    return Finding("held-back", "warning", text, "latencies")
 
 
 def _counted_by_chunks(summary: Summary) -> int:

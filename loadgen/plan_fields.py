@@ -329,7 +329,9 @@ def _unknown_setting(name: str, known: Collection[str]) -> str:
 
 def _error_line(name: str, value: Any, message: str) -> str:
     shown = redact(value, name)
-    if isinstance(shown, tuple | list):
+    if isinstance(shown, tuple) and name.endswith("_s"):
+        shown = "..".join(f"{end_s:g}s" for end_s in shown)
+    elif isinstance(shown, tuple | list):
         shown = ", ".join(map(str, shown))
     return f"{option_name(name)} {shown}: {message}"
 

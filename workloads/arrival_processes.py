@@ -91,7 +91,7 @@ class Gamma(FixedRate, frozen=True):
         first, *more = rest.split(",")
         result = spec_syntax.parse_options(more, ("cv",))
         if "cv" not in result:
-            raise WorkloadError("the coefficient of variation is missing")
+            raise WorkloadError("cv= (the coefficient of variation) is missing")
         return cls(
             spec_syntax.parse_rate(first),
             spec_syntax.parse_number(result["cv"], "cv", spec_syntax.CV_LOW, spec_syntax.CV_HIGH),

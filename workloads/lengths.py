@@ -266,7 +266,7 @@ def _capped(make: Callable[..., Lognormal | Exponential], rest: str, *parameters
     result = spec_syntax.parse_options(rest.split(","), (*parameters, "min", "max"))
     missing = [f"{key}=" for key in parameters if key not in result]
     if missing:
-        raise WorkloadError(f"{' and '.join(missing)} missing")
+        raise WorkloadError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     values = [spec_syntax.parse_number(result[key], key, *PARAMETERS[key]) for key in parameters]
     low = spec_syntax.parse_integer(result.get("min", "1"), "min", 1, TOKENS_LIMIT)
     high = spec_syntax.parse_integer(result["max"], "max", low, TOKENS_LIMIT) if "max" in result else None

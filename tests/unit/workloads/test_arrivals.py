@@ -64,7 +64,7 @@ def test_text_and_value_stand_for_each_other(text: str, arrivals: Arrivals, cano
         ("poisson:0", "a rate of 0 sends no requests", "poisson:R"),
         ("poisson:1000001", "rate 1000001 is outside 0 to 1000000", "poisson:R"),
         ("poisson:0.0000000001", "rate '0.0000000001' is not", "poisson:R"),
-        ("gamma:20", "the coefficient of variation is missing", "gamma:R,cv=C"),
+        ("gamma:20", "cv= (the coefficient of variation) is missing", "gamma:R,cv=C"),
         ("gamma:20,cv=0", "cv 0 is outside 0.01 to 100", "gamma:R,cv=C"),
         ("gamma:20,sd=3", "'sd=3' is not one of cv=...", "gamma:R,cv=C"),
         ("gamma:20,cv=1,cv=2", "cv= is given twice", "gamma:R,cv=C"),

@@ -50,7 +50,7 @@ def test_text_and_value_stand_for_each_other(text: str, lengths: Lengths, canoni
         ("normal:3", "unknown distribution 'normal'", "a number, or uniform, lognormal"),
         ("uniform:5", "two lengths with .. between them", "uniform:A..B"),
         ("uniform:5..4", "longest length 4 is outside 5 to 10000000", "uniform:A..B"),
-        ("lognormal:mean=5", "cv= missing", "lognormal:mean=M,cv=C"),
+        ("lognormal:mean=5", "cv= is missing", "lognormal:mean=M,cv=C"),
         ("lognormal:", "'' is not one of mean=..., cv=..., min=..., max=...", "lognormal:mean=M"),
         ("lognormal:mean=0,cv=1", "mean 0 is outside 1", "lognormal:mean=M"),
         ("lognormal:mean=1000,cv=0.1,max=500", "max=500 is so far below the mean", "lognormal:mean=M"),

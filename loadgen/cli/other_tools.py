@@ -96,21 +96,23 @@ def check_words(command: Any, params: Sequence[Any], words: Sequence[str]) -> No
 def check_command(run: Any, params: Sequence[Any], words: Sequence[str]) -> None:
     """Raise PlanError if the first word is the name of another load tester, one of its subcommands, or a URL.
 
-    The hint of the error is the loadgen command to use. `run` is the typer command `run`, and `params` are its
-    parameters.
+    An unknown first word counts as the name of a load tester if a URL and options of load testers follow. The hint of
+    the error is the loadgen command to use. `run` is the typer command `run`, and `params` are its parameters.
     """
     name = words[0]
     if URL.fullmatch(name):
         check_words(run, params, words)
-    rest = list(words)
+    is_unknown = name not in TOOLS
+    rest = list(words[1:] if is_unknown else words)
     while rest and (rest[0] in TOOLS or rest[0] == "run"):
         rest.pop(0)
-    if rest == [*words]:
-        return
     if any(word.startswith("-") or URL.fullmatch(word) for word in rest):
         draft = _read(run.name, params, rest, name)
         _compose(draft)
-        raise PlanError(f"unknown command {name!r}", _hint(draft))
+        if not is_unknown or (draft.foreign and "--url" in draft.values):
+            raise PlanError(f"unknown command {name!r}", _hint(draft))
+    if is_unknown:
+        return
     choices = [
         f"{EXAMPLES['run']}   at a rate",
         "loadgen run --url http://127.0.0.1:8000 --concurrency 8 --duration 60s   8 in flight",

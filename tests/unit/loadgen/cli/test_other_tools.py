@@ -123,6 +123,8 @@ ANSWERS = {
     f"wrk -t2 -c4 -d9s {URL}": f"run {URL} --concurrency 4 --duration 9s",
     "locust -u 4 -t 9 -H http://127.0.0.1:8000": f"run {URL} --concurrency 4 --duration 9s",
     f"ab -t 9 -c 4 -p body.json -T application/json {URL}": f"run {URL} --concurrency 4 --duration 9s",
+    # A tool that loadgen does not know
+    f"fortio load -qps 10 -c 4 -t 9s {URL}": f"run {URL} --rate 10 --concurrency 4 --duration 9s",
     # Bodies, paths and results
     """oha -n 9 -c 4 -m POST -d '{"model": "m", "messages": [], "max_tokens": 8, "top_p": 0.5}' 127.0.0.1:8000/v1""": (
         """run --url http://127.0.0.1:8000/v1 --model m --concurrency 4 --n 9 --output-tokens 8 """
@@ -238,6 +240,12 @@ def test_the_name_of_another_tool_leads_to_the_commands(name: str, tmp_path: Pat
     assert lines[0] == f"loadgen: unknown command {name!r}"
     assert "loadgen run --url http://127.0.0.1:8000 --rate 5 --duration 30s   at a rate" in lines
     assert (name == "locust") == any(line.startswith("loadgen ui ") for line in lines)
+
+
+@pytest.mark.parametrize("typed", [f"rn {URL} --rate 5", "reprot runs/a --format json", "reprot"])
+def test_a_misspelt_command_is_not_taken_for_another_tool(typed: str, tmp_path: Path) -> None:
+    """The parser suggests the command that was meant."""
+    assert "No such command" in " ".join(answer(tmp_path, typed))
 
 
 def test_help_is_a_command(tmp_path: Path) -> None:

@@ -127,6 +127,9 @@ class Curve(msgspec.Struct, frozen=True):
     unit: str
     convert: Callable[[Points], Points] = list
     """Converts the readings of a counter. The default is for gauges and changes nothing."""
+    live: str = ""
+    """Name of the same figure in the Telemetry lines of servers that count it while a request runs. Such a server
+    counts `figure` only when a request finishes, which would draw a staircase."""
 
 
 def per_second(points: Points) -> Points:
@@ -162,8 +165,12 @@ CURVES: tuple[Curve, ...] = (
     Curve("server", "waiting", "waiting", "Requests waiting", "requests"),
     Curve("server", "kv_used", "kv_used", "KV cache in use", "share"),
     Curve("server", "kv_used_max", "kv_used_max", "KV cache in use, fullest engine", "share"),
-    Curve("server", "output_tokens", "output_tokens_per_s", "Output tokens", "tokens/s", per_second),
-    Curve("server", "prompt_tokens", "prompt_tokens_per_s", "Prompt tokens", "tokens/s", per_second),
+    Curve(
+        "server", "output_tokens", "output_tokens_per_s", "Output tokens", "tokens/s", per_second, "live_output_tokens"
+    ),
+    Curve(
+        "server", "prompt_tokens", "prompt_tokens_per_s", "Prompt tokens", "tokens/s", per_second, "live_prompt_tokens"
+    ),
     Curve("server", "requests_finished", "requests_finished_per_s", "Requests finished", "requests/s", per_second),
     Curve("server", "preemptions", "preemptions", "Preemptions since the start", "requests", since_first),
     Curve("server", "rejections", "rejections", "Rejections since the start", "requests", since_first),
@@ -197,10 +204,10 @@ def all_series(run: Run) -> list[Series]:
     curves = []
     for curve in CURVES:
         for subject in subjects[curve.source]:
-            points = [
-                (at_s, number_in(by_subject.get(subject, {}), curve.figure))
-                for at_s, by_subject in values[curve.source]
-            ]
+            subject_values = [(at_s, by_subject.get(subject, {})) for at_s, by_subject in values[curve.source]]
+            is_live = any(number_in(reading, curve.live) is not None for _, reading in subject_values)
+            figure = curve.live if is_live else curve.figure
+            points = [(at_s, number_in(reading, figure)) for at_s, reading in subject_values]
             if any(y is not None for _, y in points):
                 points = curve.convert(points)
             if any(y is not None for _, y in points):

@@ -32,11 +32,17 @@ LIGHTLLM = (
     b'data:{"token": {"id": 382, "text": " cu", "logprob": -1.5, "special": false, "count_output_tokens": 1, '
     b'"prompt_tokens": 4}, "generated_text": null, "finished": false, "finish_reason": null, "details": null}\n\n'
 )
+SGLANG = (
+    b'data: {"text":" kawe","output_ids":[939],"meta_info":{"id":"fc8f1aaca41e499dbd657b3b6a9256c8",'
+    b'"finish_reason":null,"prompt_tokens":4,"weight_version":"default","num_retractions":0,"queue_time":0.0003926230001525255,'
+    b'"reasoning_tokens":0,"completion_tokens":1,"cached_tokens":3,"dp_rank":null}}\n\n'
+)
 EVENTS = {
     ("vllm", "completions"): VLLM,
     ("vllm", "chat"): CHAT,
     ("tgi", "generate"): TGI,
     ("lightllm", "generate"): LIGHTLLM,
+    ("sglang", "generate"): SGLANG,
     ("openai", "chat"): CHAT,
 }
 

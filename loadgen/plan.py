@@ -128,7 +128,7 @@ class Plan:
     server: Annotated[
         str,
         KNOWN_BACKEND,
-        RunOption("Server", "start", f"Server type: {join_or(BACKENDS)}. Detected by default if --url is given."),
+        RunOption("Server", "start", f"Server: {join_or(BACKENDS)}. Detected by default if --url is given."),
     ] = ""
     endpoint: Annotated[
         str | None,

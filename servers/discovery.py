@@ -325,8 +325,8 @@ def check_limits(
     """Raise LimitError if a burst of `n` requests exceeds the server's limits.
 
     The message lists every exceeded limit. The burst is refused before it is sent, because servers do not report the
-    problem clearly: vLLM and LightLLM shorten the output, and TGI answers 200 with an error inside the stream. With
-    `over_limit`, the number of requests is not checked, because the user wants to see which requests the server
+    problem clearly: vLLM, LightLLM and SGLang shorten the output, and TGI answers 200 with an error inside the stream.
+    With `over_limit`, the number of requests is not checked, because the user wants to see which requests the server
     rejects."""
     load = f"{input_tokens} prompt + {output_tokens} output tokens"
     exceeded = _exceeded(facts, "total", input_tokens + output_tokens, load)
@@ -372,11 +372,14 @@ def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tu
 
     `bounds` is the quantity that `value` counts: `total`, `prompt` or `requests`. Only limits of this quantity are
     checked (see `ServerLimit.bounds`). `load` describes `value` in the message."""
-    return [
-        (f"{load} exceed its {name} of {facts.limits[name]}", limit.flag)
-        for name, limit in BACKENDS[facts.name].limits.items()
-        if limit.bounds == bounds and value > facts.limits.get(name, value)
-    ]
+    exceeded: list[tuple[str, str]] = []
+    for name, limit in BACKENDS[facts.name].limits.items():
+        reported = facts.limits.get(name)
+        if limit.bounds != bounds or reported is None or value <= reported - limit.reserved:
+            continue
+        reserved = f" ({limit.reserved} of them cannot be used)" if limit.reserved else ""
+        exceeded.append((f"{load} exceed its {name} of {reported}{reserved}", limit.flag))
+    return exceeded
 
 
 class ServerTokenizer(msgspec.Struct, frozen=True):

@@ -50,7 +50,9 @@ ABSENT_STATUSES = (401, 403, 404, 405)  # Statuses of a page that is missing or 
 
 Labels = Mapping[str, str]
 _WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_finished", "requests_failed")
-COUNTERS = frozenset((*_WORK, "preemptions", "rejections"))  # Grow until the server restarts. Other metrics are gauges.
+_LIVE_WORK = ("live_prompt_tokens", "live_output_tokens")
+COUNTERS = frozenset((*_WORK, *_LIVE_WORK, "preemptions", "rejections"))
+"""Metrics that grow until the server restarts. Other metrics are gauges."""
 AVERAGED = frozenset({"kv_used"})  # Averaged over engines, which have equal size. Other metrics are added.
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")
 """Matches labels of ranks that share the model of one engine: tp_rank, pp_rank, moe_ep_rank. A label dp_rank does not
@@ -377,7 +379,7 @@ def parse_page(content: bytes, prefixes: tuple[str, ...] = ("",)) -> Page:
 
 def metric_tables() -> dict[str, MetricNames]:
     """Return the metric names of every server that publishes metrics, by the name of the server."""
-    return {backend.metrics.owner or backend.name: backend.metrics for backend in BACKENDS.values() if backend.metrics}
+    return {backend.name: backend.metrics for backend in BACKENDS.values() if backend.metrics}
 
 
 def page_values(page: Page, server: str) -> dict[str, Any]:
@@ -387,7 +389,7 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
     backend with the most names on the page are used. If the server has several engines, `kv_used` is their mean,
     `kv_used_max` is the value of the fullest engine, and `engines` is the number of engines."""
     table = BACKENDS[server].metrics
-    if table is None or table.owner:
+    if table is None:
 
         def names_on_page(metrics: MetricNames) -> int:
             return sum(_name_on_page(page, names) is not None for names in metrics.names.values())

@@ -60,7 +60,7 @@ _SAMPLED = {
     **_CARD,
     **_CLIENT,
     "running waiting kv_used kv_used_max engines kv_tokens taken_share": _Number,
-    "prompt_tokens output_tokens cached_prompt_tokens": _Number,
+    "prompt_tokens output_tokens cached_prompt_tokens live_prompt_tokens live_output_tokens": _Number,
     "requests_finished requests_failed preemptions rejections": _Number,
     "moment": str,
     "took_ns": Integer,

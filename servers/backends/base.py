@@ -33,6 +33,7 @@ class ServerLimit(msgspec.Struct, frozen=True):
     flag: str  # The server option that raises the limit
     bounds: Literal["total", "prompt", "requests", ""] = ""
     """Limited quantity: prompt and output tokens, prompt tokens, or concurrent requests. Empty: another quantity."""
+    reserved: int = 0  # Part of the limit that the server keeps, so that requests cannot use it
 
 
 class MetricNames(msgspec.Struct, frozen=True):
@@ -42,7 +43,6 @@ class MetricNames(msgspec.Struct, frozen=True):
     names: Mapping[str, tuple[str, ...]]
     """Maps the name of a value in loadgen.servers.telemetry to the server's names for the value, newest first.
     `name{label=a|b}` selects the samples whose label has the value a or b."""
-    owner: str = ""  # Server that defines the names, if it is not the backend
     labels: tuple[str, Callable[[Sequence[Mapping[str, str]]], dict[str, float]]] | None = None
     """A metric whose labels contain values, and the function that reads these values from the labels."""
     kv_used: tuple[str, Callable[[Any], float]] | None = None

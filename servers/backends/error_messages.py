@@ -3,7 +3,7 @@
 Servers report errors in these forms:
 
     {"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams.
-    {"object":"error","message":..,"type":..}        vLLM up to 0.6.6.
+    {"object":"error","message":..,"type":..}        vLLM up to 0.6.6; SGLang.
     {"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}.
     {"message":".."}                                 LightLLM up to 1.1.
     {"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI.
@@ -25,7 +25,7 @@ from loadgen.servers.errors import DECODE_ERRORS
 
 LIMIT_CHARACTERS = 300
 ERROR_FIELDS = ("error", "errors", "exception", "error_message", "error_msg")
-CONTENT_FIELDS = ("choices", "token", "usage", "generated_text")
+CONTENT_FIELDS = ("choices", "token", "usage", "generated_text", "meta_info")
 """Fields with content. An event in which one of them is not empty is an error only if it also has an error field."""
 CODE_FIELDS = ("code", "status", "status_code", "http_status_code", "statusCode")
 SUCCESS_CODES = ("", "ok", "success", "none", "null", "false")
@@ -87,7 +87,8 @@ def error_in(payload: bytes) -> str:
     """Return the error message of a stream event as one line, or "" if the event is not an error.
 
     A payload that is not JSON is never an error. An event is an error if it has a nonempty error field, such as
-    `error`. An event without content (`choices`, `token`, `usage`, `generated_text`) is also an error in these cases:
+    `error`. An event without content (`choices`, `token`, `usage`, `generated_text`, `meta_info`) is also an
+    error in these cases:
 
     - It has an error field that contains an empty object or list.
     - Its type or status ends in "error", or its `success` is false.

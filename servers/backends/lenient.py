@@ -29,7 +29,7 @@ DONE = b"[DONE]"
 """End marker of OpenAI streams, the only payload that is not JSON."""
 END_MARKER_MAX_BYTES = 64
 """Maximum size of an end marker, including white space around `[DONE]`."""
-TOKEN_FIELDS = frozenset({"choices", "token", "data", "results"})
+TOKEN_FIELDS = frozenset({"choices", "token", "data", "results", "meta_info"})
 """Fields that hold the tokens or the results. If one of them has an unexpected type, the event is unreadable."""
 
 

@@ -7,8 +7,8 @@ output length, so a response may end early. Such a response counts as truncated.
 Some servers refuse `continuous_usage_stats` or even standard fields: `stream_options` (transformers), `max_tokens` and
 `temperature` (OpenAI's reasoning models). A refused field is left out or sent under its newer name.
 
-The OpenAI routes of vLLM, TGI and LightLLM use the same decoder. These servers differ in two points: the meaning of a
-chunk without text, and whether every complete stream ends with `[DONE]`.
+The OpenAI routes of vLLM, TGI, LightLLM and SGLang use the same decoder. These servers differ in two points: the
+meaning of a chunk without text, and whether every complete stream ends with `[DONE]`.
 """
 
 from __future__ import annotations
@@ -625,17 +625,4 @@ OPENAI = base.Backend(
     identify=_identify,
     tested_count=_TOKENIZE,
     limits={"max_model_len": base.ServerLimit("--max-model-len", "total")},
-    # Metrics of SGLang, which loadgen supports only through this protocol. Not tested against a real server.
-    metrics=base.MetricNames(
-        prefix="sglang:",
-        owner="sglang",
-        names={
-            "running": ("sglang:num_running_reqs",),
-            "waiting": ("sglang:num_queue_reqs",),
-            "kv_used": ("sglang:token_usage",),
-            "prompt_tokens": ("sglang:prompt_tokens_total",),
-            "output_tokens": ("sglang:generation_tokens_total",),
-            "cached_prompt_tokens": ("sglang:cached_tokens_total",),
-        },
-    ),
 )

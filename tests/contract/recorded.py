@@ -17,6 +17,7 @@ USUALLY_COUNTED_BY: dict[tuple[str, str], ChunkCounts] = {
     ("lightllm", "generate"): "usage",
     ("lightllm", "completions"): "event",
     ("lightllm", "chat"): "event",
+    ("sglang", "generate"): "usage",
 }
 """How the tokens of a chunk are known in nearly all streams of a dialect: TGI and LightLLM send one event per token."""
 
@@ -25,6 +26,11 @@ CACHED_TOKENS = {
     "sglang-0.5.23/stream-interval-4/chat_stream_cont.txt": 19,
     "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt": 19,
     "sglang-0.5.23/overload_chat_stream_usage.txt": 0,
+    "sglang-0.5.23/generate_ids.txt": 0,
+    "sglang-0.5.23/generate_stream.txt": 3,
+    "sglang-0.5.23/generate_stop_stream.txt": 3,
+    "sglang-0.5.23/generate_incremental.txt": 3,
+    "sglang-0.5.23/stream-interval-4/generate_stream.txt": 3,
     "written/lightllm-1.2.0/chat.txt": 0,
     "written/lightllm-1.2.0/completions.txt": 0,
     "written/lightllm-00eb78eb/completions_usage_after_done.txt": 0,
@@ -102,6 +108,7 @@ def _rejected(events: int, end_event: int | None, said: str) -> Answer:
 
 _TOO_LONG = "the input prompt token len 12001 is too long > 2047 (invalid_request_error)"
 _COMPLETIONS, _CHAT = ("vllm", "completions"), ("vllm", "chat")
+_GENERATE = ("sglang", "generate")
 
 STREAMS = (
     # vLLM: recorded
@@ -204,42 +211,55 @@ STREAMS = (
     # SGLang: recorded
     Stream(
         "sglang-0.5.23/chat_stream_cont.txt",
-        ("openai", "chat"),
+        ("sglang", "chat"),
         _server([0] + [1] * 8 + [0] * 3, 11, 20, 8, "length"),
-        proven=10,
         by="usage",
     ),
     Stream(
         "sglang-0.5.23/stream-interval-4/chat_stream_cont.txt",
-        ("openai", "chat"),
+        ("sglang", "chat"),
         _server([0, 1, 4, 3, 0, 0, 0], 6, 20, 8, "length"),
-        proven=5,
         by="usage",
     ),
     Stream(
         "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt",
-        ("openai", "chat"),
+        ("sglang", "chat"),
         _several([0, 1, 1, 1, 0, 0, 0], 6, 20, 8, text_bytes=54, phrases=2),
-        proven=5,
     ),
     Stream(
         "sglang-0.5.23/completions_stream_usage.txt",
-        ("openai", "completions"),
+        ("sglang", "completions"),
         _server([1] * 8 + [0, 0], 9, 4, 8, "length"),
-        proven=8,
     ),
     Stream(
         "sglang-0.5.23/completions_token_ids.txt",
-        ("openai", "completions"),
+        ("sglang", "completions"),
         _server([1, 1, 1, 0, 0], 4, 4, 3, "length"),
-        proven=3,
         by="ids",
     ),
     Stream(
         "sglang-0.5.23/overload_chat_stream_usage.txt",
-        ("openai", "chat"),
+        ("sglang", "chat"),
         Answer(
             [0, 0, 0], 2, None, 0, "server", "", "rejected", "The request queue is full. (SERVICE_UNAVAILABLE, 503)"
+        ),
+    ),
+    Stream("sglang-0.5.23/completions_eos.txt", ("sglang", "completions"), _server([1, 0, 0], 2, 4, 1, "stop")),
+    Stream("sglang-0.5.23/completions_stream.txt", ("sglang", "completions"), _wire([1] * 8 + [0], 8, "length")),
+    Stream("sglang-0.5.23/generate_ids.txt", _GENERATE, _server([1] * 8 + [0], 8, 4, 8, "length")),
+    Stream("sglang-0.5.23/generate_stream.txt", _GENERATE, _server([1] * 8 + [0], 8, 4, 8, "length")),
+    Stream("sglang-0.5.23/generate_stop_stream.txt", _GENERATE, _server([1, 0], 1, 4, 1, "stop")),
+    Stream("sglang-0.5.23/generate_incremental.txt", _GENERATE, _server([1, 3, 3, 2, 0], 4, 4, 9, "length")),
+    Stream("sglang-0.5.23/stream-interval-4/generate_stream.txt", _GENERATE, _server([1, 4, 3, 0], 3, 4, 8, "length")),
+    Stream(
+        "sglang-0.5.23/err_long_gen_stream.txt",
+        _GENERATE,
+        _wire(
+            [0, 0],
+            1,
+            "",
+            "The input (6001 tokens) is longer than the model's context length (4096 tokens). "
+            "(invalid_request_error, 400)",
         ),
     ),
     # LightLLM: recorded, then written

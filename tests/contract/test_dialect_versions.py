@@ -22,7 +22,7 @@ VERSIONS = {
     "vllm-0.32.0": "0.32.0",
     "vllm-0.33.0": "0.33.0",
     "openai": "",
-    "sglang-0.5.23": "",
+    "sglang-0.5.23": "0.5.23",
     "transformers-5.19": "",
 }
 """Folder of transcripts to the version that the probe finds."""

@@ -32,12 +32,25 @@ GREEDY = {
     ("lightllm", "chat"): (
         CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"ignore_eos":true,"do_sample":false}'
     ),
+    ("sglang", "completions"): (
+        b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,'
+        b'"ignore_eos":true,"stream_options":%b}' % RUNNING
+    ),
+    ("sglang", "chat"): CHAT
+    + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"ignore_eos":true,"stream_options":%b}' % RUNNING,
+    ("sglang", "generate"): (
+        b'{"text":"To be","sampling_params":{"max_new_tokens":16,"temperature":0.0,"ignore_eos":true},"stream":true}'
+    ),
     ("openai", "completions"): (
         b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING
     ),
     ("openai", "chat"): CHAT
     + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING,
 }
+PARAMETERS = {("tgi", "generate"): "parameters", ("lightllm", "generate"): "parameters"} | {
+    ("sglang", "generate"): "sampling_params"
+}
+"""Field of a request that contains the sampling parameters, for the dialects that have such a field."""
 every_dialect = pytest.mark.parametrize("key", DIALECTS, ids="-".join)
 
 
@@ -62,7 +75,7 @@ def test_sampling_sends_its_temperature(key: tuple[str, str]) -> None:
     warm = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body={"temperature": 0.7})
     body = DIALECTS[key].encode(warm, "m")
     read = json.loads(body)
-    assert read.get("parameters", read)["temperature"] == 0.7
+    assert read.get(PARAMETERS.get(key, ""), read)["temperature"] == 0.7
     assert b'"do_sample":false' not in body
     assert (b'"do_sample":true' in body) == (b"do_sample" in GREEDY[key])
 
@@ -71,13 +84,14 @@ def test_sampling_sends_its_temperature(key: tuple[str, str]) -> None:
 def test_token_ids_are_sent_as_they_are(key: tuple[str, str]) -> None:
     """Where the API takes token ids, the prompt is the list of them."""
     asked = Request(id=7, prompt=(5, 6, 7), input_tokens=3, output_tokens=16)
-    assert b'"prompt":[5,6,7]' in DIALECTS[key].encode(asked, "m")
+    field = b'"input_ids"' if key == ("sglang", "generate") else b'"prompt"'
+    assert field + b":[5,6,7]" in DIALECTS[key].encode(asked, "m")
 
 
 @every_dialect
 def test_fields_of_the_user_are_merged(key: tuple[str, str]) -> None:
-    """They win over the dialect's own, objects field by field, and null takes one out (RFC 7396). On /generate_stream
-    they are parameters, wherever they were written."""
+    """They win over the dialect's own, objects field by field, and null takes one out (RFC 7396). On native endpoints
+    they are sampling parameters, wherever they were written."""
     nested = {"stream_options": {"continuous": True}}
     fields = {"top_p": 0.9, "stream": None, **nested, "made_up": [1, {"deep": None}]}
     asked = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body=fields)
@@ -85,7 +99,8 @@ def test_fields_of_the_user_are_merged(key: tuple[str, str]) -> None:
     plain.pop("stream", None)
     options = plain.get("stream_options", {}) | nested["stream_options"]
     mine = {"top_p": 0.9, "stream_options": options, "made_up": [1, {"deep": None}]}
-    assert sent == plain | ({"parameters": plain["parameters"] | mine} if key[1] == "generate" else mine)
+    parameters = PARAMETERS.get(key)
+    assert sent == plain | ({parameters: plain[parameters] | mine} if parameters else mine)
 
 
 @pytest.mark.parametrize("server", ["tgi", "lightllm"])
@@ -99,6 +114,19 @@ def test_parameters_written_as_such_are_as_good(server: str) -> None:
     assert sent == [plain.replace(b'"do_sample":false', b'"temperature":0.7')] * 2
     cold = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body={"temperature": 0})
     assert encode(cold, "m") == plain
+
+
+def test_fields_beside_the_sampling_parameters_stay_there() -> None:
+    """SGLang ignores an unknown field at the top level and refuses one in `sampling_params`, so only known fields are
+    sent at the top level."""
+    body = {"return_logprob": True, "min_new_tokens": 3, "sampling_params": {"top_p": 0.9, "temperature": None}}
+    asked = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, body=body)
+    assert json.loads(DIALECTS["sglang", "generate"].encode(asked, "m")) == {
+        "text": "To be",
+        "sampling_params": {"max_new_tokens": 16, "ignore_eos": True, "min_new_tokens": 3, "top_p": 0.9},
+        "stream": True,
+        "return_logprob": True,
+    }
 
 
 @every_dialect

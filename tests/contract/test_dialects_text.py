@@ -48,6 +48,13 @@ SAID = {
     "sglang-0.5.23/stream-interval-4/chat_stream_usage": "",
     "sglang-0.5.23/completions_stream_usage": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
     "sglang-0.5.23/completions_token_ids": " kawe puzu\ufffd",
+    "sglang-0.5.23/completions_eos": "",
+    "sglang-0.5.23/completions_stream": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
+    "sglang-0.5.23/generate_ids": "nokagake monidu tuhi vokufune repowapu gegicoma",
+    "sglang-0.5.23/generate_stream": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
+    "sglang-0.5.23/generate_stop_stream": " mopun",
+    "sglang-0.5.23/generate_incremental": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu wotekapu",
+    "sglang-0.5.23/stream-interval-4/generate_stream": " kawe puzu\ufffd\ufffdticidivefi wotekapu wotekapu",
 }
 """Read off the transcripts: reasoning, tool calls and special tokens are no part of it."""
 whole_streams = pytest.mark.parametrize(
@@ -79,6 +86,13 @@ def test_parts_of_content_are_its_text() -> None:
         b'{"choices":[{"delta":{"content":{"type":"text","text":" so"}}}]}',
     ]
     assert DIALECTS["openai", "chat"].text(payloads) == "It is so"
+
+
+def test_text_that_is_not_cumulative_is_joined() -> None:
+    """SGLang's option for incremental output makes each event of /generate contain new text only. Fewer token ids than
+    the running total show this."""
+    event = b'{"text":"%b","output_ids":[7],"meta_info":{"completion_tokens":%d}}'
+    assert DIALECTS["sglang", "generate"].text([event % (b" to", 1), event % (b" to", 2), b"[DONE]"]) == " to to"
 
 
 def test_a_character_in_two_chunks_is_one() -> None:

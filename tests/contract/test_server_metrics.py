@@ -23,7 +23,7 @@ from tests.support.simulated import running
 
 PREFIXES = tuple(metrics.prefix for metrics in metric_tables().values())
 NOT_DRAWN = {
-    *("paused", "cached_prompt_tokens", "requests_failed"),  # figures of the summary
+    *("paused", "cached_prompt_tokens", "requests_failed", "kv_tokens"),  # figures of the summary
     *("memory_free_bytes", "memory_reserved_bytes", "memory_clock_hz"),
 }
 
@@ -74,6 +74,13 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         | {"requests_finished": 23, "requests_failed": 1},
     ),
     (
+        "sglang-0.5.23/metrics.txt",
+        "sglang",
+        # The prefill generates the first token of each of three requests: 9 live tokens, 12 in all.
+        {"running": 0, "waiting": 0, "kv_used": 0, "kv_tokens": 1_347_973, "prompt_tokens": 9, "output_tokens": 12}
+        | {"cached_prompt_tokens": 3, "live_prompt_tokens": 9, "live_output_tokens": 9, "requests_finished": 3},
+    ),
+    (
         # Two engines behind three API server processes, each of which publishes what it last heard of an engine.
         "written/metrics/vllm-0.11.0-api-servers.txt",
         "vllm",
@@ -97,7 +104,7 @@ def test_ranks_of_one_engine_count_once() -> None:
     of their own."""
     page = parse_page(response("written/metrics/sglang-0.5.23-ranks.txt")[1], PREFIXES)
     expected = {"running": 10, "waiting": 3, "kv_used": 0.4, "kv_used_max": 0.6, "engines": 2, "prompt_tokens": 700}
-    assert page_values(page, "openai") == pytest.approx(expected)
+    assert page_values(page, "sglang") == pytest.approx(expected)
 
 
 def test_idle_processes_of_an_engine_do_not_thin_its_figures() -> None:
@@ -110,7 +117,7 @@ def test_idle_processes_of_an_engine_do_not_thin_its_figures() -> None:
 def test_every_word_is_explained() -> None:
     """What a server or a card tells is a curve or a figure of the summary, never neither and never both."""
     words = {word for metrics in metric_tables().values() for word in metrics.names} | DCGM.keys() | {"kv_used_max"}
-    drawn = {curve.figure for curve in CURVES}
+    drawn = {curve.figure for curve in CURVES} | {curve.live for curve in CURVES if curve.live}
     assert words - NOT_DRAWN <= drawn
     assert words >= COUNTERS
     assert not NOT_DRAWN & drawn

@@ -17,7 +17,8 @@ BUSY = b'{"error":{"message":"Model is overloaded","type":"overloaded"}}'
 LOADING = b'{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}'
 OVERLOAD = '{"error":{"message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}'
 HEARTBEATS = ": keep-alive\n\ndata:\n\nevent: ping\ndata: ping\n\nid: 7\n\n"
-TOKENS_OF_ANOTHER_TYPE = {"generate": '{"token":"a"}', "completions": '{"choices":"a"}', "chat": '{"choices":"a"}'}
+TOKEN_FIELDS = {("tgi", "generate"): "token", ("lightllm", "generate"): "token", ("sglang", "generate"): "meta_info"}
+"""Field of an event that contains the tokens, in dialects where this field is not `choices`."""
 OPENAI = [key for key in DIALECTS if key[1] != "generate"]
 Fault = Callable[[Key], tuple[list[str], dict[str, Any]] | None]
 """Returns the events of a dialect and how they are sent, or None if the dialect cannot have this fault."""
@@ -104,7 +105,9 @@ FAULTS: dict[str, Fault] = {
     "unused fields of another type": _events(
         lambda key: [f'{whole(key)[0][:-1]},"usage":[],"created":"now"}}', *whole(key)[1:]], generate=False
     ),
-    "the tokens in a field of another type": _events(lambda key: [TOKENS_OF_ANOTHER_TYPE[key[1]], *whole(key)[1:]]),
+    "the tokens in a field of another type": _events(
+        lambda key: [f'{{"{TOKEN_FIELDS.get(key, "choices")}":"a"}}', *whole(key)[1:]]
+    ),
     "fewer tokens than requested": _events(lambda key: whole(key, 2, reason="stop")),
     "more tokens than requested": _events(lambda key: whole(key, 4)),
     "the finish reason `content_filter`": _events(lambda key: whole(key, reason="content_filter")),

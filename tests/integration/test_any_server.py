@@ -39,7 +39,7 @@ class Spoken:
             return 422, {"detail": f"Unsupported fields in the request: {{'{refused[0]}'}}"}
         chat = "messages" in body
         text = body["messages"][0]["content"] if chat else body["prompt"]
-        tokens = len(TOKENIZER.encode(text).ids)
+        tokens = len(text if isinstance(text, list) else TOKENIZER.encode(text).ids)  # a list has the token ids
         asked = body["max_completion_tokens" if "max_tokens" in self.refuses else "max_tokens"]
         usage = {"prompt_tokens": tokens, "completion_tokens": asked, "total_tokens": tokens + asked}
         if not body.get("stream"):
@@ -126,8 +126,9 @@ def test_it_is_measured_by_its_url_alone(name: str, tmp_path: Path) -> None:
     assert code in (0, 5), err
     assert accounted(tmp_path, 4) == {"complete": 4}
     run = runfile.read(tmp_path / "run")
-    assert out.startswith("openai")
-    assert (run.header.plan["server"], run.header.server["model"]) == ("openai", "org/model")
+    server = "sglang" if name == "SGLang" else "openai"
+    assert out.startswith(server)
+    assert (run.header.plan["server"], run.header.server["model"]) == (server, "org/model")
     chat_only = "POST /v1/completions" not in SERVERS[name]
     assert run.header.plan["endpoint"] == ("chat" if chat_only else "completions")
     assert {record.output_tokens for record in run.records} == {6}

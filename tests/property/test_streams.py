@@ -23,7 +23,7 @@ from tests.support.dialects import DIALECTS
 from tests.support.loopback import chunked
 
 KEYS = st.sampled_from([*DIALECTS])
-VERSIONS = {"tgi": "3.3.7", "lightllm": "1.2.0 or later"}
+VERSIONS = {"tgi": "3.3.7", "lightllm": "1.2.0 or later", "sglang": "0.5.23"}
 FINISH_PROVES = {("openai", "completions"), ("openai", "chat"), ("lightllm", "chat")}
 """Dialects in which a finish reason proves the end where no `[DONE]` comes."""
 LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r"])

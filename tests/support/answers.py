@@ -33,7 +33,13 @@ def chunk(key: Key, word: str, reason: str = "") -> str:
 
 
 def token(key: Key, number: int | str, *, last: bool = False, total: int | str = 0, reason: str = "length") -> str:
-    """Return the JSON of one token event of the route `/generate_stream` (TGI or LightLLM)."""
+    """Return the JSON of one token event of a native route: `/generate_stream` of TGI or LightLLM, or `/generate`."""
+    if key[0] == "sglang":
+        finish = f'{{"type":"{reason}"}}' if last else "null"
+        count = total if last else number
+        return (
+            f'{{"text":"abc","meta_info":{{"prompt_tokens":5,"completion_tokens":{count},"finish_reason":{finish}}}}}'
+        )
     if key[0] == "lightllm":
         counts = f'"count_output_tokens":{total if last else number},"prompt_tokens":5'
         return f'{{"token":{{{counts}}},"finished":{str(last).lower()},"finish_reason":"{reason}"}}'
@@ -51,7 +57,8 @@ def whole(key: Key, tokens: int = ASKED, total: int | str | None = None, reason:
     if key[1] != "generate":
         return [*(chunk(key, word) for word in "abcdef"[:tokens]), chunk(key, "", reason), usage(stated), DONE]
     last = token(key, tokens, last=True, total=stated, reason=reason)
-    return [*(token(key, number) for number in range(1, tokens)), last]
+    end = [DONE] if key[0] == "sglang" else []
+    return [*(token(key, number) for number in range(1, tokens)), last, *end]
 
 
 def recorded(

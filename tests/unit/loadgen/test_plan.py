@@ -137,7 +137,10 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"server": "sglang"}, "--server sglang: unknown; choose 'vllm', 'tgi', 'lightllm' or 'openai'"),
+        (
+            {"server": "ollama"},
+            "--server ollama: unknown; choose 'vllm', 'tgi', 'lightllm', 'sglang' or 'openai'",
+        ),
         ({"n": 0}, "--n 0: must be from 1 to 1,000,000"),
         ({"n": -5}, "--n -5: must be from 1 to 1,000,000"),
         ({"input_tokens": 0}, "--input-tokens 0: lengths '0': length 0 is outside 1 to 10000000"),
@@ -228,7 +231,7 @@ def test_the_signature_names_every_field() -> None:
 
 
 def test_ignore_eos_may_be_added_to_the_body() -> None:
-    """Servers such as llama.cpp and SGLang know the field, which the generic dialect does not set."""
+    """Servers such as llama.cpp know the field, which the generic dialect does not set."""
     fields = {"ignore_eos": True, "parameters": {"ignore_eos": True}}
     assert Plan(server="openai", url="http://h", n=1, extra_body=fields).extra_body == fields
     with pytest.raises(PlanError, match="--no-ignore-eos forbids it: choose one"):
@@ -239,7 +242,9 @@ def test_who_answers_may_be_left_to_the_url() -> None:
     """A plan names a server or says where one is; who is named neither way is missing. Other clients may well be fewer
     than a limit in flight."""
     assert Plan(url="http://127.0.0.1:1", n=1).server == ""
-    with pytest.raises(PlanError, match="--server is missing: name vllm, tgi, lightllm or openai, or give --url"):
+    with pytest.raises(
+        PlanError, match="--server is missing: name vllm, tgi, lightllm, sglang or openai, or give --url"
+    ):
         Plan(n=1)
     assert Plan(server="tgi", arrivals="closed:8", max_in_flight=8, n=9).max_in_flight == 8
 
@@ -247,7 +252,7 @@ def test_who_answers_may_be_left_to_the_url() -> None:
 def test_all_mistakes_are_reported_at_once() -> None:
     """Nobody has to fix one mistake to hear of the next."""
     with pytest.raises(PlanError) as caught:
-        Plan(server="sglang", n=0, url="x")
+        Plan(server="ollama", n=0, url="x")
     assert len(str(caught.value).splitlines()) == 3
 
 

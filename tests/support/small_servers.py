@@ -157,7 +157,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = f"{self.command} {self.path}"
         server.running.requests.append((name, body))
         answer = server.routes.get(name, lambda _: None)(body or {})
-        if answer is None:
+        if answer is None and f"POST {self.path}" in server.routes:
+            self.send_json(405, {"detail": "Method Not Allowed"})
+        elif answer is None:
             self.send_json(404, {"detail": "Not Found"})
         elif isinstance(answer, dict):
             self.send_json(200, answer)
@@ -189,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def small_server(routes: dict[str, Route]) -> Iterator[SmallServer]:
-    """Serve the routes until the block ends. Any other request is answered with 404."""
+    """Serve the routes until the block ends. A GET of a POST route is answered with 405, any other request with 404."""
     server = _Server(routes)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

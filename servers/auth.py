@@ -67,6 +67,8 @@ ONE_SERVER = (
 """What to do instead of naming several URLs."""
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
+API_KEY_VARIABLE = "LOADGEN_API_KEY"
+"""Environment variable that holds the API key, unless the user names another one."""
 _known: set[str] = set()
 
 
@@ -156,6 +158,13 @@ def register_secret(text: str, *, source: str = "") -> None:
         with suppress(ValueError):  # Basic authentication encodes `user:password`
             user_and_password = b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
             register_secret(user_and_password.partition(":")[2])
+
+
+def register_environment_key() -> None:
+    """Register the API key in LOADGEN_API_KEY, which commands hide even if the user writes it into a wrong option."""
+    key = os.environ.get(API_KEY_VARIABLE, "")
+    if len(key) >= MIN_SECRET_LENGTH:
+        register_secret(key)
 
 
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:

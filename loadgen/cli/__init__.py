@@ -57,6 +57,8 @@ command's name."""
 COMMANDS = {name: module for group in COMMAND_GROUPS.values() for name, module in group.items()}
 OLD_NAMES = {"sim": "mock-server"}
 """Former names of commands, which still work."""
+PATH_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS})
+"""Errors of a path that the user has to correct, or may not use."""
 TYPER_DEFAULTS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
@@ -157,7 +159,7 @@ def main() -> None:
             raise
         sys.exit(_output_lost_code(out.unfiltered, end.code))
     except Exception as raised:
-        error = _open_files_error(_disk_full_error(raised))
+        error = _open_files_error(_file_error(raised))
         code = _exit_code(error)
         if code is None:
             raise
@@ -198,13 +200,21 @@ def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | i
     return EXIT_USAGE if stream.needed and code in (None, EXIT_OK) else code
 
 
-def _disk_full_error(error: Exception) -> Exception:
-    """Return an OutputError if the error means that the disk or a quota is full. Return other errors unchanged."""
-    if not isinstance(error, OSError) or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+def _file_error(error: Exception) -> Exception:
+    """Return an expected error for a full disk, and for a path that cannot be used. Return other errors unchanged.
+
+    A path cannot be used if its name is too long, or if a folder in it may not be read."""
+    if not isinstance(error, OSError):
         return error
-    file = error.filename or "a file"
-    hint = "Free some disk space, also in the temporary folder, and try again."
-    return OutputError(f"cannot write {file}: {error.strerror}", hint)
+    from loadgen.servers.backends.error_messages import one_line
+
+    file = one_line(error.filename) if isinstance(error.filename, str) else ""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        hint = "Free some disk space, also in the temporary folder, and try again."
+        return OutputError(f"cannot write {file or 'a file'}: {error.strerror}", hint)
+    if file and error.errno in PATH_ERRORS:
+        return PlanError(f"cannot use {file}: {error.strerror}", "Check the path, and who may read and write it.")
+    return error
 
 
 def _open_files_error(error: Exception) -> Exception:

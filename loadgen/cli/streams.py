@@ -93,8 +93,9 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         from loadgen.analysis.format import printable
-        from loadgen.servers.auth import hide_secrets
+        from loadgen.servers.auth import hide_secrets, register_environment_key
 
+        register_environment_key()  # takes effect once, because known secrets are skipped
         return self.unfiltered.write(hide_secrets(printable(text, "\n\t"), whole=True))
 
     def __getattr__(self, name: str) -> Any:

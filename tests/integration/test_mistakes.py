@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -91,6 +92,45 @@ def test_a_file_that_will_not_do_is_a_mistake(tmp_path: Path, option: str, made:
     words = ("burst", "--server", "tgi", "--n", "1", "--speed", "100", option, made(tmp_path))
     code, _, complaint = in_process(tmp_path, *words)
     assert (code, complaint.count("\n") >= 2) == (EXIT_USAGE, True), complaint
+
+
+LONG_NAME = "a" * 300
+PATHS = (
+    *(("burst", "--workload", LONG_NAME), ("burst", "--tokenizer", LONG_NAME), ("report", LONG_NAME)),
+    *(("compare", LONG_NAME, LONG_NAME), ("export", LONG_NAME, "--csv", "x"), ("twin", "fit", LONG_NAME)),
+    *(("matrix", LONG_NAME), ("sweep", "--simulated", "--out", LONG_NAME, "--objective", "ttft.p99 < 1s")),
+)
+
+
+@pytest.mark.parametrize("words", PATHS, ids=lambda words: " ".join(words[:2])[:12])
+def test_a_name_that_is_too_long_is_a_mistake(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """No file can have such a name, so that even a look for the file fails."""
+    code, _, complaint = in_process(tmp_path, *words)
+    assert (code, "File name too long" in complaint) == (EXIT_USAGE, True), complaint
+    assert "Check the path" in complaint
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG, errno.EROFS])
+def test_a_path_that_may_not_be_used_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The same for a folder that may not be read, wherever the error occurs."""
+
+    def refuse(_path: Path) -> bool:
+        raise OSError(number, os.strerror(number), "locked/chats.jsonl")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", refuse)
+        code, _, complaint = in_process(tmp_path, "burst", "--workload", "locked/chats.jsonl")
+    assert code == EXIT_USAGE
+    assert f"cannot use locked/chats.jsonl: {os.strerror(number)}" in complaint
+
+
+def test_a_key_in_a_wrong_option_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that quotes a wrong value does not quote the API key."""
+    monkeypatch.setenv("LOADGEN_API_KEY", "sk-3Zr8hdP1qYw0Lm")
+    code, _, complaint = in_process(tmp_path, "burst", "--timeout", "sk-3Zr8hdP1qYw0Lm")
+    assert (code, "***" in complaint, "sk-3Zr8" in complaint) == (EXIT_USAGE, True, False), complaint
 
 
 @pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 100_000, b"\xff", b"1" * 10_000], ids=range(4))

@@ -45,7 +45,11 @@ def duration(seconds: float | None, digits: int = 3) -> str:
     if seconds is None:
         return UNKNOWN
     factor, unit = scale_of(seconds)
-    return f"{significant(seconds * factor, digits)} {unit}"
+    text = significant(seconds * factor, digits)
+    if text.lstrip("-").startswith("1,000") and unit != "s":  # rounded up to the next unit, such as 999.7 µs
+        factor, unit = scale_of(1000 / factor)
+        text = significant(seconds * factor, digits)
+    return f"{text} {unit}"
 
 
 def percent(value: float | None) -> str:

@@ -38,6 +38,16 @@ class Finding(Struct, frozen=True):
     """Id of the section that shows the figures on which the sentence is based."""
 
 
+class Chip(Struct, frozen=True):
+    """One part of the status strip below the title of a page, such as "Measurement: valid"."""
+
+    label: str
+    text: str
+    level: Level
+    anchor: str = ""
+    """Id of the section with the details."""
+
+
 class RunStyle(Struct, frozen=True):
     """Name and colour of a run, which are the same in the whole document."""
 
@@ -231,6 +241,8 @@ class Document(Struct, frozen=True):
     servers: str = ""
     """Names of the tested servers, for the title of the browser tab. If it is empty, the title contains the names of
     the runs."""
+    chips: Sequence[Chip] = ()
+    """The status strip of the page, below its title. Other renderers omit the strip."""
 
 
 def markdown(document: Document) -> str:

@@ -43,6 +43,23 @@ COUNTED = {
     **{"requests_finished": "finished requests", "rejections": "rejections"},
 }
 """Counters that both the server and the client have, by the name in summary.json, with their displayed names."""
+INCOMPLETE = {
+    "connect": "without a connection",
+    "client_limit": "that this machine could not send",
+    "timeout": "timed out",
+    "http_status": "with other HTTP errors",
+    "rejected": "rejected",
+    "in_band_error": "with an error inside the stream",
+    "protocol": "with a malformed response",
+    "truncated": "truncated",
+    "wrong_length": "longer than requested",
+    "dropped": "dropped",
+    "session_ended": "never sent after the end of their session",
+    "cancelled": "stopped with the run",
+    "not_encoded": "that cannot be encoded",
+    "worker_lost": "lost with their worker",
+}
+"""Reasons why requests are not complete, by error kind. A number precedes each reason in texts."""
 P_VALUE_MIN = 0.001
 """Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
 CAPPED_SHARE = 0.9
@@ -60,7 +77,7 @@ def findings(summary: Summary) -> list[Finding]:
         Finding("client", client_level(summary), client_sentence(summary), "client"),
         *_error_bars(client, summary),
         *filter(None, [priority(client)]),
-        Finding("complete", _outcome_level(summary.requests), outcome_sentence(summary), "failures"),
+        Finding("complete", outcome_level(summary.requests), outcome_sentence(summary), "failures"),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
         *filter(None, [held_back_finding(summary)]),
@@ -75,6 +92,9 @@ def findings(summary: Summary) -> list[Finding]:
     if delivery:
         level: Level = "ok" if delivered_as_requested(summary) else "warning"
         result.append(Finding("delivery", level, delivery, "sending"))
+    untested = untested_distribution(summary)
+    if untested:
+        result.append(Finding("distribution", "note", untested, "sending"))
     capped = capped_rate_sentence(summary)
     if capped:
         result.append(Finding("capped", "note", f"{capped} Raise --concurrency to send at the target rate.", "sending"))
@@ -106,11 +126,12 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
         return Finding("invalid", "error", f"Invalid: {_invalid_reason(summary.client)}.")
     warnings = sum(finding.level in ("warning", "error") for finding in findings)
     if warnings:
-        return Finding("warning", "warning", f"Valid, with {pluralise(warnings, 'warning')} below.")
+        valid = "Simulated" if summary.server.virtual else "Valid"
+        return Finding("warning", "warning", f"{valid}, with {pluralise(warnings, 'warning')} below.")
+    if summary.server.virtual:
+        return Finding("valid", "ok", "Simulated: figures of a model.")
     capped = capped_rate_sentence(summary)
-    if capped:
-        return Finding("valid", "ok", f"Valid: every check passed. {capped}")
-    return Finding("valid", "ok", "Valid: every check passed.")
+    return Finding("valid", "ok", f"Valid: every check passed. {capped}".rstrip())
 
 
 def stopped_count(summary: Summary) -> int:
@@ -120,7 +141,7 @@ def stopped_count(summary: Summary) -> int:
     return summary.requests.errors.get("cancelled", 0)
 
 
-def _outcome_level(requests: RequestCounts) -> Level:
+def outcome_level(requests: RequestCounts) -> Level:
     """Return the level of the finding whose text is `outcome_sentence`.
 
     The level is `ok` if every planned request is complete, and `warning` if every incomplete request was rejected. The
@@ -133,24 +154,43 @@ def _outcome_level(requests: RequestCounts) -> Level:
 
 
 def outcome_sentence(summary: Summary) -> str:
-    """Return a sentence that states how many requests were complete, failed, rejected, truncated or dropped."""
+    """Return a sentence on the requests that are not complete: their number, their share and the reasons."""
     requests = summary.requests
     if not requests.planned:
         return "Nothing was sent."
-    after_session = requests.errors.get("session_ended", 0)
-    counts = {
-        "failed": requests.failed - stopped_count(summary),
-        "rejected": requests.rejected,
-        "truncated": requests.truncated,
-        "dropped": requests.dropped - after_session,
-        f"never sent, as {'its' if after_session == 1 else 'their'} session had ended": after_session,
-        "without a record": requests.unrecorded,
-        "stopped with the run": stopped_count(summary),
-    }
-    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
-    if not parts:
+    if requests.all_complete:
         return "The request is complete." if requests.planned == 1 else f"All {requests.planned:,} requests complete."
-    return f"{requests.complete:,} of {pluralise(requests.planned, 'request')} complete; {', '.join(parts)}."
+    return f"{incomplete_text([requests])}."
+
+
+def incomplete_text(counts: Sequence[RequestCounts]) -> str:
+    """Return the number of requests of these runs that are not complete, their share and the reasons, as text."""
+    planned = sum(requests.planned for requests in counts)
+    incomplete = planned - sum(requests.complete for requests in counts)
+    parts = []
+    for reason, count in incomplete_reasons(counts).items():
+        parts.append(f"{count:,} x {reason}" if reason.startswith("HTTP") else f"{count:,} {reason}")
+    share = percent(incomplete / planned)
+    return f"{incomplete:,} of {pluralise(planned, 'request')} not complete ({share}): {', '.join(parts)}"
+
+
+def incomplete_reasons(counts: Sequence[RequestCounts]) -> dict[str, int]:
+    """Return why requests of these runs are not complete: the number of requests by reason, in descending order.
+
+    The kind `http_status` has one reason per HTTP status. A number precedes each reason in texts."""
+    reasons = Counter[str]()
+    for requests in counts:
+        for kind, count in requests.errors.items():
+            remaining = count
+            for example in requests.examples.get(kind, []) if kind == "http_status" else ():
+                if example.http_status is not None:
+                    reasons[f"HTTP {example.http_status}"] += example.count
+                    remaining -= example.count
+            reasons[INCOMPLETE.get(kind, kind)] += remaining
+        reasons["without a record"] += requests.unrecorded
+        explained = sum(requests.errors.values()) + requests.unrecorded
+        reasons["for an unknown reason"] += requests.planned - requests.complete - explained
+    return {reason: count for reason, count in reasons.most_common() if count > 0}
 
 
 def addresses_sentence(server: ServerInfo) -> str:
@@ -306,8 +346,13 @@ def _counted_by_chunks(summary: Summary) -> int:
 
 
 def client_sentence(summary: Summary) -> str:
-    """Return a sentence that states whether the client was the limit, and how exact its timestamps are."""
+    """Return a sentence that states whether the client was the limit, and how exact its timestamps are.
+
+    A simulation in virtual time has no client, so the sentence states that the figures come from a model.
+    """
     client = summary.client
+    if summary.server.virtual:
+        return "Simulated: figures of a model. No server and no network took part."
     valid = f"Invalid: {_invalid_reason(client)}"
     if client.ok:
         valid = (
@@ -425,22 +470,6 @@ def _error_bars(client: ClientHealth, summary: Summary) -> list[Finding]:
     return [Finding("error", "warning" if wide else "ok", f"{text}.", "client")]
 
 
-def top_failure(summary: Summary) -> list[Finding]:
-    """Return one finding on the most frequent reason for incomplete requests, or an empty list if there is none."""
-    examples = [
-        (example, kind)
-        for kind, examples_of_kind in summary.requests.examples.items()
-        for example in examples_of_kind
-        if kind != "cancelled"
-    ]
-    if not examples or not summary.requests.errors:
-        return []
-    top, kind = max(examples, key=lambda pair: pair[0].count)
-    detail = f": “{top.detail}”" if top.detail else ""
-    text = f"Most frequent: {top.count:,} x {kind}{detail}."
-    return [Finding("failure", "warning" if kind == "rejected" else "error", text, "failures")]
-
-
 def delivery_sentence(summary: Summary) -> str:
     """Return a sentence that compares the actual load with the requested load.
 
@@ -459,11 +488,20 @@ def delivery_sentence(summary: Summary) -> str:
     if check is not None:
         fit = "distribution as requested" if check.p_value >= P_VALUE_MIN else "distribution not as requested"
         parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check.p_value, 2)})")
-    elif delivery.ks.due is not None and delivery.queue_wait is None:
-        parts.append("sent too late to check the distribution")
     if delivery.late_s is not None:
         parts.append(f"p99 dispatch delay {duration(delivery.late_s.p99)}")
     return f"{', '.join(parts)}.{_queue_wait_sentence(delivery)}"
+
+
+def untested_distribution(summary: Summary) -> str:
+    """Return a sentence that states why the distribution of the arrivals was not tested.
+
+    Return an empty string if the distribution was tested, or if there is none to test."""
+    delivery = summary.delivery
+    if delivery.ks.due is None or delivery.ks.sent is not None or delivery.queue_wait is not None:
+        return ""
+    delays = f" of {duration(delivery.late_s.p99)}" if delivery.late_s is not None else ""
+    return f"Arrival distribution not tested: dispatch delays{delays} are not small compared with the gaps."
 
 
 def _queue_wait_sentence(delivery: Delivery) -> str:
@@ -596,11 +634,21 @@ def littles_law_sentence(summary: Summary) -> str:
 
 def hardware_limit_sentence(limit: HardwareLimit) -> str:
     """Return sentences that compare throughput, TPOT and TTFT with the limits of the server's hardware."""
+    return f"{hardware_limit_headline(limit)} {hardware_limit_details(limit)}"
+
+
+def hardware_limit_headline(limit: HardwareLimit) -> str:
+    """Return a sentence that compares the output throughput with the limit of the server's hardware."""
     rate, gpus = significant(limit.output_tokens_per_s, 4), f"{limit.gpus} x {limit.gpu}"
     text = f"Hardware limit{times_speed(limit.speed)} ({gpus}, {limit.model}, {limit.format}): "
-    text += f"{percent(limit.throughput_share)} of {rate} tokens/s, bound by {limit.bound}."
+    return f"{text}{percent(limit.throughput_share)} of {rate} tokens/s, bound by {limit.bound}."
+
+
+def hardware_limit_details(limit: HardwareLimit) -> str:
+    """Return sentences that compare TPOT and TTFT with the limits of the hardware, and that name the overhead."""
+    text = ""
     if limit.tpot_ratio is not None:
-        text += f" TPOT is {significant(limit.tpot_ratio, 2)} times the {limit.tpot_bound} limit"
+        text += f"TPOT is {significant(limit.tpot_ratio, 2)} times the {limit.tpot_bound} limit"
         text += f" of {duration(limit.tpot_s)}."
     if limit.ttft_ratio is not None:
         text += f" TTFT is {significant(limit.ttft_ratio, 2)} times the limit of {duration(limit.ttft_s)}"
@@ -611,7 +659,7 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
     if limit.exceeds_limit:
         text += " No GPU is faster than its limit: the server probably has other or more GPUs."
         text += " Name them with --gpu-model."
-    return text
+    return text.lstrip()
 
 
 def memory_sentences(summary: Summary) -> list[str]:
@@ -630,7 +678,8 @@ def memory_sentences(summary: Summary) -> list[str]:
         if cache.peak_fullest_share is not None:
             capacity += f" in {cache.engines} engines"
             peak += f" on average and {percent(cache.peak_fullest_share)} in the fullest"
-        lines.append(f"KV cache{capacity}: {peak}, as reported by the server.")
+        source = "in the model" if summary.server.virtual else "as reported by the server"
+        lines.append(f"KV cache{capacity}: {peak}, {source}.")
     lines += [_memory_sentence(gpu) for gpu in result.gpus[:GPUS_NAMED] if gpu.peak_bytes is not None]
     unnamed = len(result.gpus) - GPUS_NAMED
     if unnamed > 0:

@@ -32,7 +32,7 @@ def joint_findings(summaries: Sequence[Summary]) -> list[Finding]:
     Notes are omitted, because they do not concern validity. The details of each repeat contain them."""
     of_repeats = [findings.findings(summary) for summary in summaries]
     ids = dict.fromkeys(finding.id for of_repeat in of_repeats for finding in of_repeat)
-    result = _most_frequent_failure(summaries)
+    result = list[Finding]()
     for finding_id in ids:
         known = [[finding for finding in of_repeat if finding.id == finding_id] for of_repeat in of_repeats]
         joint = _joint_finding(finding_id, known, summaries)
@@ -111,29 +111,14 @@ def _client_sentence(summaries: Sequence[Summary]) -> str:
 
 
 def _complete_sentence(summaries: Sequence[Summary]) -> str:
-    """Return a sentence with the number of complete requests in all repeats, and the numbers of the other outcomes."""
+    """Return a sentence on the requests of all repeats that are not complete: their number and the reasons."""
     complete = sum(summary.requests.complete for summary in summaries)
     planned = sum(summary.requests.planned for summary in summaries)
     if complete == planned:
         return f"All {planned:,} requests of {len(summaries)} repeats complete."
-    states = ("failed", "rejected", "truncated", "dropped", "unrecorded")
-    counts = {state: sum(getattr(summary.requests, state) for summary in summaries) for state in states}
-    parts = [f"{number:,} {state}" for state, number in counts.items() if number]
     lacking = [index for index, summary in enumerate(summaries) if not summary.requests.all_complete]
-    text = f"{complete:,} of {planned:,} requests complete; {', '.join(parts)}"
+    text = findings.incomplete_text([summary.requests for summary in summaries])
     return f"{text} ({_repeats_text(lacking, summaries)})." if len(lacking) < len(summaries) else f"{text}."
-
-
-def _most_frequent_failure(summaries: Sequence[Summary]) -> list[Finding]:
-    """Return the most frequent reason for incomplete requests in the repeat with the most of them, as one finding.
-
-    Return an empty list if every request was complete."""
-    tops = [(index, finding) for index, summary in enumerate(summaries) for finding in findings.top_failure(summary)]
-    if not tops:
-        return []
-    index, finding = max(tops, key=lambda pair: sum(summaries[pair[0]].requests.errors.values()))
-    text = f"{_capitalised(_repeats_text([index], summaries))}: {finding.sentence}"
-    return [Finding(finding.id, finding.level, text, finding.anchor)]
 
 
 def _repeats_text(indices: Sequence[int], summaries: Sequence[Summary]) -> str:

@@ -24,7 +24,7 @@ from loadgen.analysis.format import (
 )
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.report import Block, Document, Paragraph, Section, findings, tables
+from loadgen.analysis.report import Block, Document, Paragraph, Section, findings, status, tables
 from loadgen.analysis.report.charts import (
     DASHES,
     PALETTE,
@@ -145,6 +145,7 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
         scripts=list(dict.fromkeys(chart.script for chart in visible_charts(drawn) if chart.script)),
         data=_script_data(drawn),
         version=summaries[0].run.version,
+        chips=status.run_chips(summaries),
     )
 
 
@@ -158,8 +159,10 @@ def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
     blocks += [_scorecard(index, summary) for index, summary in enumerate(summaries)]
     for index, summary in enumerate(summaries):
         if summary.limit and not summary.limit.exceeds_limit:
-            text = findings.hardware_limit_sentence(summary.limit)
-            blocks.append(Paragraph(text, "note", index if several else None))
+            headline = findings.hardware_limit_headline(summary.limit)
+            blocks.append(Paragraph(headline, "note", index if several else None))
+            details = Paragraph(findings.hardware_limit_details(summary.limit), "note")
+            blocks.append(_folded("TPOT, TTFT and overhead compared with their limits", details))
     return blocks
 
 
@@ -224,8 +227,8 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
 def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
     facts = " · ".join(filter(None, (start_time(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
     known = findings.findings(summary)
-    shown = [*findings.top_failure(summary), *(finding for finding in known if finding.level != "note")]
-    shown.sort(key=lambda finding: ("error", "warning", "ok").index(finding.level))
+    shown = [finding for finding in known if finding.level != "note" or finding.id in SHOWN_NOTES]
+    shown.sort(key=lambda finding: ("error", "warning", "note", "ok").index(finding.level))
     return doc.Scorecard(
         run=index,
         subheading=summary.server.model or "",
@@ -259,9 +262,9 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         "prediction": tables.prediction(summaries),
     }
     longest = tables.longest_gaps([run.data["gaps"]["longest"] for run in drawn])
-    other = tables.latency(summaries, only=[name for name in METRICS if name not in tables.BRIEF_LATENCIES])
+    other = tables.latency(summaries, only=[name for name in METRICS if name not in tables.PAGE_LATENCIES])
     percentiles: list[Block] = [
-        tables.latency(summaries, only=tables.BRIEF_LATENCIES),
+        tables.latency(summaries, only=tables.PAGE_LATENCIES),
         _folded("Other latencies", replace(other, title="Other latencies of complete requests")),
     ]
     if any(summary.requests.errors for summary in summaries):
@@ -277,9 +280,10 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         for run in drawn
         for counter, number in run.summary.tokens.counted_by.items()
     ]
-    client: list[Block] = [
+    client: list[Block] = [  # on a page of one run, the first screen contains this sentence
         Paragraph(findings.client_sentence(summary), findings.client_level(summary), index)
         for index, summary in enumerate(summaries)
+        if several
     ]
     for index, summary in enumerate(summaries):
         priority = findings.priority(summary.client)
@@ -291,10 +295,21 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         "percentiles": percentiles,
         "failures": failures,
         "sending": [_folded("Requested and actual load", tables.load(summaries, names))],
-        "lengths": [tables.lengths(summaries), Paragraph(" ".join(counted), "note")],
+        "lengths": _lengths(summaries, counted),
         "client": [*client, _folded("Figures and limits", tables.client(summaries, names))],
         "machines": _machines(summaries),
     }
+
+
+def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
+    """Return the sentence on the lengths of each run, and the folded table of the token counts."""
+    several = len(summaries) > 1
+    blocks: list[Block] = [
+        Paragraph(findings.lengths_sentence(summary), "", index if several else None)
+        for index, summary in enumerate(summaries)
+    ]
+    counts = (tables.lengths(summaries), Paragraph(" ".join(counted), "note"))
+    return [*blocks, _folded("Requested and reported tokens", *counts)]
 
 
 def _folded(title: str, *blocks: Block) -> Block:
@@ -307,8 +322,7 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
     for index, summary in enumerate(summaries):
         blocks += [Paragraph(text, run=index) for text in findings.memory_sentences(summary)]
     details = [table for table in (tables.memory(summaries), tables.counters(summaries)) if table.rows]
-    if details:
-        blocks.append(_folded("Memory and counts", *details))
+    unread: list[Block] = []
     for index, summary in enumerate(summaries):
         memory = summary.memory
         if not memory:
@@ -320,10 +334,14 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
             )
         if missing:
             text = "; ".join(f"{source} ({reason})" for source, reason in missing.items())
-            blocks.append(Paragraph(f"Not read: {text}.", "note", index))
+            unread.append(Paragraph(f"Not read: {text}.", "note", index))
+    if details or unread:
+        blocks.append(_folded("Memory and counts", *details, *unread))
     return blocks
 
 
+SHOWN_NOTES = ("distribution", "capped")
+"""Notes that the first screen of the page shows with a grey dot, because a check or the target was not possible."""
 SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused")
 """Server fields that the generic list of server facts omits. Limits and addresses are shown in separate ways."""
 

@@ -5,6 +5,7 @@ Some tables have a brief form for the terminal and a full form for the page.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
@@ -27,7 +28,7 @@ from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution
 from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
-from loadgen.analysis.summary import Summary
+from loadgen.analysis.summary import ErrorExample, Summary
 
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")
@@ -44,8 +45,12 @@ ERROR_SHARE_MIN = 1e-3
 """Minimum timing error of a rate, as a share of the rate, that the report shows."""
 SHARED_UNIT_MAX = 100_000
 """Maximum value of a median in a unit that it shares with other latencies. Larger medians get a separate unit."""
+SERVER_WORDS = ("http_status", "in_band_error", "rejected")
+"""Error kinds whose messages are words of the server. The messages of other kinds are findings of loadgen."""
 LEVELS: Mapping[str, Level] = {"pass": "ok", "fail": "error", "inconclusive": "warning"}
 MARGINAL = "Marginal: the bound lies inside the interval, so another run may be judged differently (--confidence)."
+PAGE_LATENCIES = BRIEF_LATENCIES[:-1]
+"""Latencies that the page shows before the reader unfolds the others."""
 Summaries = Sequence[Summary]
 Cells = Sequence[TableCell | str]
 
@@ -78,9 +83,10 @@ def cards(summary: Summary) -> dict[str, Card]:
     total = _interval(summary, "total_tokens_per_s") or "with prompts"
     requests = _joined(_completed(summary), _interval(summary, "requests_per_s"))
     result = {
+        **({"goodput": _goodput_card(summary)} if summary.goodput else {}),
         "output": _output_card(summary),
         "total": Card("Total throughput", significant(throughput.total_tokens_per_s, 4), "tokens/s", total),
-        "requests": Card("Requests", significant(throughput.requests_per_s), "/s", requests),
+        "requests": Card("Requests", significant(throughput.requests_per_s, 4), "/s", requests),
         **{name: _median_card(METRICS[name].title, latencies[name]) for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
         "normalised": _duration_card("Normalised latency", latencies["normalised_s"].mean, "mean, per token"),
     }
@@ -102,11 +108,24 @@ def cards(summary: Summary) -> dict[str, Card]:
     return {"input": input_card} | {name: card for name, card in result.items() if name not in TOKEN_CARDS}
 
 
+def _goodput_card(summary: Summary) -> Card:
+    """Return the card of goodput: good requests per second, with the count and the time that the rate is made of."""
+    result, span_s = summary.goodput, summary.throughput.span_s
+    assert result is not None
+    good = f"{result.good:,} of {result.requests:,} requests good ({percent(result.attainment)})"
+    rate = ""
+    if result.per_s is not None and span_s is not None and not summary.window.whole:
+        rate = f"{round(result.per_s * span_s):,} good ended in the window of {duration(span_s, 5)}"
+    elif span_s is not None:
+        good += f" in {duration(span_s, 5)}"
+    return Card("Goodput", significant(result.per_s), "requests/s", _joined(good, rate))
+
+
 def _output_card(summary: Summary) -> Card:
     throughput = summary.throughput
     tokens, without_drain = "", ""
     if throughput.output_tokens is not None:
-        tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s)}"
+        tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s, 5)}"
     if throughput.steady_output_tokens_per_s is not None:
         steady = significant(throughput.steady_output_tokens_per_s, 4)
         without_drain = f"{steady} excluding drain ({percent(throughput.tail_share)} of the run)"
@@ -130,7 +149,7 @@ def _completed(summary: Summary) -> str:
     rejected = f"{requests.rejected:,} rejected" if requests.rejected else ""
     if throughput.completed is None:  # the summary was written by an older version
         return _joined(of_all, rejected)
-    span = duration(throughput.span_s)
+    span = duration(throughput.span_s, 5)
     if summary.window.whole:
         return _joined(f"{of_all} in {span}", rejected)
     return _joined(f"{throughput.completed:,} ended in the window of {span}", of_all, rejected)
@@ -234,7 +253,7 @@ def statistic_cell(
         text = "∞"
     else:
         text = significant(None if value is None else value * factor, 4)
-    if thin and text != UNKNOWN:
+    if thin:
         text += "*"
     interval = (None, None) if isinstance(described, AdjustedDistribution) else described.ci95.get(figure, (None, None))
     if bare or interval == (None, None):
@@ -269,11 +288,7 @@ def failures(summary: Summary, run: int | None = None) -> Table:
     rows = []
     for kind, count in requests.errors.items():
         examples = requests.examples[kind]
-        lines = []
-        for example in examples:
-            status = f"HTTP {example.http_status}" if example.http_status not in (None, 200) else ""
-            reason = " ".join(filter(None, (status, example.detail and f"“{example.detail}”"))) or kind
-            lines.append(f"{example.count:,} x {reason}")
+        lines = [f"{example.count:,} x {_reason(kind, example)}" for example in examples]
         remaining = count - sum(example.count for example in examples)
         if remaining > 0:
             lines.append(f"and {remaining:,} others")
@@ -290,6 +305,20 @@ def failures(summary: Summary, run: int | None = None) -> Table:
     return Table(title, [TableColumn(*head) for head in heads.items()], rows, "failures", run=run)
 
 
+def _reason(kind: str, example: ErrorExample) -> str:
+    """Return the reason of an error. Quotation marks enclose the words of the server.
+
+    The HTTP status is named once: servers often repeat it at the end of their message."""
+    status = "" if example.http_status in (None, 200) else f"HTTP {example.http_status}"
+    detail = example.detail
+    if status:
+        detail = detail.removesuffix(f" ({example.http_status})")
+        detail = re.sub(rf", {example.http_status}\)$", ")", detail)
+    if detail and kind in SERVER_WORDS:
+        detail = f"“{detail}”"
+    return " ".join(filter(None, (status, detail))) or kind
+
+
 def objectives(summaries: Summaries) -> Table:
     """Return the table of objectives, with their verdicts and the measured values."""
     rows = []
@@ -297,10 +326,13 @@ def objectives(summaries: Summaries) -> Table:
         for objective in summary.objectives:
             verdict = TableCell(objective.verdict, level=LEVELS[objective.verdict])
             text = TableCell(objective.objective, code=True)
-            rows.append((_run(index), verdict, text, findings.measured_text(objective)))
+            rows.append((_run(index), verdict, text, objective.said))
     judged = [objective for summary in summaries for objective in summary.objectives]
     inconclusive = sum(objective.verdict == "inconclusive" for objective in judged)
     notes = []
+    left_out = max((objective.left_out for objective in judged), default=0)
+    if left_out:
+        notes.append(f"Latencies leave out {pluralise(left_out, 'incomplete request')}.")
     if inconclusive:
         notes.append(f"{pluralise(inconclusive, 'objective')} inconclusive: neither passed nor failed.")
     if any(objective.marginal and objective.verdict != "inconclusive" for objective in judged):
@@ -415,7 +447,13 @@ def lengths(summaries: Summaries) -> Table:
             rows.append((_run(index), f"{side}s", *(f"{figure:,}" for figure in figures)))
     columns = number_columns("requested", "reported", "requests that differ")
     heads: Mapping[str, ColumnKind] = {"run": "text", "side": "head", **columns}
-    return table("Tokens, as counted by the server", heads, rows, several=len(summaries) > 1, id="lengths")
+    incomplete = sum(summary.requests.sent - summary.requests.complete for summary in summaries)
+    notes = []
+    if incomplete:
+        verb = "is" if incomplete == 1 else "are"
+        notes.append(f"{pluralise(incomplete, 'incomplete request')} {verb} requested but not compared.")
+    title = "Tokens, as counted by the server"
+    return table(title, heads, rows, several=len(summaries) > 1, id="lengths", notes=notes)
 
 
 def client(summaries: Summaries, names: Sequence[str]) -> Table:

@@ -219,5 +219,5 @@ def test_quiet_says_what_failed(tmp_path: Path) -> None:
         where = ["--server", "tgi", "--url", refusing.url, "--n", "20", "--output-tokens", "4", "--no-report"]
         code, out, err = burst(tmp_path, *where, "--quiet")
     assert (code, out) == (1, "")
-    assert "loadgen: 19 of 20 requests complete; 1 failed." in err
+    assert "loadgen: 1 of 20 requests not complete (5.0%): 1 " in err
     assert "loadgen: http_status: 1 x HTTP 500" in err

@@ -138,7 +138,7 @@ def test_each_form_of_a_rejection_is_one_kind(name: str, tmp_path: Path) -> None
     assert summary["tokens"]["prompt_mismatches"] == 0
     records = [record for record in runfile.read(tmp_path / "run").records if record.state == "rejected"]
     assert all(record.error_kind == "rejected" and record.error_detail.startswith(words) for record in records)
-    assert f"{N // 2} of {N} requests complete; {N // 2} rejected." in out
+    assert f"{N // 2} of {N} requests not complete (50%): {N // 2} rejected." in out
 
 
 def test_rejected_failed_and_complete_are_apart_in_every_output(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_rejected_failed_and_complete_are_apart_in_every_output(tmp_path: Path) 
     with playing([COMPLETE, REJECTIONS["429"][0], error]) as url:
         _, out, _ = asked(tmp_path, url, "--goodput", "ttft < 100s", "--assert", "rejected < 90%", report=True)
     third = N // 3
-    assert f"{third} of {N} requests complete; {third} failed, {third} rejected." in out
+    assert f"{N - third} of {N} requests not complete (67%): " in out
     assert f"{third} failed, {third} rejected, 0 truncated, 0 dropped" in out
     assert f"{third} rejected" in (tmp_path / "run/report.html").read_text("utf-8")
     summary = api.read(tmp_path / "run").summary
@@ -179,7 +179,7 @@ def test_a_run_without_a_complete_request_says_what_rejected_it(tmp_path: Path) 
     with playing([REJECTIONS["429-retry"][0]]) as url:
         code, _, err = asked(tmp_path, url, "--quiet")
     assert code == 1
-    assert f"loadgen: 0 of {N} requests complete; {N} rejected." in err
+    assert f"loadgen: {N} of {N} requests not complete (100%): {N} rejected." in err
     assert f"loadgen: rejected: {N} x HTTP 429 “busy; retry after 30 s”" in err
     assert in_process(tmp_path, "report", "run")[0] == 0
 

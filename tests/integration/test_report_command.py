@@ -47,7 +47,7 @@ def test_a_killed_run_is_reported_from_its_parts(tmp_path: Path, capsys: pytest.
     part.rename(folder / "part-0.jsonl")
     report([folder], None, as_json=False, quiet=False)
     output = " ".join(capsys.readouterr().out.split())
-    assert "20 of 100 requests complete; 80 without a record." in output
+    assert "80 of 100 requests not complete (80%): 80 without a record." in output
     assert "Interrupted: figures cover the part" in output
     assert "1 damaged line of the run file left out." in output
     assert "Interrupted: figures cover the part" in (folder / "report.html").read_text("utf-8")
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_is_said_to(tmp_path: Path, capsys: pytest.CaptureFix
     part.flush()
     report([folder], None, as_json=False, quiet=False)
     output = " ".join(capsys.readouterr().out.split())
-    assert "20 of 100 requests complete" in output
+    assert "80 of 100 requests not complete" in output
     assert "still going on: figures cover what is recorded so far" in output
     assert "Interrupted" not in output
     part.close()

@@ -72,9 +72,9 @@ def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:
         server(4, "after", requests_finished=20, output_tokens=81),
     ]
     document = page_document([part_of(run_of(tmp_path / "run", burst(20, 4), telemetry=telemetry))])
-    folded, missing = section(document, "machines").blocks[-2:]
+    folded = section(document, "machines").blocks[-1]
     assert isinstance(folded, Disclosure)
-    memory, counters = folded.blocks
+    memory, counters, missing = folded.blocks
     assert isinstance(memory, Table)
     assert isinstance(counters, Table)
     assert [cell.text for cell in memory.rows[0].cells][:4] == ["GPU 0", "10.0 GiB", "70.0 GiB", "72.0 GiB"]

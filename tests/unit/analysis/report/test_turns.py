@@ -106,12 +106,13 @@ def test_turns_never_sent_are_not_the_clients_doing(tmp_path: Path) -> None:
     ]
     summary = summary_of(tmp_path, records)
     assert said(summary, "complete") == (
-        "57 of 60 requests complete; 1 failed, 2 never sent, as their session had ended."
+        "3 of 60 requests not complete (5.0%): 2 never sent after the end of their session, 1 with an error inside "
+        "the stream."
     )
     assert summary["client"]["verdict"] == "ok"
     assert summary["requests"]["dropped"] == 2
     both = summary_of(tmp_path / "both", [*records[:5], dropped(5), *records[6:]])
-    assert said(both, "complete").endswith("; 1 failed, 1 dropped, 1 never sent, as its session had ended.")
+    assert said(both, "complete").endswith("1 never sent after the end of their session, 1 dropped.")
     assert both["client"]["verdict"] == "limited"
 
 

@@ -147,7 +147,7 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
     from loadgen.analysis.report.tables import number_columns, table
 
     title, load = headings(result)
-    heads: dict[str, doc.ColumnKind] = {"": "head", **number_columns("limit", "expected")}
+    heads: dict[str, doc.ColumnKind] = {"figure": "head", **number_columns("limit", "expected")}
     figures = table("Limit and expected", heads, rows(result), several=True)
     kinds: dict[str, doc.ColumnKind] = {"phase": "text", "GEMM": "head", "m x n x k": "text", "FLOP/byte": "number"}
     gemms = table(

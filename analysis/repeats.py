@@ -1,4 +1,4 @@
-"""Repeats of a plan, and the index page of a folder of runs.
+"""Repeats of a plan: their joint figures, with intervals over the runs.
 
 An interval over the requests of one run does not show how much another run may differ, because these requests share one
 server during the same time. This module computes intervals over runs: Student's t on one figure per run (Student, "The
@@ -9,46 +9,32 @@ runs.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import msgspec
 
 from loadgen.analysis.format import (
-    DIFFERENT_SPEEDS,
     UNKNOWN,
     figure_title,
     interval_text,
-    page_mark,
     percent,
     pluralise,
-    scale_of,
     server_label,
     significant,
     simulated,
-    speed_of,
-    start_time,
-    times_speed,
     unit_of,
     workload_sentence,
 )
-from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import (
     Block,
-    ChartRef,
-    Code,
     ColumnKind,
     Document,
-    Finding,
     Findings,
     Paragraph,
     Section,
-    Switch,
-    TableCell,
     findings,
 )
-from loadgen.analysis.report.tables import Cells, number_columns, objectives, overview, statistic_cell, table
+from loadgen.analysis.report.tables import objectives, table
 from loadgen.analysis.stats import (
     CONFIDENCE,
     DECIMALS,
@@ -72,29 +58,6 @@ MIN_RUNS = 3
 """Minimum number of runs for an interval. With two runs, the interval would be 13 times as wide as their difference."""
 MAX_VALUES = 5
 """Maximum number of runs for which a table row lists the value of every run."""
-
-
-MAX_INDEXED = 150
-"""Maximum number of runs on the index page of a folder, which keeps the page below 1.5 MB."""
-INDEX_FIGURES = (
-    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99"),
-    *("itl.p99", "e2e.p50", "e2e.p99"),
-)
-INDEX_LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-INDEX_STATISTICS = ("p50", "p90", "p95", "p99", "p99_9", "max")
-COMPARE_HINT = "Select runs in the table. For intervals and a verdict, use `loadgen compare`, which reads the runs:"
-
-
-class IndexedRun(NamedTuple):
-    """A run on the index page of a folder.
-
-    `path` is the run's path for command lines. `link` is the link from the index page to the run's report.
-    """
-
-    name: str
-    path: str
-    link: str
-    summary: Summary
 
 
 class FigureOverRuns(msgspec.Struct, frozen=True):
@@ -202,7 +165,7 @@ def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -
       exact binomial interval over the requests of all runs (Clopper and Pearson). This matters if all runs have similar
       results by chance.
     """
-    if any(_thin(summary, name) for summary in summaries):
+    if any(is_thin(summary, name) for summary in summaries):
         return msgspec.structs.replace(figure, thin=True)
     if name not in SHARES or figure.ci95 is None:
         return figure
@@ -219,7 +182,7 @@ def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -
     return msgspec.structs.replace(figure, ci95=(max(0.0, low), min(1.0, high)))
 
 
-def _thin(summary: Summary, name: str) -> bool:
+def is_thin(summary: Summary, name: str) -> bool:
     """Return True if the figure is a percentile from too few samples."""
     latency, _, statistic = name.partition(".")
     distribution = summary.latencies.get(f"{latency}_s")
@@ -289,116 +252,3 @@ def document(repeats: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
     subtitle = f"{workload_sentence(first)}, {repeats.runs} times"
     sections = [section(repeats, title=""), Section("repeats", "", blocks)]
     return Document("loadgen report", title, sections, subtitle, simulated(first))
-
-
-def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
-    """Return the index page of a folder: all runs, a comparison of selected runs, and one figure over time.
-
-    Runs are listed newest first. `unread` contains warnings about runs that could not be read.
-    """
-    shown = sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True)[:MAX_INDEXED]
-    heads: dict[str, ColumnKind] = {
-        "run": "head",
-        "began, UTC": "text",
-        "label": "text",
-        "server": "text",
-        "load": "text",
-    }
-    head_cells = list[Cells]()
-    for name, _, link, summary in shown:
-        run = summary.run
-        load = f"{pluralise(run.n or summary.requests.sent, 'request')}, {run.input_tokens} in, {run.output_tokens} out"
-        cells = [TableCell(_server(summary), note=summary.server.model or ""), TableCell(run.load.text, note=load)]
-        began = start_time(summary).removesuffix(" UTC")
-        head_cells.append((TableCell(name, link=link), began, run.label, *cells))
-    warnings = list(unread)
-    if len(runs) > len(shown):
-        warnings.insert(
-            0, f"Only the newest {MAX_INDEXED} of {len(runs):,} runs are shown. Pass a subfolder to see other runs."
-        )
-    if len({speed_of(run.summary) for run in shown}) > 1:
-        warnings.append(DIFFERENT_SPEEDS)
-    blocks: list[Block] = [Findings([Finding("runs", "warning", text) for text in warnings])] if warnings else []
-    blocks.append(overview([run.summary for run in shown], heads, head_cells))
-    labels = [label for label, _ in Counter(run.summary.run.label for run in shown).most_common()]
-    trend = [
-        Switch("label", "Label", [(label, label or "none") for label in labels], "select"),
-        Switch("figure", "Figure", [(name, figure_title(name)) for name in INDEX_FIGURES], "select"),
-    ]
-    selected: list[Block] = [
-        ChartRef("picked", "Percentiles", [], "wide", "none"),
-        Paragraph(COMPARE_HINT),
-        Code("", "Command", copy=True),
-    ]
-    over_time = ChartRef(
-        "trend", "One figure over runs of one label", ["Hollow points are invalid runs."], "wide", "none"
-    )
-    latency = Switch("metric", "Latency", [(name, METRICS[name].short) for name in INDEX_LATENCIES])
-    sections = [
-        Section("answer", "Runs", blocks, switches=[Switch("filter", "Filter", kind="search")]),
-        Section("compare", "Compare", selected, switches=[latency]),
-        Section("over", "Trend", [over_time], switches=trend),
-    ]
-    mark = page_mark(run.summary for run in shown)
-    data = {"runs": [], "index": _index_data(shown)}
-    return Document("loadgen report", title, sections, "", mark, (), ["index.js"], data, shown[0].summary.run.version)
-
-
-def _server(summary: Summary) -> str:
-    """Return the server's label, followed by the clock speed of a simulated server.
-
-    Only runs at equal speeds are comparable.
-    """
-    return f"{server_label(summary)}{times_speed(speed_of(summary))}"
-
-
-def _index_data(runs: Sequence[IndexedRun]) -> dict[str, Any]:
-    """Return the input of the index page's script: the runs, and the figures and latencies that the script can draw."""
-    figures_of_runs = [figures_of(run.summary, thin=True) for run in runs]
-    figures, latencies = [], []
-    for name in INDEX_FIGURES:
-        known = [values[name] for values in figures_of_runs]
-        factor, unit = unit_of(name, max((value for value in known if value), default=None))
-        figures.append({"name": name, "title": figure_title(name), "factor": factor, "unit": unit})
-    for name in INDEX_LATENCIES:
-        factor, unit = scale_of(max((run.summary.latencies[name].p50 or 0 for run in runs), default=None))
-        latencies.append({"name": name, "title": METRICS[name].short, "factor": factor, "unit": unit})
-    points = [name.replace("_", ".") for name in INDEX_STATISTICS]
-    entries = [_index_entry(run, values) for run, values in zip(runs, figures_of_runs, strict=True)]
-    return {"runs": entries, "figures": figures, "latencies": latencies, "points": points}
-
-
-def _index_entry(run: IndexedRun, values: dict[str, float | None]) -> dict[str, Any]:
-    """Return the data of one run for the script of the index page."""
-    summary = run.summary
-    percentiles = {}
-    for latency in INDEX_LATENCIES:
-        cells = [statistic_cell(summary.latencies[latency], name, 1, bare=True) for name in INDEX_STATISTICS]
-        percentiles[latency] = [None if cell.value is None else float(f"{cell.value:.5g}") for cell in cells]
-    return {
-        "name": run.name,
-        "path": run.path,
-        "label": summary.run.label,
-        "server": _server(summary),
-        "group": f"{_server(summary)}, {summary.run.label}",
-        "at": summary.run.started_at,
-        "valid": not findings.verdict(summary, findings.findings(summary)).id.startswith("invalid"),
-        "thin": [name for name in INDEX_FIGURES if _thin(summary, name)],
-        "figures": {name: values[name] and float(f"{values[name]:.6g}") for name in INDEX_FIGURES},
-        "percentiles": percentiles,
-    }
-
-
-def list_document(runs: Sequence[IndexedRun], title: str) -> Document:
-    """Return the list of runs as a document for the terminal, newest first."""
-    rows = []
-    for run in sorted(runs, key=lambda run: run.summary.run.started_at, reverse=True):
-        summary = run.summary
-        rate, ttft = significant(summary.throughput.output_tokens_per_s, 4), summary.latency.ttft.p50
-        valid = findings.verdict(summary, findings.findings(summary))
-        figures = (rate, significant(ttft, 4), TableCell(valid.id, level=valid.level))
-        rows.append((run.name, *figures))
-    heads: dict[str, ColumnKind] = {"run": "head", **number_columns("tokens/s", "TTFT p50, s")}
-    return Document(
-        "loadgen report", title, [Section("", "", [table("Runs", heads | {"validity": "text"}, rows, several=True)])]
-    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from os.path import relpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from loadgen.analysis.run.errors import RunFileError
 from loadgen.errors import OutputError, PlanError
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from loadgen.analysis.compare import ComparedRun, Comparison
     from loadgen.analysis.compare.gates import Gate
     from loadgen.analysis.frame import Frame
+    from loadgen.analysis.index_page import IndexedRun, RunFolder
     from loadgen.analysis.objectives import Objective
-    from loadgen.analysis.repeats import IndexedRun, RepeatsSummary
+    from loadgen.analysis.repeats import RepeatsSummary
     from loadgen.analysis.report.run_document import ReportedRun
     from loadgen.analysis.run.runfile import Header, Run
     from loadgen.analysis.summary import Summary
@@ -128,10 +129,19 @@ def runs_in(path: Path) -> list[Path]:
     return sorted(numbered, key=lambda folder: int(repeats[folder])) or [path]
 
 
+PAGES = ("report.html", "matrix.html", "frontier.html")
+"""Pages that commands write into the folder of a run, of repeats, of a matrix or of a sweep."""
+
+
 def report_link(run: Path, page: Path) -> str:
     """Return the relative link from `page` to the report of a run, or an empty string if there is no report."""
     file = run / "report.html"
     return relpath(file, page.parent) if file.exists() else ""
+
+
+def page_link(folder: Path, page: Path) -> str:
+    """Return the relative link from `page` to the page in a folder of runs, or an empty string if it has none."""
+    return next((relpath(folder / name, page.parent) for name in PAGES if (folder / name).exists()), "")
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -143,7 +153,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[IndexedRun], list[str]]:
     """Return the entries of an index page, and a message for each run that cannot be read."""
-    from loadgen.analysis.repeats import IndexedRun
+    from loadgen.analysis.index_page import IndexedRun
 
     entries = []
     unreadable = []
@@ -153,9 +163,32 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
         except RunFileError as error:
             unreadable.append(f"Left out: {error}")
         else:
+            group = _group_of(run, folder, page)
+            link = report_link(run, page) or (group.link if group else "")
             name = str(run.relative_to(folder))
-            entries.append(IndexedRun(name, shlex.quote(str(run)), report_link(run, page), summary))
+            entries.append(IndexedRun(name, shlex.quote(str(run)), link, summary, group))
     return entries, unreadable
+
+
+def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
+    """Return the outermost folder between `folder` and a run that holds runs which belong together.
+
+    Such a folder is that of a matrix, of a sweep or of repeats. `page` is the index page, from which links are
+    relative. Return None for a single run."""
+    from loadgen.analysis.index_page import RunFolder
+
+    for parent in reversed(run.parents[: run.parents.index(folder)]):
+        kind: Literal["repeats", "steps", "cells"]
+        if (parent / "matrix.jsonl").is_file():  # the journal of `loadgen matrix`
+            kind = "cells"
+        elif (parent / "sweep.jsonl").is_file():  # the journal of `loadgen sweep`
+            kind = "steps"
+        elif runs_in(parent) != [parent]:
+            kind = "repeats"
+        else:
+            continue
+        return RunFolder(str(parent.relative_to(folder)), shlex.quote(str(parent)), page_link(parent, page), kind)
+    return None
 
 
 def _current_summary(run: Path) -> Summary:

@@ -96,6 +96,10 @@ class TableCell(Struct, frozen=True):
     """Target of the link on the text: a path relative to the page. Empty for no link."""
     lines: Sequence[str] = ()
     """Lines that are shown instead of `text`."""
+    mark: str = ""
+    """Badge next to the text, such as `SIMULATED`. Empty for no badge."""
+    full_text: str = ""
+    """The unabridged text, if `text` is abridged. The page shows it while the mouse is over the text."""
     requests: Sequence[int] = ()
     """Request ids, one per line of `lines`. Each line links to its request in the timeline."""
 
@@ -105,6 +109,8 @@ class TableRow(Struct, frozen=True):
     key: str = ""
     first: bool = False
     """True if the row starts a new group of rows."""
+    parent: str = ""
+    """Key of the row that summarises this row. Empty for a row without such a row."""
 
 
 class Table(Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-// The page of a folder of runs: filters its table, compares selected runs, and draws a figure over the runs of a label.
+// The page of a folder of runs: expands and filters its table, compares selected runs, and draws a figure over the runs of a label.
 "use strict";
 (() => {
   const { chart, draw, colour, plain, createElement, element } = Report;
@@ -6,9 +6,20 @@
   const COLOURS = 6; // number of colours in the palette
   const byId = (id) => document.getElementById(id);
   const legend = { showlegend: true, margin: { l: 68, r: 14, t: 40, b: 48 } };
-  const rows = [...document.querySelector("table.overview").tBodies[0].rows];
+  const table = document.querySelector("table.index");
+  const rows = [...table.tBodies[0].rows];
   const rowTexts = rows.map((row) => row.textContent.toLowerCase());
-  const selected = runs.map((_, index) => index).slice(0, 2); // in the order of selection; at first the two newest runs
+  const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent.trim());
+  const expanded = new Set(); // keys of the groups whose rows are shown
+  // Returns the index in `runs` of a row, or undefined for a row that cannot be selected.
+  function indexOf(row) {
+    const [kind, number] = row.dataset.row.split("-");
+    return kind === "entry" ? Number(number) : undefined;
+  }
+
+  const selectable = (tableRows) => tableRows.map(indexOf).filter((index) => index !== undefined);
+  const shownAtFirst = selectable(rows.filter((row) => !row.dataset.parent));
+  const selected = (shownAtFirst.length > 1 ? shownAtFirst : selectable(rows)).slice(0, 2); // in the order of selection
   const style = (index) => ({ color: colour(`run-${(index % COLOURS) + 1}`), dash: index < COLOURS ? "solid" : "dash" });
   const comparison = createElement("div", undefined, "scroll");
   const command = document.querySelector("#compare pre code");
@@ -45,9 +56,9 @@
   }
 
   function updateComparison() {
-    const table = createElement("table", undefined, "facts-table");
+    const result = createElement("table", undefined, "facts-table");
     const [head, ...body] = comparisonRows();
-    table.createCaption().textContent = "Figures of the selected runs, compared with the first one";
+    result.createCaption().textContent = "Figures of the selected runs, compared with the first one";
     const addRow = (part, values, tag) => {
       const row = part.insertRow();
       values.forEach((value, index) => {
@@ -56,10 +67,10 @@
         row.append(cell);
       });
     };
-    addRow(table.createTHead(), head, "th");
-    const tableBody = table.createTBody();
+    addRow(result.createTHead(), head, "th");
+    const tableBody = result.createTBody();
     body.forEach((values) => addRow(tableBody, values, "td"));
-    comparison.replaceChildren(table);
+    comparison.replaceChildren(result);
     command.textContent = commands();
   }
 
@@ -73,7 +84,7 @@
 
   function trend() {
     const figure = figures.find(({ name }) => name === byId("figure").value);
-    const labelled = runs.filter((run) => run.label === byId("label").value && run.figures[figure.name] !== null).reverse();
+    const labelled = runs.filter((run) => run.top && run.label === byId("label").value && run.figures[figure.name] !== null).reverse();
     const servers = [...new Set(labelled.map((run) => run.server))];
     const traces = servers.map((server, index) => {
       const serverRuns = labelled.filter((run) => run.server === server);
@@ -90,7 +101,8 @@
       ...runs.map((run) => [run.name, run.label, run.server, run.at, ...figures.map(({ name }) => run.figures[name])])];
   }
 
-  rows.forEach((row, index) => {
+  function addCheckbox(row) {
+    const index = indexOf(row);
     const checkbox = createElement("input");
     Object.assign(checkbox, { type: "checkbox", checked: selected.includes(index) });
     checkbox.setAttribute("aria-label", `Compare ${runs[index].name}`);
@@ -100,12 +112,44 @@
       updateSelection();
     });
     row.cells[0].prepend(checkbox, " ");
-  });
-  byId("filter").addEventListener("input", ({ target }) => {
-    const words = target.value.toLowerCase().split(/\s+/);
-    rows.forEach((row, index) => { row.hidden = !words.every((word) => rowTexts[index].includes(word)); });
-    byId("status").textContent = `${rows.filter((row) => !row.hidden).length} runs shown`;
-  });
+  }
+
+  // Adds the button that shows and hides the rows of a group.
+  function addToggle(row) {
+    const key = row.dataset.row;
+    const note = row.cells[0].querySelector("small");
+    const button = createElement("button", note.textContent, "toggle");
+    button.type = "button";
+    button.setAttribute("aria-expanded", "false");
+    button.addEventListener("click", () => {
+      if (!expanded.delete(key)) expanded.add(key);
+      button.setAttribute("aria-expanded", String(expanded.has(key)));
+      showRows();
+    });
+    note.replaceChildren(button);
+  }
+
+  // Shows the rows that match the filter. Rows of a group are hidden until the group is expanded or the filter is used.
+  function showRows() {
+    const words = byId("filter").value.toLowerCase().split(/\s+/).filter((word) => word);
+    const matches = rows.map((_, index) => words.every((word) => rowTexts[index].includes(word)));
+    const matchingParents = new Set(rows.filter((row, index) => matches[index] && row.dataset.parent).map((row) => row.dataset.parent));
+    rows.forEach((row, index) => {
+      const { parent, row: key } = row.dataset;
+      if (parent) row.hidden = !matches[index] || !(words.length || expanded.has(parent));
+      else row.hidden = !matches[index] && !matchingParents.has(key);
+    });
+    if (words.length) byId("status").textContent = `${rows.filter((row) => !row.hidden).length} rows shown`;
+  }
+
+  const parents = new Set(rows.map((row) => row.dataset.parent).filter((key) => key));
+  for (const row of rows) {
+    [...row.cells].forEach((cell, index) => { cell.dataset.label = heads[index]; }); // headings of narrow screens
+    if (parents.has(row.dataset.row)) addToggle(row);
+    if (indexOf(row) !== undefined) addCheckbox(row);
+  }
+  showRows();
+  byId("filter").addEventListener("input", showRows);
   comparison.tabIndex = 0;
   comparison.setAttribute("role", "region");
   comparison.setAttribute("aria-label", "Figures of the selected runs");

@@ -23,13 +23,21 @@
     return typeof a === "number" ? -1 : 1;
   }
 
-  // Sorts the rows of a table. Missing values come last in both directions.
-  function sort(table, index, descending) {
-    const body = table.tBodies[0];
-    const rows = [...body.rows].map((row) => ({ row, key: sortKey(row.cells[index]) }));
+  // Returns the rows in the order of one column. Missing values come last in both directions.
+  function inOrder(tableRows, index, descending) {
+    const rows = tableRows.map((row) => ({ row, key: sortKey(row.cells[index]) }));
     const missing = ({ key }) => key === "" || key === "–" || /^n</.test(key);
     rows.sort((a, b) => missing(a) - missing(b) || (descending ? -1 : 1) * compare(a.key, b.key));
-    body.append(...rows.map(({ row }) => row));
+    return rows.map(({ row }) => row);
+  }
+
+  // Sorts the rows of a table. Rows with a parent stay below it, in the same order.
+  function sort(table, index, descending) {
+    const body = table.tBodies[0];
+    const rows = [...body.rows];
+    const childrenOf = (key) => rows.filter((row) => key && row.dataset.parent === key);
+    const top = inOrder(rows.filter((row) => !row.dataset.parent), index, descending);
+    body.append(...top.flatMap((row) => [row, ...inOrder(childrenOf(row.dataset.row), index, descending)]));
   }
 
   function makeSortable(table) {

@@ -37,6 +37,8 @@ OVERVIEW = (
     *(("ttft_s", "p50", "s"), ("ttft_s", "p99", "s"), ("tpot_s", "p50", "ms"), ("itl_s", "p99", "ms")),
     ("e2e_s", "p50", "s"),
 )
+OVERVIEW_FACTORS = {"s": 1.0, "ms": 1e3}
+"""Factors from seconds to the units in OVERVIEW."""
 TOKEN_CARDS = ("output", "total", "ttft_s", "tpot_s", "itl_s", "normalised")
 """Cards that are omitted for a run without generated tokens."""
 TURNS_BRIEF = 10
@@ -385,19 +387,28 @@ def overview(summaries: Summaries, heads: Mapping[str, ColumnKind] | None = None
     """
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
-        verdict = findings.verdict(summary, findings.findings(summary))
-        rates = (summary.throughput.output_tokens_per_s, summary.throughput.requests_per_s)
-        cells = list(named[index]) if named else [_run(index)]
-        cells += [TableCell(significant(rate, 4), rate) for rate in rates]
-        for name, figure, unit in OVERVIEW:
-            cells.append(statistic_cell(summary.latencies[name], figure, {"s": 1.0, "ms": 1e3}[unit], bare=True))
-        requests = summary.requests
-        complete = TableCell(f"{requests.complete:,} of {requests.planned:,}", requests.complete)
-        rows.append([*cells, complete, TableCell(verdict.id, level=verdict.level)])
-    latencies = (f"{METRICS[name].short} {figure}, {unit}" for name, figure, unit in OVERVIEW)
-    columns = number_columns("output, tokens/s", "requests, /s", *latencies, "complete")
-    heads = {**(heads or {"run": "head"}), **columns, "validity": "text"}
+        cells = named[index] if named else [_run(index)]
+        rows.append([*cells, *overview_cells(summary)])
+    heads = {**(heads or {"run": "head"}), **overview_columns()}
     return table("All runs", heads, rows, several=True, id="overview")
+
+
+def overview_columns() -> dict[str, ColumnKind]:
+    """Return the headings of the main figures of a run, as `table` expects them."""
+    latencies = (f"{METRICS[name].short} {figure}, {unit}" for name, figure, unit in OVERVIEW)
+    return {**number_columns("output, tokens/s", "requests, /s", *latencies, "complete"), "validity": "text"}
+
+
+def overview_cells(summary: Summary) -> list[TableCell]:
+    """Return the cells with the main figures of a run, one for each of `overview_columns`."""
+    verdict = findings.verdict(summary, findings.findings(summary))
+    rates = (summary.throughput.output_tokens_per_s, summary.throughput.requests_per_s)
+    cells = [TableCell(significant(rate, 4), rate) for rate in rates]
+    for name, figure, unit in OVERVIEW:
+        cells.append(statistic_cell(summary.latencies[name], figure, OVERVIEW_FACTORS[unit], bare=True))
+    requests = summary.requests
+    complete = TableCell(f"{requests.complete:,} of {requests.planned:,}", requests.complete)
+    return [*cells, complete, TableCell(verdict.id, level=verdict.level)]
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:

@@ -137,7 +137,7 @@ def _write_index(folder: Path, below: Sequence[Path], page: Path, output: Output
     `below` holds the paths of the runs.
     """
     from loadgen.analysis.format import pluralise
-    from loadgen.analysis.repeats import index_document, list_document
+    from loadgen.analysis.index_page import index_document, list_document
     from loadgen.analysis.report.page import render
     from loadgen.analysis.summary import as_dict
 

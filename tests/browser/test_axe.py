@@ -11,17 +11,23 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
+from loadgen.analysis.hardware import build_document
 from loadgen.analysis.report import Document
 from loadgen.analysis.report.page import render
 from loadgen.cli.report import report
 from loadgen.dissect import inference_report, training_report
+from loadgen.servers.hardware.roofline import compute_limits, make_deployment
+from loadgen.servers.hardware.throughput_model import Load
 from tests.browser.conftest import NASTY
 from tests.support.command import in_process
 from tests.support.dissected import inference_found, training_found
 from tests.support.matrices import fabricate
-from tests.support.runs import burst, footer, header, healthy, write
+from tests.support.runs import burst, failed, footer, header, healthy, write
 
-PAGES = ("plain", "troubled", "many", "folder", "comparison", "matrix", "frontier", "inference", "training")
+PAGES = (
+    *("plain", "troubled", "many", "repeats", "folder", "comparison", "matrix", "frontier", "limits", "inference"),
+    "training",
+)
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
 WHOLE = 1024
@@ -48,8 +54,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
+def repeats(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """The page of three repeats, one of which has failed requests."""
+    folder = tmp_path_factory.mktemp("repeats")
+    for number in (1, 2, 3):
+        first = header(40, server="vllm")
+        first.plan.update(repeat=number, repeats=3)
+        records = [*burst(40, 8, seed=number), *(failed(40 + index) for index in range(number - 1))]
+        write(folder / f"repeat-{number}", [first, *records, *healthy(), footer(records)])
+    report([folder], quiet=True)
+    return OnDisk(folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def limits(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """What a GPU could reach."""
+    made = make_deployment("H100", "llama-2-70b", "fp8", 8)
+    return _written(tmp_path_factory.mktemp("limits"), build_document(compute_limits(made, Load(512, 128, 64)), made))
+
+
+@pytest.fixture(scope="module")
 def folder(runs: list[Path]) -> OnDisk:
-    """The index of a folder of runs."""
+    """The index of a folder of runs and of repeats."""
+    for number in (1, 2):
+        records = burst(40, 8, seed=number)
+        write(
+            runs[0].parent / f"again/repeat-{number}",
+            [header(40, server="vllm"), *records, *healthy(), footer(records)],
+        )
     report([runs[0].parent], quiet=True)
     return OnDisk(runs[0].parent / "index.html")
 

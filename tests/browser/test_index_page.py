@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from playwright.sync_api import Browser
+import pytest
+from playwright.sync_api import Browser, expect
 
 from loadgen.cli.report import report
 from tests.browser.conftest import NASTY
@@ -63,3 +65,90 @@ def test_runs_are_filtered_picked_compared_and_followed(browser: Browser, tmp_pa
     assert "owned" not in page.title()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     context.close()
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The index page of two single runs, three repeats with a page, and a sweep of two steps without a page."""
+    folder = tmp_path_factory.mktemp("groups")
+    names = ("one", "again/repeat-1", "again/repeat-2", "again/repeat-3", "s/step-1", "s/step-2", "two")
+    for place, name in enumerate(names):
+        first = header(100, server="vllm", started_at=f"2026-11-2{place}T09:00:00Z", simulated=place == 0)
+        first.plan["label"] = "nightly"
+        if name == "two":
+            first.plan["input_tokens"] = f"empirical:{'deep/' * 30}lengths.csv"
+        records = burst(100, 8, pace=1 + place / 10)
+        write(folder / name, [first, *records, *healthy(), footer(records)])
+    (folder / "again/report.html").write_text("repeats", "utf-8")
+    (folder / "s/sweep.jsonl").write_text("", "utf-8")
+    report([folder], quiet=True)
+    return folder / "index.html"
+
+
+def test_groups_have_one_row_that_opens(browser: Browser, groups: Path) -> None:
+    """Repeats and steps are one row each, with a link to their page, until the row is expanded or the filter finds one
+    of their runs. Sorting keeps them below their row. Repeats can be compared as a whole."""
+    with browser.new_context(viewport={"width": 1600, "height": 900}) as context:
+        page = context.new_page()
+        page.goto(groups.as_uri())
+        names = page.locator(".index tbody tr:visible th a, .index tbody tr:visible th:not(:has(a))")
+        shown = ".index tbody tr:visible"
+        expect(page.locator(shown)).to_have_count(4)
+        assert page.locator(f"{shown} th").first.text_content() == " two"
+        again = page.locator(shown, has_text="3 repeats")
+        assert again.locator("th a").get_attribute("href") == "again/report.html"
+        output = "td[data-label^=output]"
+        means = again.locator(output).text_content() or ""
+        again.get_by_role("button", name="3 repeats").click()
+        expect(page.locator(shown)).to_have_count(7)
+        children = page.locator("tr[data-parent]:visible")
+        assert (
+            children.locator("th a").evaluate_all("(links) => links.map((link) => link.getAttribute('href'))")
+            == ["again/report.html"] * 3
+        )
+        values = [float(text.replace(",", "")) for text in children.locator(output).all_text_contents()]
+        assert float(means.replace(",", "")) == pytest.approx(sum(values) / 3, rel=1e-3)
+        steps = page.locator(shown, has_text="2 steps")
+        assert re.fullmatch(r"[\d,.]+–[\d,.]+", steps.locator(output).text_content() or "")  # noqa: RUF001
+        page.locator(".index thead button", has_text="output").click()
+        order = page.locator(".index tbody tr").evaluate_all(
+            "(rows) => rows.map((row) => row.dataset.parent ?? row.dataset.row)"
+        )
+        key = str(again.get_attribute("data-row"))
+        assert order.index(key) + 3 == len(order) - order[::-1].index(key) - 1
+        page.get_by_label("Compare again", exact=True).check()
+        assert str(page.locator("#compare pre").text_content()).endswith(f"{groups.parent}/again")
+        page.fill("#filter", "step-2")
+        assert [name.strip() for name in names.all_text_contents()] == ["s2 steps", "step-2"]
+
+
+def test_figures_are_on_the_first_screen_at_every_width(browser: Browser, groups: Path) -> None:
+    """The throughput of the newest run is visible without scrolling. Long loads are abridged and have their full text
+    as a title. On paper no figure is cut off. Nothing touches the field of the filter."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(groups.as_uri())
+        for width, height in ((360, 780), (1024, 900), (1600, 900)):
+            page.set_viewport_size({"width": width, "height": height})
+            box = page.locator("td[data-label^=output]").first.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= width
+            assert box["y"] + box["height"] <= height
+            field, copy = (page.locator(name).first.bounding_box() for name in ("#filter", "#answer .copy"))
+            assert field is not None
+            assert copy is not None
+            assert copy["y"] >= field["y"] + field["height"] + 8
+        load = page.locator(".index td[data-label=load]").first
+        assert len(load.inner_text()) < 110
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": 690, "height": 900})
+        assert page.locator(".index").evaluate("(table) => table.getBoundingClientRect().right <= innerWidth")
+
+
+def test_each_row_says_how_it_was_simulated(browser: Browser, groups: Path) -> None:
+    """If only some runs are simulated, their rows have the badge."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(groups.as_uri())
+        expect(page.locator(".index .badge")).to_have_text(["SIMULATED at 5 times speed"])
+        expect(page.locator(".index tr", has_text="SIMULATED").locator("a, th").first).to_contain_text("one")

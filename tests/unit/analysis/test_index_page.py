@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.repeats import MAX_INDEXED, IndexedRun, index_document
+from loadgen.analysis.index_page import MAX_INDEXED, IndexedRun, index_document
 from loadgen.analysis.report.page import render
 from loadgen.cli.output import Output
 from loadgen.cli.report import report

@@ -72,7 +72,7 @@ def run_load(
     report: Report = True,
     live: Annotated[
         bool,
-        Option("--live", help="Show the progress on a web page of this machine, and save it as live.html.", **OUTPUT),
+        Option("--live", help="Show the progress on a local web page. The page is saved as live.html.", **OUTPUT),
     ] = False,
     live_port: Annotated[int, Option(help="Port of the page of --live. 0 means any free port.", **ADVANCED)] = 0,
     as_json: AsJson = False,

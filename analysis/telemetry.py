@@ -250,6 +250,29 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     return checks
 
 
+PHASES = ("queue", "prefill", "decode", "inference")
+"""Phases of a request whose durations servers publish as histograms. Inference is prefill and decode together."""
+
+
+def mean_phases(run: Run) -> dict[str, float]:
+    """Return the mean duration of each phase of a request in s, by the server's own metrics.
+
+    The entry `requests` is the number of requests that the server counted. The means cover the requests that the server
+    finished between the first and the last reading, without those of the warm-up if the readings allow it. The result
+    is empty if the server publishes no such metrics or reset them.
+    """
+    valid = [reading for reading in readings(run, "server") if not reading.gap]
+    start = next((index for index, reading in enumerate(valid) if reading.moment == "start"), 0)
+    means: dict[str, float] = {}
+    for phase in PHASES:
+        seconds, resets = _growth(valid[start:], f"{phase}_s_sum")
+        requests, _ = _growth(valid[start:], f"{phase}_s_count")
+        if seconds is not None and requests and not resets:
+            means[phase] = seconds / requests
+            means["requests"] = max(requests, means.get("requests", 0.0))
+    return means
+
+
 def _comparison_obstacle(
     run: Run, all_readings: Sequence[Reading], valid: Sequence[Reading], first: Reading | None
 ) -> str:

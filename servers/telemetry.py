@@ -16,8 +16,9 @@ A metrics page may contain several samples of one metric. Their labels decide ho
 
 Server metrics get common names: running and waiting requests, KV-cache use, tokens, preemptions, rejections. Pages are
 fetched with limits on time and size, and parsed with the official prometheus-client parser. Parsing vLLM's page of 55
-kB takes 4 ms of CPU once a second, in a process that does not receive tokens. Latencies are not read: the servers'
-histogram buckets are too coarse (vLLM's first bucket ends at 0.3 s), and TGI has no metric for the time to first token.
+kB takes 4 ms of CPU once a second, in a process that does not receive tokens. Of the servers' histograms of durations,
+only the sums and counts are read, which give the mean time in the queue, in prefill and in decode. Percentiles are not
+read: the buckets are too coarse (vLLM's first bucket ends at 0.3 s), and TGI has no metric for the time to first token.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ ABSENT_STATUSES = (401, 403, 404, 405)  # Statuses of a page that is missing or 
 Labels = Mapping[str, str]
 _WORK = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "requests_finished", "requests_failed")
 _LIVE_WORK = ("live_prompt_tokens", "live_output_tokens")
-COUNTERS = frozenset((*_WORK, *_LIVE_WORK, "preemptions", "rejections"))
+_PHASES = ("queue", "prefill", "decode", "inference")
+PHASE_COUNTERS = tuple(f"{phase}_s_{part}" for phase in _PHASES for part in ("sum", "count"))
+"""Sums (in s) and counts of the server's histograms of durations."""
+COUNTERS = frozenset((*_WORK, *_LIVE_WORK, "preemptions", "rejections", *PHASE_COUNTERS))
 """Metrics that grow until the server restarts. Other metrics are gauges."""
 AVERAGED = frozenset({"kv_used"})  # Averaged over engines, which have equal size. Other metrics are added.
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")

@@ -29,7 +29,7 @@ from loadgen.analysis.format import duration, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import metric_samples
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data
+from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data, request_parts
 from loadgen.analysis.stats import PERCENTILES, samples_needed
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
@@ -45,7 +45,14 @@ PALETTE = {
     "run-6": ("#5a4fb0", "#b3a9f7"),
 }
 """Colours of runs, for the light and the dark colour scheme. Servers get colours in the order of their first run."""
-SHADES = {"ink": "#16191d", "quiet": "#58616b", "bad": "#a8320a", "idle": "#b4bcc6"}
+SHADES = {
+    "paper": "#ffffff",
+    "ink": "#16191d",
+    "quiet": "#58616b",
+    "bad": "#a8320a",
+    "idle": "#b4bcc6",
+    "other-2": "#7a6a00",
+}
 """Other colours that traces refer to, as page.css defines them. Figures in notebooks need the values."""
 NOTEBOOK_MARGIN = {"t": 84, "l": 76}
 """Margins in pixels of figures in notebooks. The title and below it the legend need space that a page does not need."""
@@ -78,6 +85,8 @@ class ChartInput(msgspec.Struct, frozen=True):
     frame: Frame
     summary: Summary
     series: Sequence[Series] = ()
+    phases: Mapping[str, float] = {}
+    """Mean duration in s of each phase of a request, by the server's metrics (telemetry.mean_phases)."""
 
 
 class Chart(msgspec.Struct, frozen=True):
@@ -403,6 +412,127 @@ def _heat_layout(data: Sequence[Data]) -> Data:
     return {"showlegend": False, "xaxis": _axis("time, s"), "yaxis": y, "bargap": 0, "margin": margin}
 
 
+def _part(name: str, x: str, y: str, colour: str, **more: Any) -> dict[str, Any]:
+    """Return the trace of one part of stacked horizontal bars."""
+    bar = {"type": "bar", "orientation": "h", "name": name, "x": x, "y": y, "single_run": True, "width": 0.62}
+    hover = f"%{{y}}: {name} %{{x:.4~g}} @xunit on average<extra></extra>"
+    return bar | {"marker": {"color": colour, "line": {"width": 0}}, "hovertemplate": hover} | more
+
+
+def _part_totals(x: str, y: str) -> dict[str, Any]:
+    """Return the trace of labels at the ends of stacked horizontal bars."""
+    label = {"type": "scatter", "mode": "text", "x": x, "y": y, "texttemplate": " %{x:.3~g} @xunit", "single_run": True}
+    return label | {"textposition": "middle right", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
+
+
+PARTS = (
+    _part("waiting for the first token", "$ttft_s", "$group", "@idle"),
+    _part("decode", "$decode_s", "$group", "@run"),
+    _part("stalls", "$stalls_s", "$group", "@bad"),
+    _part("queue", "$server.queue", "$server.queue_group", "@quiet"),
+    _part("prefill", "$server.prefill", "$server.prefill_group", "@other-2"),
+    _part("prefill and decode", "$server.inference", "$server.inference_group", "@other-2"),
+    _part("decode", "$server.decode", "$server.decode_group", "@run", showlegend=False),
+    _part_totals("$e2e_s", "$group"),
+    _part_totals("$server.total", "$server.total_group"),
+)
+
+
+def _parts_layout(data: Sequence[Data]) -> Data:
+    groups = [*data[0]["group"], *data[0]["server"]["total_group"]]
+    y = {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": groups[::-1],
+        "ticksuffix": "  ",
+        "showgrid": False,
+    }
+    x = _axis("mean time, @xunit")
+    return {
+        "barmode": "stack",
+        "showlegend": True,
+        "xaxis": x,
+        "yaxis": y,
+        "margin": {"l": 104, "r": 76, "t": 44, "b": 44},
+    }
+
+
+def _parts_caption(parts: Data, _: Summary) -> str:
+    total = parts["e2e_s"][-1] or 1.0
+    shares = [f"{parts[key][-1] / total:.0%} {name}" for key, name in PART_NAMES.items()]
+    text = f"The {parts['group'][-1]} of {sum(parts['n']):,} complete requests by E2E: {', '.join(shares)}. "
+    text += f"Stalls are gaps longer than {request_parts.STALL_FACTOR} times the median gap of "
+    text += f"{duration(parts['median_gap_s'])}."
+    server = parts["server"]
+    if server["n"]:
+        phases = {"queue": "in the queue", "prefill": "in prefill", "decode": "in decode"}
+        phases["inference"] = "in prefill and decode"
+        means = [f"{duration(server[key][0])} {name}" for key, name in phases.items() if server[key]]
+        text += f" By the server's own metrics, the mean of {server['n'][0]:,} requests is {', '.join(means)}."
+    else:
+        text += " The server publishes no times in the queue and in prefill, so both are part of the wait."
+    return text
+
+
+PART_NAMES = {"ttft_s": "waiting for the first token", "decode_s": "decode", "stalls_s": "stalls"}
+
+
+def _bounds_layout(data: Sequence[Data]) -> Data:
+    """Return the layout of the scatter chart with bounds: a line per bound, and a label in each corner."""
+    run = data[0]
+    line = {"type": "line", "line": {"color": "@ink", "width": 1.2, "dash": "dash"}}
+    shapes = []
+    if run["ttft_bound"] is not None:
+        shapes.append(
+            line | {"xref": "x", "yref": "paper", "x0": run["ttft_bound"], "x1": run["ttft_bound"], "y0": 0, "y1": 1}
+        )
+    if run["tpot_bound"] is not None:
+        shapes.append(
+            line | {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": run["tpot_bound"], "y1": run["tpot_bound"]}
+        )
+    corners = {
+        "both": ("left", "bottom", "meet both bounds" if len(shapes) == 2 else "meet the bound"),
+        "ttft missed": ("right", "bottom", "TTFT too long"),
+        "tpot missed": ("left", "top", "TPOT too long"),
+        "both missed": ("right", "top", "both too long"),
+    }
+    known = {"ttft missed": run["ttft_bound"] is not None, "tpot missed": run["tpot_bound"] is not None, "both": True}
+    known["both missed"] = len(shapes) == 2
+    labels = []
+    for corner, (x, y, text) in corners.items():
+        if known[corner]:
+            place = {"xref": "paper", "yref": "paper", "x": float(x == "right"), "y": float(y == "top"), "xanchor": x}
+            look = {"yanchor": y, "showarrow": False, "bgcolor": "@paper:d0", "font": {"color": "@ink", "size": 12.5}}
+            labels.append(place | look | {"text": f"<b>{run['shares'][corner]:.1%}</b><br>{text}", "align": x})
+    axes = {f"{axis}axis": _bounded_axis(run, key) for axis, key in (("x", "ttft"), ("y", "tpot"))}
+    return {
+        "showlegend": False,
+        "shapes": shapes,
+        "annotations": labels,
+        "margin": {"l": 60, "r": 16, "t": 14, "b": 44},
+    } | axes
+
+
+def _bounded_axis(run: Data, key: str) -> Data:
+    """Return an axis from 0 that includes the bound, with room for the labels in the corners."""
+    maximum = max(*run[key], run[f"{key}_bound"] or 0.0)
+    return _axis(f"{key.upper()}, {run[f'{key}_unit']}", range=[0, maximum * 1.2])
+
+
+def _bounds_caption(scatter: Data, _: Summary) -> str:
+    text = f"Bounds: {' and '.join(f'`{bound}`' for bound in scatter['bounds'])}. Shares are of the "
+    text += f"{pluralise(scatter['n'], 'complete request')} with both latencies."
+    if scatter["drawn"] < scatter["n"]:
+        text += f" {scatter['drawn']:,} of {scatter['n']:,} points drawn."
+    return text
+
+
+def _bounded_points(prefix: str, colour: str) -> dict[str, Any]:
+    points = {"type": "scatter", "mode": "markers", "single_run": True, "x": f"${prefix}_ttft", "y": f"${prefix}_tpot"}
+    points |= {"marker": {"color": colour, "size": 5, "line": {"width": 0}}, "customdata": f"${prefix}_id"}
+    return points | {"hovertemplate": "request %{customdata}: TTFT %{x:.4~g}, TPOT %{y:.4~g}<extra></extra>"}
+
+
 def _timeline_caption(drawn: Data, _: Summary) -> str:
     if drawn["drawn"] == drawn["n"]:
         sentences = {0: "Nothing was sent.", 1: "One request sent."}
@@ -491,7 +621,37 @@ CHARTS: dict[str, Chart] = {
             table={"turn": "turn", "TTFT p50, ms": "p50", "from": "low", "to": "high"},
             note="The median and its 95% interval of the complete requests of each turn.",
         ),
+        Chart(
+            "bounds",
+            "bounds",
+            "TTFT against TPOT of each request",
+            lambda chart_input: request_parts.bounds_scatter(chart_input.frame, chart_input.summary),
+            _bounds_caption,
+            traces=(_bounded_points("good", "@run:88"), _bounded_points("bad", "@bad:aa")),
+            layout=_bounds_layout,
+            table={"request": "request", "ttft": "ttft", "tpot": "tpot"},
+            note="Each point is a complete request. The dashed lines are the bounds of --goodput, or of --assert on "
+            "percentiles. Points to the right waited too long for the first token: look at the queue and at prefill. "
+            "Points above decoded too slowly: look at the batch size and at memory bandwidth.",
+            shape="wide",
+        ),
         *(_distribution_chart(name) for name in ("e2e_s", "ttft_s", "tpot_s", "itl_s")),
+        Chart(
+            "parts",
+            "parts",
+            "E2E by part, from the fastest to the slowest requests",
+            lambda chart_input: request_parts.latency_parts(chart_input.frame, chart_input.phases),
+            _parts_caption,
+            traces=PARTS,
+            layout=_parts_layout,
+            table={name: name for name in ("group", "n", "ttft_s", "decode_s", "stalls_s", "e2e_s")},
+            typical={"x": lambda parts: max(parts["e2e_s"])},
+            note="Complete requests are ordered by E2E and divided into groups; each bar is the mean of a group. "
+            "Waiting for the first token is TTFT: the queue, prefill and the network. The last bar is the mean of all "
+            "requests that the server itself reports; it knows the queue and prefill, but not which request waited.",
+            shape="wide",
+            zoom="none",
+        ),
         _ttft_scatter("position", "TTFT by queue position", "position in the order sent", _position_caption),
         _ttft_scatter("prompt", "TTFT by prompt length", "prompt tokens", _prompt_caption),
         Chart(

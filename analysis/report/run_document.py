@@ -36,7 +36,7 @@ from loadgen.analysis.report.charts import (
 )
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import ServerInfo, Summary
-from loadgen.analysis.telemetry import all_series
+from loadgen.analysis.telemetry import all_series, mean_phases
 
 TIMELINE_RUNS = 3
 """Maximum number of runs on a page with token timestamps. With more runs, the timelines show no tokens."""
@@ -49,7 +49,9 @@ TITLES = {
     "goodput": ("Goodput", ""),
     "turns": ("Turn by turn", "Turns"),
     "objectives": ("Objectives", ""),
+    "bounds": ("Requests and their bounds", "Bounds"),
     "latency": ("Latency distribution", "Latency"),
+    "parts": ("Where the time goes", "Parts"),
     "waiting": ("First tokens", ""),
     "gaps": ("Between tokens", ""),
     "course": ("Over time", ""),
@@ -92,7 +94,8 @@ class ReportedRun(msgspec.Struct, frozen=True):
 
 def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
     """Compute the chart data of a run and return it with the run and its summary."""
-    return ReportedRun(run, summary, build_chart_data(ChartInput(frame, summary, all_series(run))))
+    chart_input = ChartInput(frame, summary, all_series(run), mean_phases(run))
+    return ReportedRun(run, summary, build_chart_data(chart_input))
 
 
 def brief_document(summary: Summary) -> Document:

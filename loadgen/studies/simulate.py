@@ -447,6 +447,8 @@ class VirtualRun:
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
         self._counts = Counter[str]()
+        self._phase_s = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
+        """Total time of complete requests in each phase, in s."""
         """Number of Records by state."""
         self._last_ns = 0
 
@@ -668,6 +670,10 @@ class VirtualRun:
         error: tuple[ErrorKind, str] | None = None
         if timed_out_ns is not None:
             error = ("timeout", f"no end within {self._timeout_ns / 1e9:g} s")
+        if timed_out_ns is None and job.admitted_ns is not None:
+            self._phase_s["queue"] += (job.admitted_ns - job.arrived_ns) / 1e9
+            self._phase_s["prefill"] += (instants[0] - job.admitted_ns) / 1e9
+            self._phase_s["decode"] += (instants[-1] - instants[0]) / 1e9
         request.session_tokens += job.output_tokens
         self._keep(request, self._record(job, instants, end_ns, error), end_ns)
 
@@ -736,4 +742,6 @@ class VirtualRun:
             "cached_prompt_tokens": gauges.cached_prompt_tokens,
             "requests_finished": self._counts["complete"],
         }
+        for phase, seconds in self._phase_s.items():
+            values |= {f"{phase}_s_sum": round(seconds, 6), f"{phase}_s_count": self._counts["complete"]}
         self._write(Telemetry(source="server", at_ns=at_ns, values=values))

@@ -52,6 +52,8 @@ class Job:
     """Set by the scheduler: one prefix cache key for each full block of the prompt."""
     last_decode_step: int = 0
     """Set by the scheduler: value of `Scheduler.decode_steps` when the job gets its last token."""
+    admitted_ns: int | None = None
+    """Set by the scheduler: start of the step in which the job left the queue. None while the job waits."""
     first_growth_step: int = 0
     """Set by the scheduler: value of `Scheduler.decode_steps` before the first step for which the job needs a new
     block."""
@@ -332,6 +334,8 @@ class Scheduler:
             if whole_prompts and self._chunks and self._exceeds_padding(longest, known_tokens):
                 return
             self.waiting.popleft()
+            if not job.emitted:  # a preempted job was admitted before
+                job.admitted_ns = now_ns
             self._free_tokens -= reserved_tokens
             job.reserved_tokens = reserved_tokens
             job.computed_tokens = self._find_cached_tokens(job, known_tokens)

@@ -39,7 +39,7 @@ _MAX_PENDING = 10_000  # ended requests that are not counted yet; above it, one 
 _COLLECT_PAUSE_S = 1.0
 _ANSWER_STRIDE = 1_000_003  # answers to one request begin in the vocabulary like requests whose indices differ by this
 
-DURATION_HISTOGRAMS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s")
+DURATION_HISTOGRAMS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s", "queue_s", "prefill_s", "inference_s")
 LENGTH_HISTOGRAMS = ("prompt_tokens", "output_tokens", "requested_tokens")
 Buckets = Callable[[int], Mapping[str, Sequence[float]]]
 """Function that returns the bucket bounds of each histogram in DURATION_HISTOGRAMS and LENGTH_HISTOGRAMS, from
@@ -297,10 +297,18 @@ class ServerState:
         received_ns = line.received_ns
         intervals = stream.token_count - 1
         decode_s = (line.sent_ns[-1] - first_ns) / 1e9
+        ttft_s = (first_ns - received_ns) / 1e9
+        e2e_s = (ended_ns - received_ns) / 1e9
+        job = stream.job
+        # Without a scheduler, no request waits in a queue.
+        queue_s = 0.0 if job.admitted_ns is None else min(ttft_s, max(0, job.admitted_ns - job.arrived_ns) / 1e9)
         values = {
             "output_tokens": output_tokens,
-            "ttft_s": (first_ns - received_ns) / 1e9,
-            "e2e_s": (ended_ns - received_ns) / 1e9,
+            "ttft_s": ttft_s,
+            "e2e_s": e2e_s,
+            "queue_s": queue_s,
+            "prefill_s": ttft_s - queue_s,
+            "inference_s": e2e_s - queue_s,
             "decode_s": decode_s,
             "tpot_s": decode_s / intervals if intervals else 0.0,
         }

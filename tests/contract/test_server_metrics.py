@@ -11,6 +11,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.telemetry import (
     COUNTERS,
     DCGM,
+    PHASE_COUNTERS,
     GapError,
     NotMeasuredError,
     ServerMetrics,
@@ -24,6 +25,7 @@ from tests.support.simulated import running
 PREFIXES = tuple(metrics.prefix for metrics in metric_tables().values())
 NOT_DRAWN = {
     *("paused", "cached_prompt_tokens", "requests_failed", "kv_tokens"),  # figures of the summary
+    *PHASE_COUNTERS,  # means in the report
     *("memory_free_bytes", "memory_reserved_bytes", "memory_clock_hz"),
 }
 
@@ -33,7 +35,9 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         "vllm",
         {"running": 0, "waiting": 0, "kv_used": 0, "prompt_tokens": 2063, "output_tokens": 80}
         | {"cached_prompt_tokens": 0, "preemptions": 0, "rejections": 0, "requests_finished": 9, "requests_failed": 0}
-        | {"kv_tokens": 2_097_152, "taken_share": 0.92},
+        | {"kv_tokens": 2_097_152, "taken_share": 0.92}
+        | {"queue_s_sum": 0.000411465, "prefill_s_sum": 0.074470418, "decode_s_sum": 0.096861853}
+        | {"queue_s_count": 9, "prefill_s_count": 9, "decode_s_count": 9},
     ),
     (
         "written/metrics/vllm-0.10.2-two-engines.txt",

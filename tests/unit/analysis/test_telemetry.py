@@ -13,7 +13,7 @@ from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import CounterCheck, GpuMemory, HostMemoryLevels, KvCache, Memory
-from loadgen.analysis.telemetry import all_series, check_counters, memory_use
+from loadgen.analysis.telemetry import all_series, check_counters, mean_phases, memory_use
 from tests.support.runs import complete, failed, loop, rejected, run_of, said, summarise, text_of, typed
 from tests.support.telemetry import line, told
 
@@ -61,6 +61,20 @@ def test_rare_events_are_counted_from_the_first_reading(tmp_path: Path) -> None:
         for at, value in enumerate(values)
     ]
     assert list(curve(told(tmp_path / "run", lines), "preemptions").values()) == [0, 2, None, 3, 5, 6]
+
+
+def test_mean_phases_are_the_growth_of_sums_by_the_growth_of_counts(tmp_path: Path) -> None:
+    """The warm-up before the first reading is excluded; phases that the server does not publish are missing."""
+    lines = [
+        line("server", -2, "idle", queue_s_sum=1, queue_s_count=1, prefill_s_sum=1, prefill_s_count=1),
+        line("server", -1, "start", queue_s_sum=5, queue_s_count=2, prefill_s_sum=2, prefill_s_count=2),
+        line("server", 9, "end", queue_s_sum=35, queue_s_count=12, prefill_s_sum=4, prefill_s_count=12),
+    ]
+    run = run_of(tmp_path / "run", loop(10), telemetry=lines)
+    assert mean_phases(run) == {"queue": 3.0, "prefill": 0.2, "requests": 10.0}
+    reset = [*lines, line("server", 10, "after", queue_s_sum=1, queue_s_count=1)]
+    assert mean_phases(run_of(tmp_path / "reset", loop(10), telemetry=reset)).keys() == {"prefill", "requests"}
+    assert mean_phases(run_of(tmp_path / "none", loop(10))) == {}
 
 
 def test_cards_and_processes_have_curves_of_their_own(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_every_chart_can_be_read_without_seeing_it(tmp_path: Path) -> None:
     charts = re.findall(r'<div class="chart[^"]*" id="chart-(\w+)" role="img"[^>]* aria-labelledby="(\S+) (\S+)"', page)
     assert [name for name, _, _ in charts] == [
         *("e2e_s", "ttft_s", "tpot_s", "itl_s"),
-        *("position", "gaps", "course", "timeline", "sends"),
+        *("parts", "position", "gaps", "course", "timeline", "sends"),
     ]
     for name, title, text in charts:
         assert f'id="{title}"' in page

@@ -41,6 +41,19 @@ def test_old_vllm_computes_prompts_before_it_decodes() -> None:
     assert [(batch.prompts, batch.decoding) for batch in steps(made)] == [(2, 0), (2, 0), (1, 0), (0, 5), (0, 5)]
 
 
+def test_a_job_keeps_the_time_at_which_it_left_the_queue() -> None:
+    """Two prompts fit into the first step; the third leaves the queue with the second step. A waiting job has none."""
+    made = Scheduler(replace(OLD_VLLM, step_tokens=64), 1600)
+    jobs = [Job(32, 3, -1) for _ in range(3)]
+    for job in jobs:
+        made.submit(job)
+    made.plan(10)
+    assert [job.admitted_ns for job in jobs] == [10, 10, None]
+    made.finish()
+    made.plan(25)
+    assert [job.admitted_ns for job in jobs] == [10, 10, 25]
+
+
 def test_old_vllm_leaves_a_hundredth_of_its_blocks_at_admission() -> None:
     """Of 3200 tokens it admits prompts into 3168; decoding may take the rest."""
     made = scheduler(OLD_VLLM, 3200, *[(31, 2)] * 100)

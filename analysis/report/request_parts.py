@@ -1,0 +1,156 @@
+"""Computes chart data on the parts of a request's latency, and on the bounds that each request meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from loadgen.analysis.format import scale_of
+from loadgen.analysis.frame import Booleans, Floats, Frame
+from loadgen.analysis.objectives import COMPARISONS, Objective, parse, parse_bounds
+from loadgen.analysis.report.chart_data import BUCKET, BUCKET_MIN_S, BUCKETS, SCATTER_MAX
+from loadgen.analysis.summary import Summary
+
+STALL_FACTOR = 5
+"""A gap between chunks is a stall if it is longer than this multiple of the median gap."""
+REQUESTS_MIN = 10
+"""Minimum number of complete requests for the chart of latency parts."""
+GROUPS = (("fastest 50%", 0.0, 0.5), ("p50 to p90", 0.5, 0.9), ("p90 to p99", 0.9, 0.99), ("slowest 1%", 0.99, 1.0))
+"""Groups of requests by their rank in E2E: the name, and the range of the rank as a share."""
+SERVER_GROUP = "server's mean"
+SERVER_PARTS = ("queue", "prefill", "decode", "inference")
+BOUNDED = ("ttft", "tpot")
+"""Keys of the latencies that the scatter chart shows."""
+
+
+def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] | None:
+    """Return the mean TTFT, decode time and stalls of complete requests, in s, by percentile group of E2E.
+
+    A stall is a gap between chunks that is longer than STALL_FACTOR times the median gap of the run. Decode time is the
+    rest of E2E. `phases` contains the mean duration of phases by the server's own metrics (see
+    loadgen.analysis.telemetry.mean_phases). Return None if there are fewer than REQUESTS_MIN complete requests, or if
+    responses have no gaps.
+    """
+    retained = frame.sampled & ~np.isnan(frame.first_ns) & ~np.isnan(frame.end_ns)
+    median_gap_s = _median_gap_s(frame)
+    count = int(retained.sum())
+    if count < REQUESTS_MIN or median_gap_s is None:
+        return None
+    e2e_s = ((frame.end_ns - frame.sent_ns) / 1e9)[retained]
+    ttft_s = ((frame.first_ns - frame.sent_ns) / 1e9)[retained]
+    stalls_s = _stalls_s(frame, STALL_FACTOR * median_gap_s)[retained]
+    order = np.argsort(e2e_s, kind="stable")
+    result: dict[str, Any] = {"group": [], "n": [], "ttft_s": [], "decode_s": [], "stalls_s": [], "e2e_s": []}
+    for name, low, high in GROUPS:
+        rows = order[round(low * count) : round(high * count)]
+        if len(rows):
+            means = {"ttft_s": ttft_s[rows].mean(), "stalls_s": stalls_s[rows].mean(), "e2e_s": e2e_s[rows].mean()}
+            means["decode_s"] = max(0.0, means["e2e_s"] - means["ttft_s"] - means["stalls_s"])
+            result["group"].append(name)
+            result["n"].append(len(rows))
+            for key, value in means.items():
+                result[key].append(round(float(value), 6))
+    known = {part: round(phases[part], 6) for part in SERVER_PARTS if part in phases}
+    if {"queue", "inference"} <= known.keys() or {"queue", "prefill", "decode"} <= known.keys():
+        if "prefill" in known:
+            known.pop("inference", None)
+        total = round(sum(known.values()), 6)
+        server = {part: [known[part]] if part in known else [] for part in SERVER_PARTS}
+        result["server"] = server | {"total": [total], "n": [round(phases["requests"])]}
+    else:
+        result["server"] = {name: [] for name in (*SERVER_PARTS, "total", "n")}
+    for part in (*SERVER_PARTS, "total"):
+        result["server"][f"{part}_group"] = [SERVER_GROUP] * len(result["server"][part])
+    return result | {"median_gap_s": median_gap_s}
+
+
+def _median_gap_s(frame: Frame) -> float | None:
+    """Return the median gap between chunks of complete requests, accurate to 1%, or None if there are no gaps."""
+    counts = np.zeros(BUCKETS, np.int64)
+    for _, gaps_ns in frame.gap_blocks():
+        scaled = np.maximum(gaps_ns / 1e9, BUCKET_MIN_S) / BUCKET_MIN_S
+        buckets = (np.log(scaled) / np.log(BUCKET)).astype(np.int64)
+        counts += np.bincount(np.minimum(buckets, BUCKETS - 1), minlength=BUCKETS)
+    if not counts.any():
+        return None
+    middle = int((np.cumsum(counts) >= counts.sum() / 2).argmax())
+    return float(BUCKET_MIN_S * BUCKET ** (middle + 0.5))
+
+
+def _stalls_s(frame: Frame, threshold_s: float) -> Floats:
+    """Return the total duration of the gaps above the threshold, in s, for each row of the frame."""
+    result = np.zeros(len(frame))
+    for rows, gaps_ns in frame.gap_blocks():
+        counts = frame.gap_counts[rows]
+        stalled = np.where(gaps_ns > threshold_s * 1e9, gaps_ns, 0) / 1e9
+        result[rows] = np.bincount(np.repeat(np.arange(len(counts)), counts), stalled, len(counts))
+    return result
+
+
+def latency_bounds(summary: Summary) -> dict[str, Objective]:
+    """Return the upper bounds on TTFT and TPOT, by latency key.
+
+    The bounds of --goodput are used. If there are none, the bounds of --assert on percentiles are used. If there are
+    several bounds on one latency, the first one is used.
+    """
+    bounds = parse_bounds(summary.goodput.bounds) if summary.goodput else []
+    if not any(bound.figure in BOUNDED for bound in bounds):
+        bounds = [bound for bound in parse(each.objective for each in summary.objectives) if bound.percentile]
+    result: dict[str, Objective] = {}
+    for key in BOUNDED:
+        upper = [bound for bound in bounds if bound.figure == key and bound.comparison in ("<", "<=")]
+        if upper:
+            result[key] = upper[0]
+    return result
+
+
+def bounds_scatter(frame: Frame, summary: Summary) -> dict[str, Any] | None:
+    """Return TTFT and TPOT of complete requests, the bounds on them, and the share of requests on each side.
+
+    Large runs are thinned to SCATTER_MAX points. Shares are computed from all requests. Return None for a run without
+    bounds on TTFT or TPOT.
+    """
+    bounds = latency_bounds(summary)
+    values_s = {
+        "ttft": (frame.first_ns - frame.sent_ns) / 1e9,
+        "tpot": (frame.last_ns - frame.first_ns) / frame.later_tokens / 1e9,
+    }
+    retained = frame.sampled & ~np.isnan(values_s["ttft"]) & ~np.isnan(values_s["tpot"])
+    if not bounds or not retained.any():
+        return None
+    values = {key: column[retained] for key, column in values_s.items()}
+    met = {key: _satisfied(values[key], bounds.get(key)) for key in BOUNDED}
+    count = int(retained.sum())
+    drawn = np.unique(np.linspace(0, count - 1, min(count, SCATTER_MAX)).astype(np.int64))
+    result: dict[str, Any] = {
+        "n": count,
+        "drawn": len(drawn),
+        "bounds": [bound.text for bound in bounds.values()],
+        "shares": {
+            "both": float((met["ttft"] & met["tpot"]).mean()),
+            "ttft missed": float((~met["ttft"] & met["tpot"]).mean()),
+            "tpot missed": float((met["ttft"] & ~met["tpot"]).mean()),
+            "both missed": float((~met["ttft"] & ~met["tpot"]).mean()),
+        },
+    }
+    good = (met["ttft"] & met["tpot"])[drawn]
+    for key in BOUNDED:
+        bound_s = bounds[key].bound if key in bounds else None
+        factor, unit = scale_of(max(bound_s or 0.0, float(np.median(values[key]))))
+        scaled = [float(f"{value:.5g}") for value in values[key][drawn] * factor]
+        result[key] = scaled
+        result[f"good_{key}"] = [value for value, is_good in zip(scaled, good, strict=True) if is_good]
+        result[f"bad_{key}"] = [value for value, is_good in zip(scaled, good, strict=True) if not is_good]
+        result[f"{key}_unit"] = unit
+        result[f"{key}_bound"] = None if bound_s is None else bound_s * factor
+    ids = frame.id[retained][drawn]
+    return result | {"request": ids.tolist(), "good_id": ids[good].tolist(), "bad_id": ids[~good].tolist()}
+
+
+def _satisfied(values: Floats, bound: Objective | None) -> Booleans:
+    """Return a mask of the values that meet the bound. Every value meets a bound of None."""
+    if bound is None:
+        return np.ones(len(values), np.bool_)
+    return np.asarray(COMPARISONS[bound.comparison](values, bound.bound), np.bool_)  # type: ignore[arg-type]

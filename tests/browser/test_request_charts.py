@@ -1,0 +1,83 @@
+"""The charts of the parts of latency and of the bounds of each request, in a real Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.analysis.frame import build_frame
+from loadgen.analysis.objectives import parse_bounds
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.run_document import page_document, prepare_run
+from loadgen.analysis.run.runfile import Telemetry
+from loadgen.analysis.slo import goodput
+from tests.browser.conftest import Opened, Written
+from tests.support.runs import burst, healthy, part_of, run_of
+
+widths = pytest.mark.parametrize("opened", [("bounded", 1600, "light"), ("bounded", 360, "dark")], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The report of a burst with two bounds, on a server that publishes its queue and prefill times."""
+    folder = tmp_path_factory.mktemp("bounded")
+    records = burst(300, 16)
+    first = {"moment": "start"} | {
+        f"{name}_s_{part}": 0 for name in ("queue", "prefill", "decode") for part in ("sum", "count")
+    }
+    last = {"moment": "end", "queue_s_sum": 300, "prefill_s_sum": 60, "decode_s_sum": 150}
+    last |= {f"{name}_s_count": 300 for name in ("queue", "prefill", "decode")}
+    telemetry = [
+        *healthy(),
+        *(Telemetry(source="server", at_ns=at, values=values) for at, values in ((0, first), (9 * 10**9, last))),
+    ]
+    run = run_of(folder / "run", records, telemetry=telemetry)
+    summary, frame = part_of(run).summary, build_frame(records)
+    summary.goodput = goodput(frame, parse_bounds(["ttft < 500ms", "tpot < 20ms"]))
+    (folder / "report.html").write_text(render(page_document([prepare_run(run, frame, summary)])), encoding="utf-8")
+    return Written(folder / "report.html", summary)
+
+
+@widths
+def test_the_time_of_slow_requests_is_divided_into_parts(opened: Opened) -> None:
+    """Each group of requests is a stacked bar with its total, and the server's own means are the last bar."""
+    chart = opened.page.locator("#chart-parts")
+    groups = [text.strip() for text in chart.locator(".ytick text").all_text_contents()]
+    assert sorted(groups) == sorted(["fastest 50%", "p50 to p90", "p90 to p99", "slowest 1%", "server's mean"])
+    assert chart.locator(".legendtext").all_text_contents() == [
+        "waiting for the first token",
+        "decode",
+        "stalls",
+        "queue",
+        "prefill",
+    ]
+    assert "1.7 s" in [text.strip() for text in chart.locator(".textpoint").all_text_contents()]
+    caption = opened.page.locator("#text-parts").inner_text()
+    assert "the mean of 300 requests is 1.00 s in the queue, 200 ms in prefill, 500 ms in decode" in caption
+    assert opened.complaints == []
+
+
+@widths
+def test_both_bounds_are_drawn_with_the_share_on_each_side(opened: Opened) -> None:
+    """Two dashed lines divide the chart, each corner says its share of the requests, and no label covers another."""
+    chart = opened.page.locator("#chart-bounds")
+    assert chart.locator(".shapelayer path").count() == 2
+    labels = chart.locator(".annotation text")
+    texts = labels.all_text_contents()
+    assert [text.split("%")[1] for text in texts] == [
+        "meet both bounds",
+        "TTFT too long",
+        "TPOT too long",
+        "both too long",
+    ]
+    assert sum(float(text.split("%")[0]) for text in texts) == pytest.approx(100, abs=0.2)
+    boxes: list[Any] = [label.bounding_box() for label in labels.all()]
+    for one, other in ((0, 1), (2, 3)):
+        assert boxes[one]["x"] + boxes[one]["width"] < boxes[other]["x"]
+
+
+def test_a_page_without_bounds_has_no_scatter(plain: Written) -> None:
+    """Requests are compared with bounds only if the run has bounds."""
+    assert 'id="chart-bounds"' not in Path(plain.path).read_text("utf-8")

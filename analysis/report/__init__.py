@@ -201,12 +201,14 @@ class Definitions(Struct, frozen=True, tag=True):
 
 
 class Switch(Struct, frozen=True):
-    """An input control that the page's scripts read: radio buttons, a drop-down list or a search field."""
+    """An input control that the page's scripts read: radio buttons, check boxes, a drop-down list or a search field."""
 
     name: str
     label: str
     choices: Sequence[tuple[str, str]] = ()
-    kind: Literal["radio", "select", "search"] = "radio"
+    kind: Literal["radio", "checkbox", "select", "search"] = "radio"
+    unchecked: Sequence[str] = ()
+    """Values of the check boxes that are not checked at first."""
 
 
 class Disclosure(Struct, frozen=True, tag=True):

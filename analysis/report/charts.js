@@ -324,5 +324,5 @@ const Report = (() => {
   addEventListener("beforeprint", () => setPrinting(true));
   addEventListener("afterprint", () => setPrinting(false));
 
-  return { DATA, several, chart, draw, drawAll, ready, line, colour, fade, plain, csv, save, createElement, element };
+  return { DATA, several, chart, draw, drawAll, ready, line, colour, fade, plain, csv, save, createElement, element, logarithmic };
 })();

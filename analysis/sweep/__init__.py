@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.analysis.format import knows_speed, server_label, simulated, speed_of
+from loadgen.analysis.format import knows_speed, simulated, speed_of
 from loadgen.analysis.objectives import LATENCIES, REQUEST_LATENCIES, Objective
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import CONFIDENCE
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.sweep.capacity_search import Capacity, LoadObservation, State
 from loadgen.analysis.telemetry import number_in, readings
+from loadgen.servers.backends import BACKENDS
 
 FORMAT = 1
 CARRIED_SHARE = 0.9
@@ -109,6 +110,8 @@ class SweepResult(msgspec.Struct, kw_only=True):
     gpus: int | None
     """Number of GPUs, from --gpus or the run; None if it is unknown."""
     gpu_hour_cost: float | None
+    currency: str = ""
+    """Currency of the costs: a sign such as `$` or a code such as `EUR`. Empty if the price did not name it."""
     power: str
     """Source of the power: `measured`, `of the data sheet`, or empty."""
     predicted: list[dict[str, float]]
@@ -219,11 +222,8 @@ def build_result(
     for point in sorted((search.get("foreseen") or {}).get("points", ()), key=lambda point: point["load"]):
         per_gpu = {RATE: point[WHOLE] / gpus} if gpus else {}
         predicted.append({**point, **per_gpu})
-    name = "" if last is None else server_label(last)
-    if limit:
-        name += f", {gpus} x {limit.gpu}"
     return SweepResult(
-        name=name,
+        name="" if last is None else _configuration_name(last, gpus),
         mark="" if last is None else simulated(last),
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
@@ -239,6 +239,7 @@ def build_result(
         knee=max(efficiency, key=lambda step: efficiency[step]) if len(efficiency) > 1 else None,
         gpus=gpus,
         gpu_hour_cost=prices.gpu_hour_cost,
+        currency=search.get("currency") or "",
         power=power,
         predicted=predicted,
         steps=steps,
@@ -265,17 +266,17 @@ def throughput_field(sweeps: Iterable[SweepResult]) -> str:
     return RATE if all(sweep.gpus for sweep in sweeps) else WHOLE
 
 
-def pareto_front(steps: Sequence[SweepStep], x: str, rate: str = RATE, *, less: bool = False) -> list[SweepStep]:
-    """Return the steps that no other step beats in both fields `rate` and `x`, sorted from best to worst `x`.
+def _configuration_name(summary: Summary, gpus: int | None) -> str:
+    """Return the server, its version and its hardware, such as `vLLM 0.32.0 on 2 x H100 SXM`.
 
-    A larger `rate` is better. A larger `x` is better, or a smaller `x` if `less` is true."""
-    known = [step for step in steps if getattr(step, x) is not None and getattr(step, rate)]
-    known.sort(key=lambda step: (getattr(step, x) * (1 if less else -1), -getattr(step, rate)))
-    front: list[SweepStep] = []
-    for step in known:
-        if not front or getattr(step, rate) > getattr(front[-1], rate):
-            front.append(step)
-    return front
+    A platform that only repeats the GPU is left out."""
+    server, limit = summary.server, summary.limit
+    title = BACKENDS[server.name].title if server.name in BACKENDS else server.name
+    name = " ".join(str(part) for part in (title, server.version) if part)
+    hardware = f"{gpus} x {limit.gpu}" if limit else ""
+    repeated = limit is not None and server.platform.endswith(limit.gpu)
+    places = [place for place in ("" if repeated else server.platform, hardware) if place]
+    return f"{name} on {', '.join(places)}" if places else name
 
 
 class _Prices(NamedTuple):

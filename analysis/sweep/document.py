@@ -5,12 +5,22 @@ A step of a sweep is the run at one load. On the page, every figure of a step li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
 from loadgen.analysis import report as doc
-from loadgen.analysis.format import UNKNOWN, duration, interval_text, percent, pluralise, significant, times_speed
+from loadgen.analysis.format import (
+    UNKNOWN,
+    confidence_interval,
+    duration,
+    interval_text,
+    percent,
+    pluralise,
+    significant,
+    times_speed,
+)
+from loadgen.analysis.prices import currency_parts, format_price
 from loadgen.analysis.report import (
     Block,
     Card,
@@ -22,6 +32,7 @@ from loadgen.analysis.report import (
     Paragraph,
     RunStyle,
     Section,
+    Switch,
     TableCell,
 )
 from loadgen.analysis.report.charts import DASHES, PALETTE
@@ -31,20 +42,27 @@ from loadgen.analysis.sweep import (
     SweepResult,
     SweepStep,
     best_step,
-    pareto_front,
     throughput_field,
     verdict_of,
 )
 
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
-FRONTIER = """Each point is the run at one load. The line joins the points that no other point beats in both figures.
-Right and up is better. Dotted: hardware limit with the same number of requests in flight; dashed: predicted. A star is
-the knee. Click a point to open its run."""
-FIRST = "Left and up is better: an earlier first token, and more tokens from the same GPUs."
+FRONTIER = """Each point is the run at one load, and its number is this load. Right and up is better. Click a point to
+open its run."""
+SEVERAL = "The grey line joins the points that no other point shown here beats in both figures (the Pareto frontier)."
+BRACKET = "The capacity lies between the two loads that the broad line joins."
+STAR = "The star is the load that {cards} describe."
+LIMIT = "The dotted line is what the hardware allows at most with the same number of requests in flight."
+FIRST = (
+    "Left and up is better: an earlier first token, and more tokens from the same GPUs. Symbols as in the chart above."
+)
 WHOLE_SERVERS = "Tokens per second are those of whole servers: the number of GPUs is unknown. Set it with --gpus N."
-BY_LOAD = """Requests per second that individually met the objectives; without objectives, all complete requests.
-Thin: the rate that was sent; dashed: predicted complete requests."""
+GOODPUT = "Requests per second that individually met the objectives."
+REQUESTED = "The grey line is the rate that was sent."
+PREDICTED = "The dashed line is the predicted rate of complete requests."
+COMPLETE = "Complete requests per second."
+BAND = "The shaded loads are the interval of the capacity."
 VERDICTS = {"overload": "overload, ended early"}
 STABILITY_VERDICTS = {
     "met": "keeps up",
@@ -63,7 +81,12 @@ ENDED = {
 MEANINGS = (
     ("tokens/s per user", "1 / TPOT", "The speed at which a user sees a response: the median over requests."),
     ("tokens/s", "", "Output tokens per second in the measurement window; per GPU if the number of GPUs is known."),
-    ("knee", "", "The load with the largest ratio of requests/s and median E2E latency (Kleinrock, 1979)."),
+    (
+        "knee",
+        "",
+        "The load with the largest ratio of requests/s and median E2E latency (Kleinrock, 1979). It may miss "
+        "an objective.",
+    ),
     (
         "capacity",
         "",
@@ -73,8 +96,6 @@ MEANINGS = (
     ("P(over)", "", "The probability, from this run alone, that an objective fails at this load in the long run."),
 )
 COMPARED = ("tokens_per_s_per_user", "cost_per_million_tokens", "joules_per_token")
-AXES = ("tokens_per_s_per_user", "ttft_p50_s")
-LOWER_IS_BETTER = ("ttft_p50_s",)
 Links = Callable[[SweepResult, str], str]
 """Function that returns the link from the page to the report of a step. It takes the sweep and the step's folder."""
 
@@ -115,12 +136,18 @@ def _measured_bracket(sweep: SweepResult) -> str:
     """Return the measured loads below and above the capacity with their verdicts: `between 32 (met) and 64 (not met)`.
 
     Return an empty string if no load below the capacity was measured, or no load above it."""
+    ends = _bracket(sweep)
+    if ends is None:
+        return ""
+    texts = [f"{format_load(sweep.over, step.load)} ({_bracket_word(step)})" for step in ends]
+    return f"between {' and '.join(texts)}"
+
+
+def _bracket(sweep: SweepResult) -> tuple[SweepStep, SweepStep] | None:
+    """Return the measured steps below and above the capacity, or None if one of them was not measured."""
     above = next((step for step in sweep.steps if step.over > 0.5), None)
     below = [step for step in sweep.steps if step.over <= 0.5 and (above is None or step.load < above.load)]
-    if above is None or not below:
-        return ""
-    ends = [f"{format_load(sweep.over, step.load)} ({_bracket_word(step)})" for step in (below[-1], above)]
-    return f"between {' and '.join(ends)}"
+    return None if above is None or not below else (below[-1], above)
 
 
 def _bracket_word(step: SweepStep) -> str:
@@ -237,7 +264,8 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     answers: list[Block] = []
     for index, sweep in enumerate(results):
         answers += [Paragraph("", run=index)] if several else []
-        answers += [doc.Findings(findings(sweep)), *_cards(sweep, link)]
+        answers.append(doc.Findings(findings(sweep)))
+        answers += [] if several else _cards(sweep, link)
     if several:
         answers.append(_comparison(sweeps, link))
     mixed = len({sweep.over for sweep in results}) > 1
@@ -248,10 +276,6 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     per = " per GPU" if throughput_field(results) == RATE else ""
     if not per:
         answers.append(Paragraph(WHOLE_SERVERS))
-    charts = [
-        ChartRef("frontier", f"Throughput{per} against speed per user", [FRONTIER], "wide", "none"),
-        ChartRef("first", f"Throughput{per} against TTFT", [FIRST], "wide", "none"),
-    ]
     steps: list[Block] = []
     for index, sweep in enumerate(results):
         steps += [Paragraph("", run=index)] if several else []
@@ -260,41 +284,93 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     unit = "load" if mixed else LOADS[results[0].over]
     sections = [
         Section("answer", "Capacity", answers),
-        Section("frontier", "Frontier", charts),
-        Section("load", "Goodput by load", [ChartRef("goodput", "Goodput by load", [BY_LOAD], "wide", "none")]),
+        _frontier_section(sweeps, per),
+        Section(
+            "load",
+            "TTFT and goodput",
+            [
+                ChartRef("first", f"Throughput{per} against TTFT", [FIRST], "", "none"),
+                ChartRef("goodput", "Goodput by load", _goodput_caption(results), "", "none"),
+            ],
+        ),
         Section("steps", "Steps", steps),
         Section("words", "What the terms mean", [doc.Definitions(MEANINGS)], "Terms"),
     ]
     mark = next((sweep.mark for sweep in results if sweep.mark), "")
-    data = {"runs": _chart_data(sweeps, link), "charts": _charts(unit, per)}
+    data = {"runs": _chart_data(sweeps, link), "load": unit, "per": per}
     subtitle = "" if several else results[0].model or ""
     return Document("loadgen sweep", title, sections, subtitle, mark, styles, ["frontier.js"], data, results[0].version)
 
 
+def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:
+    """Return the section with the frontier chart, and with controls that select what the charts of the page show."""
+    several, results = len(sweeps) > 1, sweeps.values()
+    caption = [FRONTIER, STAR.format(cards="the table above" if several else "the figures above")]
+    caption += [SEVERAL] if several else []
+    caption += [BRACKET] if any(_is_bracket_drawn(sweep) for sweep in results) else []
+    limited = any(step.limit_tokens_per_s_per_user for sweep in results for step in sweep.steps)
+    caption += [LIMIT] if limited else []
+    switches = []
+    if several:
+        choices = [(str(index), name) for index, name in enumerate(sweeps)]
+        switches.append(Switch("shown", "Show", choices, "checkbox"))
+    if limited:
+        # Limits are several times the measured figures. On a page of several sweeps they would squeeze the points.
+        unchecked = ("limit",) if several else ()
+        switches.append(Switch("limit", "", [("limit", "hardware limit")], "checkbox", unchecked))
+    chart = ChartRef("frontier", f"Throughput{per} against speed per user", caption, "tall", "none")
+    return Section("frontier", "Frontier", [chart], switches=switches)
+
+
+def _is_bracket_drawn(sweep: SweepResult) -> bool:
+    """Return True if the frontier chart shows both measured loads around the capacity. Overloads have no throughput."""
+    ends = _bracket(sweep)
+    return ends is not None and all(step.verdict != "overload" for step in ends)
+
+
+def _goodput_caption(results: Sequence[SweepResult]) -> list[str]:
+    caption = [GOODPUT if any(sweep.objectives for sweep in results) else COMPLETE]
+    caption += [BAND] if any(_capacity_data(sweep) for sweep in results) else []
+    caption += [REQUESTED] if any(sweep.over == "rate" for sweep in results) else []
+    return [*caption, PREDICTED] if any(sweep.predicted for sweep in results) else caption
+
+
 def _cards(sweep: SweepResult, link: Links) -> list[Block]:
-    """Return cards that show the capacity and the main figures at the largest load that met the objectives."""
+    """Return cards that show the capacity and the main figures at the largest load within the capacity."""
     step = best_step(sweep)
     if step is None:
         return []
     cards, report = list[Card](), link(sweep, step.folder)
     if sweep.capacity and sweep.state is not None:
-        known_ends = [end for end in (sweep.capacity_low, sweep.capacity_high) if end is not None]
-        ends = ""
-        if known_ends:
-            ends = interval_text(*(format_load(sweep.over, end) for end in (known_ends[0], known_ends[-1])))
-        cards.append(Card("Capacity", format_load(sweep.over, sweep.capacity), UNITS[sweep.over], ends, report))
-    at_load = f"at {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
-    price = f"{significant(sweep.gpu_hour_cost)} per {'GPU hour' if sweep.gpus else 'server hour'}"
+        text, note = _capacity_texts(sweep)
+        cards.append(Card("Capacity", text, UNITS[sweep.over], note, report))
+    at_load = f"{'at' if sweep.over == 'rate' else 'with'} {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
+    price = f"{format_price(sweep.gpu_hour_cost, sweep.currency)} per {'GPU hour' if sweep.gpus else 'server hour'}"
+    before, after = currency_parts(sweep.currency)
     figures = (
         ("Per GPU" if sweep.gpus else "Throughput", getattr(step, throughput_field([sweep])), "tokens/s", at_load),
         ("Per user", step.tokens_per_s_per_user, "tokens/s", at_load),
-        ("Cost", step.cost_per_million_tokens, "per million tokens", f"{at_load}, {price}"),
+        ("Cost", step.cost_per_million_tokens, f"{after} per million tokens".strip(), f"{at_load}, {price}"),
         ("Energy", step.joules_per_token, "J per token", f"{at_load}, power {sweep.power}"),
     )
-    cards += [
-        Card(name, significant(value), unit, note, report) for name, value, unit, note in figures if value is not None
-    ]
+    for name, value, unit, note in figures:
+        if value is not None:
+            cards.append(Card(name, f"{before if name == 'Cost' else ''}{significant(value)}", unit, note, report))
     return [Cards(cards)]
+
+
+def _capacity_texts(sweep: SweepResult) -> tuple[str, str]:
+    """Return the value and the note of the capacity card.
+
+    A list of loads gives the two measured loads around the capacity. A search gives an estimate with its interval."""
+    low, high = format_load(sweep.over, sweep.capacity_low), format_load(sweep.over, sweep.capacity_high)
+    ends = _bracket(sweep)
+    if sweep.capacity_high is None:
+        return f"at least {low}", "no load violated the objectives" if sweep.objectives else "no queue grew"
+    if sweep.fixed_loads and ends is not None:
+        verdicts = [f"{_bracket_word(step)} at {format_load(sweep.over, step.load)}" for step in ends]
+        return interval_text(low, high), ", ".join(verdicts)
+    return format_load(sweep.over, sweep.capacity), confidence_interval(low, high, level=sweep.confidence)
 
 
 def throughput_title(*sweeps: SweepResult) -> str:
@@ -305,8 +381,7 @@ def throughput_title(*sweeps: SweepResult) -> str:
 def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
     """Return the table of all steps of a sweep. `rate` is the name of the SweepStep field that holds the throughput."""
     heads: dict[str, ColumnKind] = {
-        "step": "head",
-        **number_columns("load"),
+        {"rate": "requests/s sent", "concurrency": "requests at a time"}[sweep.over]: "head",
         _verdict_title(sweep): "text",
         **number_columns("P(over)", "complete", "rejected"),
         **number_columns("requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
@@ -329,18 +404,23 @@ def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
         times = (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)
         rows.append(
             (
-                cell(str(step.step) + ", knee" * (step.step == sweep.knee), step.step),
                 cell(format_load(sweep.over, step.load), step.load),
-                _verdict(step, sweep),
+                _verdict(step, sweep) + ", knee" * (step.step == sweep.knee),
                 cell(UNKNOWN if sweep.state is None else format_chance(step.over), step.over),
                 cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
                 cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
                 *(cell(significant(value), value) for value in rates),
                 *(cell(duration(time), time) for time in times),
-                *(cell(significant(getattr(step, name)), getattr(step, name)) for _, name in extra),
+                *(cell(_extra_text(step, sweep, name), getattr(step, name)) for _, name in extra),
             )
         )
-    return table("Steps, by load", heads, rows, several=True)
+    return table("Steps, by load", heads, rows, several=True, id="steps-table")
+
+
+def _extra_text(step: SweepStep, sweep: SweepResult, name: str) -> str:
+    """Return the text of a figure of a step. `name` is a SweepStep field. A cost contains its currency."""
+    value = getattr(step, name)
+    return format_price(value, sweep.currency) if name == "cost_per_million_tokens" else significant(value)
 
 
 def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
@@ -348,136 +428,113 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     rate = throughput_field(sweeps.values())
     heads: dict[str, ColumnKind] = {
         "server": "head",
-        **number_columns("capacity", throughput_title(*sweeps.values()), "tokens/s per user"),
+        **number_columns("capacity", "at", throughput_title(*sweeps.values()), "tokens/s per user"),
     }
     heads |= number_columns("cost per M tokens", "J per token")
-    rows = []
+    rows = list[Cells]()
     for index, sweep in enumerate(sweeps.values()):
         step = best_step(sweep)
         report = "" if step is None else link(sweep, step.folder)
         values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
-        capacity = UNKNOWN
+        first = TableCell(UNKNOWN)
         if sweep.capacity is not None:
-            capacity = f"{format_load(sweep.over, sweep.capacity)} {UNITS[sweep.over]}"
-        first = TableCell(capacity, sweep.capacity, link=report if sweep.capacity else "")
-        cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
-        rows.append((TableCell("", run=index), first, *cells))
-    return table("At the largest load that met the objectives", heads, rows, several=True)
+            text, note = _capacity_texts(sweep)
+            first = TableCell(f"{text} {UNITS[sweep.over]}", sweep.capacity, note, link=report)
+        load = UNKNOWN if step is None else format_load(sweep.over, step.load)
+        texts = [significant(value) for value in values]
+        if step is not None:
+            texts[2] = format_price(step.cost_per_million_tokens, sweep.currency)
+        cells = [
+            TableCell(text, value, link=report if value else "") for text, value in zip(texts, values, strict=True)
+        ]
+        rows.append((TableCell("", run=index), first, TableCell(load, link=report), *cells))
+    sources = [f"Prices: {prices}."] if (prices := _prices(sweeps.values())) else []
+    sources += [f"Energy: power {power}." for power in dict.fromkeys(sweep.power for sweep in sweeps.values()) if power]
+    objectives = {tuple(sweep.objectives) for sweep in sweeps.values()}
+    met = " and ".join(objectives.pop()) if len(objectives) == 1 else "the objectives"
+    title = f"At the largest load within the capacity{f' ({met})' if met else ''}"
+    return table(title, heads, rows, several=True, notes=[" ".join(sources)] if sources else [])
+
+
+def _prices(sweeps: Iterable[SweepResult]) -> str:
+    """Return the prices of the sweeps, or an empty string if no sweep has a price."""
+    texts = (
+        f"{format_price(sweep.gpu_hour_cost, sweep.currency)} per {'GPU hour' if sweep.gpus else 'server hour'}"
+        for sweep in sweeps
+        if sweep.gpu_hour_cost is not None
+    )
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _chart_data(sweeps: Mapping[str, SweepResult], link: Links) -> list[dict[str, Any]]:
-    """Return the chart data of each sweep. The first sweep's data also contains the joint frontier of all sweeps."""
-    all_steps = [step for sweep in sweeps.values() for step in sweep.steps if step.verdict != "overload"]
+    """Return the input of frontier.js: for each sweep its name, its colour, its steps, its capacity and predictions."""
     rate, runs = throughput_field(sweeps.values()), []
     for index, ((name, sweep), colour) in enumerate(zip(sweeps.items(), cycle(PALETTE))):
-        data = {"goodput": _goodput_data(sweep, link)}
-        for chart, x in zip(("frontier", "first"), AXES, strict=True):
-            front = [] if index else pareto_front(all_steps, x, rate, less=x in LOWER_IS_BETTER)
-            best = _columns(front, x, rate, sweep, link)
-            data[chart] = _frontier_data(sweep, x, rate, link) | {"best_x": best["x"], "best_y": best["y"]}
-        dash = DASHES[index // len(PALETTE) % len(DASHES)]
-        runs.append({"name": name, "colour": colour, "dash": dash, "window": None, "data": data})
+        gpus = 1 if rate == RATE else sweep.gpus or 1
+        best, ends = best_step(sweep), _bracket(sweep)
+        runs.append(
+            {
+                "name": name,
+                "colour": colour,
+                "dash": DASHES[index // len(PALETTE) % len(DASHES)],
+                "over": sweep.over,
+                "judged": bool(sweep.objectives),
+                "capacity": _capacity_data(sweep),
+                "bracket": [] if ends is None else [end.step for end in ends],
+                "steps": [
+                    {
+                        "step": step.step,
+                        "load": step.load,
+                        "label": format_load(sweep.over, step.load),
+                        "verdict": _bracket_word(step),
+                        "overload": step.verdict == "overload",
+                        "best": best is not None and step.step == best.step,
+                        "speed": step.tokens_per_s_per_user,
+                        "ttft": step.ttft_p50_s,
+                        "rate": getattr(step, rate),
+                        "goodput": step.requests_per_s if step.goodput_per_s is None else step.goodput_per_s,
+                        "limit_speed": step.limit_tokens_per_s_per_user,
+                        "limit_rate": (step.limit_tokens_per_s_per_gpu or 0) * gpus or None,
+                        "hover": _hover_lines(step, sweep, rate),
+                        "report": link(sweep, step.folder),
+                    }
+                    for step in sweep.steps
+                ],
+                "predicted": [
+                    {
+                        "load": point["load"],
+                        "speed": point.get("tokens_per_s_per_user"),
+                        "ttft": point.get("ttft_p50_s"),
+                        "rate": point.get(rate),
+                        "goodput": point.get("requests_per_s"),
+                    }
+                    for point in sweep.predicted
+                ],
+            }
+        )
     return runs
 
 
-def _goodput_data(sweep: SweepResult, link: Links) -> dict[str, Any]:
-    """Return the data of one sweep for the chart of goodput by load."""
-    data = _columns(sweep.steps, "load", "requests_per_s", sweep, link)
-    requested = data["x"] if sweep.over == "rate" else []
-    predicted = [point for point in sweep.predicted if "requests_per_s" in point]
-    return data | {
-        "y": [step.requests_per_s if step.goodput_per_s is None else step.goodput_per_s for step in sweep.steps],
-        "asked_x": requested,
-        "asked_y": requested,
-        "predicted_x": [point["load"] for point in predicted],
-        "predicted_y": [point["requests_per_s"] for point in predicted],
-    }
+def _capacity_data(sweep: SweepResult) -> dict[str, Any] | None:
+    """Return the capacity and its interval for the chart of goodput by load, or None if the capacity is unknown."""
+    low, high = sweep.capacity_low, sweep.capacity_high
+    if sweep.state is None or sweep.capacity is None or low is None or high is None:
+        return None
+    return {"at": None if sweep.fixed_loads else sweep.capacity, "low": low, "high": high}
 
 
-def _frontier_data(sweep: SweepResult, x: str, rate: str, link: Links) -> dict[str, Any]:
-    """Return the data of one sweep for a chart of throughput against the SweepStep field `x`.
-
-    The data contains the steps, the knee, the hardware limits and the predictions."""
-    steps = [step for step in sweep.steps if step.verdict != "overload"]
-    known = [step for step in steps if getattr(step, x)]
-    knee = _columns([step for step in known if step.step == sweep.knee], x, rate, sweep, link)
-    limits = [step for step in steps if step.limit_tokens_per_s_per_user] if x == AXES[0] else []
-    limits.sort(key=lambda step: step.limit_tokens_per_s_per_user or 0)
-    gpus = 1 if rate == RATE else sweep.gpus or 1
-    predicted = [point for point in sweep.predicted if x in point and rate in point]
-    return _columns(known, x, rate, sweep, link) | {
-        "knee_x": knee["x"],
-        "knee_y": knee["y"],
-        "limit_x": [step.limit_tokens_per_s_per_user for step in limits],
-        "limit_y": [(step.limit_tokens_per_s_per_gpu or 0) * gpus for step in limits],
-        "predicted_x": [point[x] for point in predicted],
-        "predicted_y": [point[rate] for point in predicted],
-    }
-
-
-def _columns(steps: Sequence[SweepStep], x: str, y: str, sweep: SweepResult, link: Links) -> dict[str, Any]:
-    """Return chart columns with the coordinates, labels and report links of these steps."""
-    unit = UNITS[sweep.over]
-    return {
-        "x": [getattr(step, x) for step in steps],
-        "y": [getattr(step, y) for step in steps],
-        "load": [step.load for step in steps],
-        "text": [f"{format_load(sweep.over, step.load)} {unit}" for step in steps],
-        "report": [link(sweep, step.folder) for step in steps],
-    }
-
-
-def _charts(load: str, per: str) -> list[dict[str, Any]]:
-    """Return the chart definitions of the page.
-
-    `load` is the title of the load axis. `per` is ` per GPU` if throughput is shown per GPU, or empty if it is that of
-    whole servers."""
-
-    def points(hover: str, mode: str = "markers") -> dict[str, Any]:
-        style = {"color": "@run", "size": 9}
-        data = {"x": "$x", "y": "$y", "text": "$text", "customdata": "$report", "marker": style}
-        lines = {"line": {"color": "@run:60", "width": 1}} if "lines" in mode else {}
-        return {"type": "scatter", "mode": mode, "name": "@name", "hovertemplate": hover, **data, **lines}
-
-    def line(name: str, prefix: str, dash: str, colour: str) -> dict[str, Any]:
-        data = {"x": f"${prefix}_x", "y": f"${prefix}_y", "line": {"color": colour, "width": 1.5, "dash": dash}}
-        style = {"type": "scatter", "mode": "lines", "name": name, "showlegend": False, "hoverinfo": "skip"}
-        return style | data
-
-    star: dict[str, Any] = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "knee",
-        "showlegend": False,
-        "x": "$knee_x",
-        "y": "$knee_y",
-        "hoverinfo": "skip",
-    }
-    star["marker"] = {"symbol": "star", "size": 15, "color": "@run"}
-    rate = {"title": {"text": f"output tokens/s{per}"}, "rangemode": "tozero"}
-    hover = f"%{{text}}: %{{y:,.4~g}} tokens/s{per}, %{{x:.4~g}} "
-    charts = []
-    for id_, title, unit in (
-        ("frontier", "tokens/s per user", "tokens/s per user"),
-        ("first", "TTFT (median), s", "s to the first token"),
-    ):
-        traces = [
-            line("hardware limit", "limit", "dot", "@run:90"),
-            line("predicted", "predicted", "dash", "@run"),
-            line("frontier", "best", "solid", "@quiet"),
-            points(f"{hover}{unit}<extra></extra>"),
-            star,
-        ]
-        scale = {"type": "log", "dtick": "D2"} if id_ == "first" else {"rangemode": "tozero"}
-        axis = {"title": {"text": title}, **scale}
-        layout = {"xaxis": axis, "yaxis": rate}
-        names = {"load": "load", title: "x", f"output tokens/s{per}": "y", "report": "report"}
-        charts.append({"id": id_, "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
-    layout = {"xaxis": {"title": {"text": load}, "rangemode": "tozero"}}
-    layout["yaxis"] = {"title": {"text": "good requests/s"}, "rangemode": "tozero"}
-    requested = line("requested", "asked", "solid", "@grid") | {"mode": "lines"}
-    predicted = line("predicted", "predicted", "dash", "@run")
-    traces = [requested, predicted, points("%{text}: %{y:.4~g} good requests/s<extra></extra>", "lines+markers")]
-    names = {"load": "load", "good requests/s": "y", "report": "report"}
-    charts.append({"id": "goodput", "script": "", "traces": traces, "layout": layout, "table": names, "scales": {}})
-    return charts
+def _hover_lines(step: SweepStep, sweep: SweepResult, rate: str) -> list[str]:
+    """Return the lines of the tooltip of a step (the run at one load): its load, verdict and main figures."""
+    verdict = _verdict(step, sweep)
+    per_gpu = " per GPU" if rate == RATE else ""
+    lines = [f"{format_load(sweep.over, step.load)} {UNITS[sweep.over]}{f': {verdict}' if verdict else ''}"]
+    lines.append(f"{significant(getattr(step, rate))} tokens/s{per_gpu}")
+    lines.append(f"{significant(step.tokens_per_s_per_user)} tokens/s per user")
+    lines.append(f"TTFT p50 {duration(step.ttft_p50_s)}, p99 {duration(step.ttft_p99_s)}")
+    if step.goodput_per_s is not None:
+        lines.append(f"{significant(step.goodput_per_s)} good requests/s")
+    if step.cost_per_million_tokens is not None:
+        lines.append(f"{format_price(step.cost_per_million_tokens, sweep.currency)} per million tokens")
+    if step.joules_per_token is not None:
+        lines.append(f"{significant(step.joules_per_token)} J per token")
+    return lines

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
     from loadgen.studies.capacity import CapacityOption
 
-HEADINGS = ("GPUs", "kind", "TP", "requests/s each", "per hour", "per 1M tokens")
+HEADINGS = ("GPUs", "type", "TP", "requests/s each", "per hour", "per 1M tokens")
 DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """GPUs to try if none is named."""
 ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. They assume
@@ -39,7 +39,7 @@ def run_capacity(
     gpu: Annotated[
         list[str] | None,
         Option(
-            metavar="GPU[=PRICE]", help="GPU to consider, with its price per hour: H100=2.50; repeatable.", **SERVER
+            metavar="GPU[=PRICE]", help="GPU to consider, with its price per hour: 'H100=$2.50'; repeatable.", **SERVER
         ),
     ] = None,
     model: Annotated[
@@ -151,8 +151,8 @@ def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, 
         f"{option.gpu}{f' {option.format}' if several_formats else ''}",
         f"{option.tensor_parallel}",
         f"{significant(option.replica_per_s or 0)} ({low}-{high})",
-        _format_cost(option.cost_per_hour),
-        _format_cost(option.cost_per_million_tokens),
+        _format_cost(option.cost_per_hour, option.currency),
+        _format_cost(option.cost_per_million_tokens, option.currency),
     )
 
 
@@ -170,8 +170,11 @@ def _reason(option: CapacityOption, objectives: Sequence[Objective]) -> str:
     return f"a single request has {', '.join(latencies)}"
 
 
-def _format_cost(cost: float | None) -> str:
-    return "-" if cost is None else f"{cost:,.2f}"
+def _format_cost(cost: float | None, currency: str) -> str:
+    from loadgen.analysis.prices import currency_parts
+
+    before, after = currency_parts(currency)
+    return "-" if cost is None else f"{before}{cost:,.2f}{after}"
 
 
 def _format_figure(figure: float | None) -> str:

@@ -33,6 +33,7 @@ from loadgen.cli.streams import results_are_kept
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
+    from loadgen.analysis.prices import Price
     from loadgen.analysis.sweep import SweepResult
     from loadgen.plan import Plan
     from loadgen.studies.simulate import ServerModel
@@ -105,7 +106,12 @@ class SweepCommandOptions:
     hardware: Hardware = None
     changes: Changes = None
     gpu_hour_cost: Annotated[
-        float | None, Option(min=0, help="Price of a GPU per hour. The report then shows the cost of tokens.", **OUTPUT)
+        str | None,
+        Option(
+            metavar="PRICE",
+            help="Price of a GPU per hour: 2.50, '$2.50' or '2.50 EUR'. The report then shows the cost of tokens.",
+            **OUTPUT,
+        ),
     ] = None
     gpus: Annotated[
         int | None, Option(min=1, help="Number of GPUs of the server. Default: as detected by the runs.", **OUTPUT)
@@ -139,6 +145,7 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         predict_sweep,
     )
 
+    hour_cost = _hour_cost(options.gpu_hour_cost)
     targets = parse_targets(options.objectives, options.rates, options.concurrency, options.over)
     model = _server_model(options, settings.get("model"))
     if model and model.twin:
@@ -160,7 +167,8 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         "precision": options.precision,
         "confidence": options.confidence,
         "start": options.start,
-        "hour": options.gpu_hour_cost,
+        "hour": hour_cost and hour_cost.amount,
+        "currency": hour_cost and hour_cost.currency,
         "gpus": options.gpus,
     }
     command = redact(["loadgen", *sys.argv[1:]])
@@ -290,6 +298,16 @@ def _server_model(options: SweepCommandOptions, model: str | None) -> ServerMode
         changes=tuple(options.changes or ()),
         twin=read_twin(options.twin) if options.twin else None,
     )
+
+
+def _hour_cost(text: str | None) -> Price | None:
+    """Parse the value of --gpu-hour-cost. Raises PlanError for a text that is not a price."""
+    from loadgen.analysis.prices import HINT, parse_price
+
+    try:
+        return None if text is None else parse_price(text)
+    except ValueError as error:
+        raise PlanError(f"--gpu-hour-cost: {error}", HINT) from None
 
 
 def _clock_speed(plan: Plan, options: SweepCommandOptions) -> float:

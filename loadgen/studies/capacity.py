@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from loadgen.analysis.prices import HINT, Price, parse_price
 from loadgen.analysis.run.runfile import Run
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
@@ -58,7 +59,7 @@ class Candidate:
     """GPU name in the hardware tables."""
     tensor: int
     format: str
-    hour_cost: float | None
+    hour_cost: Price | None
     """Price of one GPU per hour."""
 
 
@@ -86,6 +87,8 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     gpus_high: int | None = None
     """Upper end of the interval; None if the slower server meets the objectives at no rate."""
     cost_per_hour: float | None = None
+    currency: str = ""
+    """Currency of the costs: a sign such as `$` or a code such as `EUR`. Empty if the price did not name it."""
     cost_per_million_tokens: float | None = None
     """Cost of a million output tokens at the requested rate."""
     figures: list[float | None] = []
@@ -183,7 +186,8 @@ def capacity_option(
     _add_interval(result, replica, met, power, per_s)
     result.figures = list(replica.figures_at(per_s / replicas))
     if candidate.hour_cost is not None:
-        result.cost_per_hour = result.gpus * candidate.hour_cost
+        result.cost_per_hour = result.gpus * candidate.hour_cost.amount
+        result.currency = candidate.hour_cost.currency
         result.cost_per_million_tokens = result.cost_per_hour / (3600 * per_s * replica.output_tokens) * 1e6
     return result
 
@@ -206,24 +210,26 @@ def candidates(
 ) -> list[Candidate]:
     """Return all combinations of GPU types, numbers of GPUs and weight formats.
 
-    `gpus` are names with an optional price per hour, such as `H100=2.50`. Raises PlanError for an unknown GPU or an
-    invalid price.
+    `gpus` are names with an optional price per hour, such as `H100=2.50` or `H100=$2.50`.
+    Raises PlanError for an unknown GPU, an invalid price or prices in different currencies.
     """
     result = []
     for text in gpus:
         name, priced, price = text.partition("=")
-        hint = "Write --gpu H100, or with the price of one GPU per hour: --gpu H100=2.50"
+        hint = "Write --gpu H100, or with the price of one GPU per hour: --gpu 'H100=$2.50'"
         try:
             card = gpu(name, server_model.hardware)
         except HardwareError as error:
             raise PlanError(str(error), hint) from None
         try:
-            hour_cost = float(price) if priced else None
-        except ValueError:
-            raise PlanError(f"--gpu {text}: the price is not a number", hint) from None
-        if hour_cost is not None and not 0 <= hour_cost < math.inf:
-            raise PlanError(f"--gpu {text}: the price must be 0 or more", "Write --gpu H100=2.50")
+            hour_cost = parse_price(price) if priced else None
+        except ValueError as error:
+            raise PlanError(f"--gpu {text}: {error}", f"{HINT}, such as --gpu 'H100=$2.50'") from None
         result += [Candidate(card.name, tensor, name, hour_cost) for tensor in tensors for name in formats]
+    currencies = sorted({candidate.hour_cost.currency for candidate in result if candidate.hour_cost})
+    if len(currencies) > 1:
+        named = " and ".join(currency or "none" for currency in currencies)
+        raise PlanError(f"--gpu: prices in different currencies ({named})", "Give all prices in the same currency.")
     return result
 
 

@@ -347,7 +347,7 @@ def _header(plan: Plan, server_model: ServerModel, resolved: ResolvedModel, comm
     facts = {
         "name": plan.server,
         "title": BACKENDS[plan.server].title,
-        "version": f"{resolved.version} ({'twin' if server_model.twin else 'model'} of)",
+        "version": f"{resolved.version} ({'twin' if server_model.twin else 'modelled'})",
         "model": plan.model or resolved.model,
         "url": None,
         "simulated": True,

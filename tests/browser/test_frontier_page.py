@@ -13,7 +13,7 @@ from loadgen.analysis.format import UNKNOWN
 from tests.support.command import in_process
 
 SWEEP = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--quiet", "--duration", "20s")
-WITH = ("--rates", "2,8,24", "--objective", "tpot.p99 < 50ms", "--gpu-hour-cost", "2.5")
+WITH = ("--rates", "2,8,24,60", "--objective", "tpot.p99 < 50ms", "--gpu-hour-cost", "$2.50")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_it_is_drawn_and_fits_the_window(width: int, both: Path, browser: Browse
 def test_the_verdict_comes_first(sweeps: list[Path], browser: Browser) -> None:
     """The capacity in one sentence, then what it takes and costs."""
     page, _ = opened(browser, sweeps[0] / "frontier.html")
-    assert "Capacity: at least 24.0 requests/s" in page.locator("main li").first.inner_text()
+    assert "Capacity: between 24.0 (met) and 60.0 (not met) requests/s" in page.locator("main li").first.inner_text()
     labels = page.locator("dl.cards dt").all_inner_texts()
     assert labels[-4:] == ["Per GPU", "Per user", "Cost", "Energy"]
     page.close()
@@ -69,7 +69,7 @@ def test_every_figure_of_a_step_leads_to_its_run(sweeps: list[Path], both: Path,
         if cell.inner_text().strip() not in {UNKNOWN, ""}:
             assert cell.locator("a").count() == 1, cell.inner_html()
     targets = {str(link.get_attribute("href")) for link in page.locator("main td a, main dl.cards a").all()}
-    assert targets == {f"{sweep.name}/step-{number}/report.html" for sweep in sweeps for number in (1, 2, 3)}
+    assert targets == {f"{sweep.name}/step-{number}/report.html" for sweep in sweeps for number in (1, 2, 3, 4)}
     assert all((both.parent / target).exists() for target in targets)
     drawn: list[dict[str, Any]] = page.evaluate("document.querySelector('#chart-frontier').data")
     points = [trace for trace in drawn if trace.get("customdata")]
@@ -89,7 +89,51 @@ def test_the_points_are_the_steps(sweeps: list[Path], both: Path, browser: Brows
     points = {pair for trace in drawn if trace.get("customdata") for pair in zip(trace["x"], trace["y"], strict=True)}
     assert points == known
     (line,) = (trace for trace in drawn if trace["name"] == "frontier")
+    assert not any(trace["name"] == "hardware limit" for trace in drawn)
     best = {one for one in known if not any(two[0] >= one[0] and two[1] >= one[1] and two != one for two in known)}
     assert set(zip(line["x"], line["y"], strict=True)) == best
-    assert any(trace["name"] == "hardware limit" for trace in drawn)
+    page.locator("input[name=limit]").check()
+    assert {"hardware limit"} <= {trace["name"] for trace in frontier(page)}
+    page.close()
+
+
+def frontier(page: Page) -> list[dict[str, Any]]:
+    """The traces of the frontier chart."""
+    traces: list[dict[str, Any]] = page.evaluate("document.querySelector('#chart-frontier').data")
+    return traces
+
+
+def test_a_point_shows_whether_it_met_the_objectives(sweeps: list[Path], browser: Browser) -> None:
+    """Points are labelled with their loads and hollow where an objective was missed. The star and the lower end of the
+    capacity's line met it. Tooltips contain the verdict, cost and energy. A legend explains the symbols."""
+    page, _ = opened(browser, sweeps[0] / "frontier.html")
+    drawn = {trace["name"]: trace for trace in frontier(page)}
+    points = drawn["steps"]
+    verdicts = [hover.split("<br>")[0].rpartition(": ")[2] for hover in points["text"]]
+    assert verdicts == ["met", "met", "met", "not met"]
+    assert points["marker"]["symbol"] == ["circle", "circle", "circle", "circle-open"]
+    assert all("$" in hover and "J per token" in hover for hover in points["text"])
+    assert set(drawn["loads"]["text"]) == {"2.00", "8.00", "24.0", "60.0"}
+    assert (drawn["star"]["x"], drawn["star"]["y"]) == ([points["x"][2]], [points["y"][2]])
+    assert drawn["capacity"]["x"] == points["x"][2:]
+    legend = page.locator("#chart-frontier .legendtext").all_text_contents()
+    assert legend == ["met", "not met", "largest load within the capacity", "capacity between", "hardware limit"]
+    assert page.evaluate("document.querySelector('#chart-goodput').layout.shapes[0].x0") == 24
+    page.close()
+
+
+def test_check_boxes_select_the_sweeps(both: Path, browser: Browser) -> None:
+    """A sweep that is not checked is in no chart, and the frontier is that of the others."""
+    page, complaints = opened(browser, both)
+    page.locator("input[name=shown]").last.uncheck()
+    for chart in ("frontier", "first", "goodput"):
+        traces: list[dict[str, Any]] = page.evaluate(f"document.querySelector('#chart-{chart}').data")
+        assert sum(trace["name"] == "steps" for trace in traces) == 1
+    assert "frontier" not in {trace["name"] for trace in frontier(page)}
+    page.locator("input[name=shown]").first.uncheck()
+    assert page.locator(".chart.empty").count() == 0
+    assert page.locator("#chart-frontier .xtick").count() > 0
+    page.locator("input[name=shown]").first.check()
+    assert sum(trace["name"] == "steps" for trace in frontier(page)) == 1
+    assert complaints == []
     page.close()

@@ -49,6 +49,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from loadgen.analysis.prices import HINT, parse_price
 from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, JournalLine, open_journal, read_footer, read_journal
 from loadgen.plan import KNOWN_BACKEND, KNOWN_ENDPOINT, Plan
@@ -119,8 +120,18 @@ class HostChoice(_Named):
     """GPU name in servers/hardware/gpus.csv, for estimates, simulated servers and the hardware limit in reports."""
     dcgm_url: str | None = None
     """URL of a DCGM exporter for the GPUs of this host."""
-    gpu_hour_cost: float | None = Field(None, ge=0)
-    """Price of one GPU per hour, for sweeps."""
+    gpu_hour_cost: float | str | None = None
+    """Price of one GPU per hour, for sweeps: `2.50`, `"$2.50"` or `"2.50 EUR"`."""
+
+    @field_validator("gpu_hour_cost")
+    @classmethod
+    def _check_price(cls, value: float | str | None) -> float | str | None:
+        if value is not None:
+            try:
+                parse_price(value)
+            except ValueError as error:
+                raise ValueError(f"{error}. {HINT}") from None
+        return value
 
 
 class Model(_Named):

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loadgen.analysis.prices import parse_price
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import scan
 from loadgen.engine import prepare
@@ -331,11 +332,14 @@ class StartRunner:
     def _sweep(self, options: SweepOptions, plan: Plan, folder: Path, measure: Measure) -> bool:
         """Execute the remaining steps of a sweep. Return True if the sweep was interrupted."""
         targets = _sweep_targets(options)
+        stated = self._start.host.gpu_hour_cost
+        hour_cost = None if stated is None else parse_price(stated)
         search_settings = {
             "precision": options.precision,
             "confidence": options.confidence,
             "start": options.start,
-            "hour": self._start.host.gpu_hour_cost,
+            "hour": hour_cost and hour_cost.amount,
+            "currency": hour_cost and hour_cost.currency,
             "gpus": count_gpus(self._start)[0] or None,
         }
         with self._output.progress(None, plain=False) as on_progress:

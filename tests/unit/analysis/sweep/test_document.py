@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadgen.analysis.prices import format_price
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.terminal import render as printed
-from loadgen.analysis.sweep import SweepResult, pareto_front, throughput_field
+from loadgen.analysis.sweep import SweepResult, throughput_field
 from loadgen.analysis.sweep.document import capacity_sentence, ended_sentence, frontier_document, terminal_document
 
 RECORDED = Path(__file__).parents[4] / "docs/results/vllm-cpu-sweep/sweep.json"
@@ -54,10 +55,38 @@ def test_whole_servers_are_compared_with_whole_servers(without: SweepResult, wit
     rate = throughput_field([without, with_two])
     assert len({getattr(step, rate) for each in (without, with_two) for step in each.steps}) == len(without.steps)
     joined = frontier_document({"one": without, "two": with_two}, lambda _found, folder: folder).data["runs"]
-    assert joined[0]["data"]["frontier"]["y"] == joined[1]["data"]["frontier"]["y"]
-    assert None not in joined[0]["data"]["frontier"]["knee_y"]
-    best = pareto_front(without.steps, "tokens_per_s_per_user", rate)
-    assert [step.step for step in best][-1] == 3
+    rates = [[step["rate"] for step in run["steps"]] for run in joined]
+    assert rates[0] == rates[1]
+    assert None not in rates[0]
+
+
+def test_a_price_is_shown_with_its_currency(with_two: SweepResult) -> None:
+    """In the terminal, on the tiles and in the tables; a price without a currency stays a number."""
+    steps = [msgspec.structs.replace(step, cost_per_million_tokens=0.2591) for step in with_two.steps]
+    for currency, cost, price in (("$", "$0.259 per", "$2.50 per"), ("EUR", "0.259 EUR per", "2.50 EUR per")):
+        priced = msgspec.structs.replace(with_two, gpu_hour_cost=2.5, currency=currency, steps=steps)
+        text = " ".join(printed(terminal_document(priced)).split())
+        assert cost in text
+        assert price in text
+        assert format_price(0.2591, currency) in page(one=priced, two=priced)
+    assert " 0.259 per million tokens" in " ".join(
+        printed(terminal_document(msgspec.structs.replace(priced, currency=""))).split()
+    )
+
+
+def test_the_star_is_a_load_within_the_capacity(without: SweepResult) -> None:
+    """Also if the knee, the most efficient load, misses the objectives. The bracket holds the loads around it."""
+    steps = [
+        msgspec.structs.replace(
+            step, load=float(2**index), over=float(index > 1), verdict="not met" if index > 1 else "met"
+        )
+        for index, step in enumerate(without.steps[:4])
+    ]
+    result = msgspec.structs.replace(without, steps=steps, knee=steps[3].step, capacity=2.0)
+    (run,) = frontier_document({"one": result}, lambda _found, folder: folder).data["runs"]
+    assert [step["best"] for step in run["steps"]] == [False, True, False, False]
+    assert run["bracket"] == [steps[1].step, steps[2].step]
+    assert [step["verdict"] for step in run["steps"]] == ["met", "met", "not met", "not met"]
 
 
 def test_a_list_says_between_which_loads_the_capacity_is(without: SweepResult) -> None:

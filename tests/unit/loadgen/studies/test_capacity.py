@@ -10,6 +10,7 @@ import pytest
 
 from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
 from loadgen.analysis.objectives import parse
+from loadgen.analysis.prices import Price
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
 from loadgen.cli.capacity import format_options, ranked
@@ -81,7 +82,7 @@ def test_a_faster_card_takes_fewer() -> None:
     base = ServerModel(model="llama-3.1-8b")
     figures = figure_reader(OBJECTIVES)
     found = {
-        name: capacity_option(PLAN, Candidate(name, 1, "bf16", 2.0), base, 50.0, figures, MET)
+        name: capacity_option(PLAN, Candidate(name, 1, "bf16", Price(2.0, "$")), base, 50.0, figures, MET)
         for name in ("H100 SXM", "L40S")
     }
     fast, slow = found["H100 SXM"], found["L40S"]

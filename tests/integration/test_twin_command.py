@@ -134,6 +134,6 @@ def test_a_sweep_follows_the_twin(runs: Path, tmp_path: Path) -> None:
     found = json.loads(out)
     assert [point["load"] for point in found["predicted"]] == [8, 16]
     assert all(point["tokens_per_s_per_user"] > 0 for point in found["predicted"])
-    assert '"predicted_x":[' in (tmp_path / "real/frontier.html").read_text("utf-8")
+    assert '"predicted":[{"load":8' in (tmp_path / "real/frontier.html").read_text("utf-8")
     code, _, problems = in_process(tmp_path, *asked[:1], "--virtual", "twin", *asked[3:])
     assert (code, "--virtual twin needs --twin" in problems) == (2, True)

@@ -44,6 +44,7 @@ coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network .venv/.tls
 endurance: export PYTHONPATH := .
 endurance: .venv/.tests
 	$(BIN)/python tests/endurance/hostile.py
+	$(BIN)/python tests/endurance/hostile_second.py
 	$(BIN)/python tests/endurance/kills.py
 	$(BIN)/python tests/endurance/full_disk.py
 	$(BIN)/python tests/endurance/long.py

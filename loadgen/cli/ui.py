@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +13,12 @@ from typer import Exit, Option
 from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
 from loadgen.cli.output import Assertions, Confidence, Inconclusive, Output, Quiet, write_results
 from loadgen.errors import EXIT_USAGE, PlanError, install_hint
+from loadgen.workloads import lengths
 from loadgen.workloads.input_files import open_input
 
 if TYPE_CHECKING:
     from loadgen.interactive.session import LocustSession
+    from loadgen.plan import Plan
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
 STOP_TIMEOUT_S = 60
@@ -72,10 +75,10 @@ def ui(
     """
     if headless and run_time_s is None:
         raise PlanError("--headless would never end", "Limit the run with --run-time.")
-    from loadgen.interactive import check_users, interactive_plan, locust_option
+    from loadgen.interactive import check_users, interactive_plan
 
     check_users(users, spawn_rate)
-    interactive_plan(settings)  # reports mistakes before Locust is started
+    plan = interactive_plan(settings)  # reports mistakes before Locust is started
     _check_locustfile(locustfile)
     output, report = _output(**shared)
     words = ["-f", str(locustfile or LOCUSTFILE), "--users", str(users), "--spawn-rate", str(spawn_rate)]
@@ -85,13 +88,7 @@ def ui(
         words += ["--web-host", host, "--web-port", str(port)]
     if run_time_s is not None:
         words += ["--run-time", str(max(1, round(run_time_s)))]
-    own_settings = settings | {"out": out} if out else settings
-    for name, value in own_settings.items():
-        option = locust_option(name)
-        values = value if isinstance(value, list) else [value]
-        words += [option if item is True else f"{option}={item}" for item in values if item is not False]
-    if settings.get("ignore_eos") is False:
-        words.append("--no-ignore-eos")
+    words += _setting_words(settings | {"out": out} if out else settings, plan)
     session = _run_locust(words, quiet=shared["quiet"] or shared["as_json"])
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
@@ -101,6 +98,23 @@ def ui(
         raise Exit(write_results(output, session.folders[0], report=report))
     for folder in session.folders:
         output.say(str(folder / "run.jsonl"))
+
+
+def _setting_words(settings: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Return the arguments of Locust for these settings of the plan."""
+    from loadgen.interactive import locust_option
+
+    settings = dict(settings)
+    if settings.get("endpoint") is None and plan.output_tokens == lengths.DEFAULT_OUTPUT_TOKENS:
+        settings.setdefault("output_tokens", plan.output_tokens)  # the form then shows the default
+    words = []
+    for name, value in settings.items():
+        option = locust_option(name)
+        values = value if isinstance(value, list) else [value]
+        words += [option if item is True else f"{option}={item}" for item in values if item is not False]
+    if settings.get("ignore_eos") is False:
+        words.append("--no-ignore-eos")
+    return words
 
 
 def _check_locustfile(file: Path | None) -> None:

@@ -1,4 +1,4 @@
-// The section below Locust's tables. It requests the run's figures once a second, draws them, and loads nothing else.
+// The section with loadgen's figures, above Locust's tables during a run. It requests the run's figures once a second, draws them, and loads nothing else.
 (() => {
   "use strict";
   const home = document.getElementById("loadgen");
@@ -8,6 +8,8 @@
     { title: "Time per output token", unit: "ms", times: 1000, lines: [["tpot_s_p50", "p50"], ["tpot_s_p99", "p99"]] },
     { title: "Output tokens per second", unit: "tokens/s", times: 1, lines: [["tokens_per_s", "arriving"]] },
     { title: "Streams in flight", unit: "requests", times: 1, lines: [["streams", "streaming"], ["waiting", "waiting for the first token"]] },
+    { title: "Requests in the server", unit: "requests", times: 1, lines: [["server_running", "running"], ["server_waiting", "waiting in its queue"]] },
+    { title: "KV cache in use", unit: "%", times: 100, lines: [["kv_used", "used"]] },
   ];
   const SPANS = { last: "Last 10 s", level: "Since the number of users changed", run: "Whole run" };
   let points = [], seen = 0, folder = null, span = "level";
@@ -58,8 +60,8 @@
   }
 
   function latencies(run, shown) {
-    const of = { last: "requests that ended in the last 10 s", run: "requests since Start",
-      level: `requests that ended since there were ${run.level.users} users (from ${run.level.at} s on)` }[shown];
+    const of = { last: "the last 10 s", run: "the whole run",
+      level: `the time since there were ${run.level.users} users, from ${run.level.at} s on` }[shown];
     const head = node("tr", {}, ...["Latency", ...SHARES, "max", "mean", "samples"].map(title => node("th", {}, title)));
     const rows = run.latency.map(row => {
       const cells = [...SHARES, "max", "mean"].map(name =>
@@ -69,10 +71,10 @@
       return node("tr", { "data-metric": row.name }, node("td", {}, title), ...cells, node("td", { "data-figure": "n" }, row.n.toLocaleString("en")));
     });
     const thin = run.latency.some(row => row.n && row.thin.length) ? " * too few samples: p99 takes 662 requests, p95 130, p90 64." : "";
-    return [node("h2", {}, "Latencies, ms"),
+    return [node("h2", {}, `Exact latencies of ${of}, in ms`),
       node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Latencies" }, node("table", { id: "loadgen-latency" }, node("thead", {}, head), node("tbody", {}, ...rows))),
       node("p", { class: "note" },
-        `Exact, of complete ${of}.${thin}`),
+        `Of complete requests that ended in this time. Locust's tables below are of the whole run and round.${thin}`),
       node("p", { id: "loadgen-counts" }, `Since Start: ${counts(run.requests)}, ${run.tokens.toLocaleString("en")} tokens.`)];
   }
 
@@ -91,11 +93,15 @@
       node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Failures" }, node("table", { class: "failures" }, node("thead", {}, head), node("tbody", {}, ...rows)))];
   }
 
+  // Charts of the server's metrics are left out if the server reports none.
+  const hasValues = ({ lines }) => !lines[0][0].startsWith("server_") && lines[0][0] !== "kv_used"
+    || points.some(point => lines.some(([name]) => point[name] !== null && point[name] !== undefined));
+
   const HEIGHT = 212, LEFT = 52, BOTTOM = 22, TOP = 20;
 
   function chart({ title, unit, times, lines }) {
     const WIDTH = Math.max(280, home.clientWidth / (home.clientWidth > 900 ? 2 : 1) - 56);
-    const values = lines.map(([name]) => points.map(point => point[name] === null ? null : point[name] * times));
+    const values = lines.map(([name]) => points.map(point => point[name] === null || point[name] === undefined ? null : point[name] * times));
     const most = Math.max(...values.flat().filter(value => value !== null), 0) || 1;
     const step = niceStep(most / 4), top = Math.ceil(most / step) * step;
     const first = points.length ? points[0].at : 0, span = Math.max(10, points.length - 1);
@@ -165,11 +171,12 @@
   function draw(live, shown) {
     const run = live.run;
     home.className = isDark() ? "dark" : "";
+    place(run);
     show("facts", [facts(live)]);
     show("spans", run ? spans() : []);
     show("latency", run ? latencies(run, shown) : []);
     show("failures", run ? failures(run) : []);
-    show("charts", run ? [node("h2", {}, "Second by second"), node("div", { class: "charts" }, ...CHARTS.map(chart)),
+    show("charts", run ? [node("h2", {}, "Second by second"), node("div", { class: "charts" }, ...CHARTS.filter(hasValues).map(chart)),
       node("p", { class: "note" },
         "Latencies are of the requests that ended in that second. While a response is unfinished, each read counts as one token.")] : []);
   }
@@ -180,8 +187,31 @@
     if (button && !unfold.done) { unfold.done = true; button.click(); }
   }
 
+  // During a run, the section is between Locust's head and its tables. Locust replaces these elements at times.
+  function place(run) {
+    const header = run && document.querySelector("#root header");
+    if (header && header.nextElementSibling !== home) header.after(home);
+    if (!header && home.parentElement !== document.body) document.body.append(home);
+  }
+
+  // Locust writes the help of an option into its label, where it is cut off. It belongs below the input.
+  function moveHelpBelowInputs() {
+    for (const label of document.querySelectorAll(".MuiAccordionDetails-root label.MuiInputLabel-root")) {
+      const [whole, name, help] = label.textContent.match(/^(.*?) \((.*)\)$/s) || [];
+      const input = document.getElementById(label.htmlFor);
+      if (!whole || !input) continue;
+      label.firstChild.data = name;
+      const legend = label.parentElement.querySelector("legend span");
+      if (legend) legend.textContent = name;
+      const text = node("p", { class: "loadgen-help", id: `${input.id}-help` }, help);
+      input.setAttribute("aria-describedby", text.id);
+      label.parentElement.append(text);
+    }
+  }
+
   // Add what Locust's page lacks for accessibility: names of buttons and dialogs, and tables that scroll by keyboard.
   function addAccessibility() {
+    moveHelpBelowInputs();
     for (const button of document.querySelectorAll("#root button:not([aria-label]), .MuiModal-root button:not([aria-label])")) {
       if (button.textContent.trim()) continue;
       const place = button.closest("header") ? "Light or dark" : button.closest(".MuiModal-root") ? "Close" : "Choose columns";

@@ -45,7 +45,7 @@ from loadgen.engine.merge_parts import whole_lines
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.record_builder import build_records, tokens_so_far
 from loadgen.engine.resolve_server import access_for, dialect_for, request_headers, server_for
-from loadgen.engine.telemetry_sampler import SamplerProcess
+from loadgen.engine.telemetry_sampler import PART, SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
 from loadgen.plan import Plan
@@ -88,6 +88,10 @@ request as soon as it is due."""
 CHARTED = ("ttft_s", "tpot_s")
 MAXIMA = ("stall_ns_max", "clock_disagreement_ns")
 """Health figures whose maximum over the run is kept."""
+SERVER_FIGURES = {"server_running": "running", "server_waiting": "waiting", "kv_used": "kv_used"}
+"""Names of the server's figures in the charts, and their names in the readings of the telemetry sampler."""
+TELEMETRY_BYTES = 1 << 20
+"""Maximum number of bytes of telemetry that are read at once. A second of telemetry takes about 1 kB."""
 CACHE_S = 0.9
 MIN_FREE_BYTES = 10_000_000
 
@@ -342,6 +346,34 @@ def warm_up() -> None:
     summarise_samples(figures.samples["ttft_s"].copy())
 
 
+class ServerReadings:
+    """The newest reading of the server's metrics, from the file that the telemetry sampler appends to during a run."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._position = 0
+        """Number of bytes of the file that have been read."""
+
+    def new_figures(self) -> dict[str, float | None]:
+        """Return the figures of the newest reading since the last call, for the charts.
+
+        The figures are the numbers of requests that the server runs and that wait in its queue, and the used share of
+        the KV cache. A figure is None if there is no new reading, or if the server does not report it."""
+        try:
+            with self._file.open("rb") as stream:
+                stream.seek(self._position)
+                text = stream.read(TELEMETRY_BYTES)
+        except OSError:
+            text = b""
+        complete = text.rpartition(b"\n")[0]
+        self._position += len(complete) + 1 if complete else 0
+        values: dict[str, Any] = {}
+        for line in complete.splitlines():
+            if b'"source":"server"' in line:
+                values = msgspec.json.decode(line).get("values", {})
+        return {shown: values.get(name) for shown, name in SERVER_FIGURES.items()}
+
+
 class LiveRun:
     """One interactive run, from Start to Stop. The caller must hold the FolderClaim on the folder of the run."""
 
@@ -365,6 +397,7 @@ class LiveRun:
         self.in_flight: set[Exchange] = set()
         self.ended = False
         self._sampler = sampler
+        self._server_readings = ServerReadings(folder / PART)
         self._stamps = stamps
         self._total: dict[str, Any] = {
             **dict.fromkeys((*EVENT_COUNTERS, *MAXIMA, "cpu_sum_ns", "cpu_ns", "wall_ns"), 0),
@@ -443,7 +476,8 @@ class LiveRun:
         unrecorded = sum(self._stamps.arrived_bytes(self.in_flight)) + self._stamps.unsorted_bytes
         rate = self._rate.per_second(time.monotonic_ns(), unrecorded)
         waiting = len(self.in_flight) - len(streaming)
-        self.figures.add_point(users, tokens_per_s=rate, streams=len(streaming), waiting=waiting)
+        server = self._server_readings.new_figures()
+        self.figures.add_point(users, tokens_per_s=rate, streams=len(streaming), waiting=waiting, **server)
 
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
         """End the run and write its footer. Further calls do nothing.

@@ -7,8 +7,8 @@ init                        find the server (or start the simulated one) and ext
 test_start, test_stop       start and end a LiveRun, which writes one run folder.
 quitting                    end the current run and stop the simulated server.
 
-Locust's page is served unchanged except for two lines before `</body>`. These lines load a script that fills a section
-below Locust's tables. Nothing is loaded from other servers.
+Locust's page is served unchanged except for two lines before `</body>`. These lines load a script that fills a section.
+During a run, the script moves the section above Locust's tables, which round. Nothing is loaded from other servers.
 
 Locust accepts requests from any origin (CORS *). This is unsafe for a page that can start load and read files.
 Therefore loadgen refuses requests from other origins. If the page is served on loopback, it also refuses requests whose
@@ -45,7 +45,6 @@ from loadgen.folders import FolderClaim, run_folder
 from loadgen.interactive import check_users, interactive_plan, locust_option
 from loadgen.interactive.live_run import (
     POINTS,
-    SHARES,
     SOCKET_CHECK_S,
     SPANS,
     LiveRun,
@@ -86,16 +85,6 @@ buttons."""
 REPORT_LIMIT_S = 300
 LOCUST_FIELDS = frozenset(("user_count", "spawn_rate", "run_time", "host", "profile", "user_classes", "shape_class"))
 """Fields that Locust itself has in the form on its start page."""
-TABLE = {
-    "key": "latencies",
-    "title": "Latencies",
-    "structure": [
-        {"key": "title", "title": "Exact, of complete requests"},
-        {"key": "n", "title": "Samples"},
-        *({"key": name, "title": f"{name} (ms)"} for name in (*SHARES, "max")),
-    ],
-}
-"""The table of exact latencies, which is an additional tab on Locust's page."""
 
 
 class LocustSession:
@@ -339,11 +328,9 @@ def _add_options(parser: Any, **_: Any) -> None:
 
 
 def _extend_page(web_ui: Any, session: LocustSession) -> None:
-    """Add loadgen's routes, tab and section to Locust's page."""
+    """Add loadgen's routes and section to Locust's page."""
     app: Flask = web_ui.app
     app.debug = False
-    web_ui.template_args["extended_tables"] = [TABLE]
-    web_ui.template_args["extended_tabs"] = [{"key": TABLE["key"], "title": TABLE["title"]}]
     web_ui.template_args["extended_csv_files"] = [
         {"href": "./loadgen/report", "title": "Download loadgen report"},
         {"href": "./loadgen/run", "title": "Download run file"},
@@ -351,7 +338,7 @@ def _extend_page(web_ui: Any, session: LocustSession) -> None:
     base = web_ui.environment.parsed_options.web_base_path or ""
     app.before_request(lambda: _refuse_foreign(web_ui.host) or _check_start_form(session, web_ui.environment, base))
     # The first function in the list runs last: after flask_cors has added its header.
-    app.after_request_funcs.setdefault(None, []).insert(0, lambda response: _complete(response, session, base))
+    app.after_request_funcs.setdefault(None, []).insert(0, lambda response: _complete(response, base))
     for rule, handler in (("live", _live), ("<any(report, run):what>", _download)):
         view = web_ui.auth_required_if_enabled(partial(handler, session))
         app.add_url_rule(f"{base}/loadgen/{rule}", f"loadgen{handler.__name__}", view)
@@ -420,8 +407,8 @@ def _files(plan: Plan) -> set[str]:
     return files if path is None else files | {str(path)}
 
 
-def _complete(response: Response, session: LocustSession, base: str) -> Response:
-    """Add loadgen's headers, section of the page and figures to a response of Locust's web server."""
+def _complete(response: Response, base: str) -> Response:
+    """Add loadgen's headers and section of the page to a response of Locust's web server."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:
@@ -429,15 +416,6 @@ def _complete(response: Response, session: LocustSession, base: str) -> Response
         response.set_data(response.get_data().replace(BYTES, TOKENS))
     if request.path == f"{base}/" and response.mimetype == "text/html" and response.status_code == 200:
         response.set_data(response.get_data().replace(b"</body>", INSERTED))
-    elif request.path == f"{base}/stats/requests" and response.is_json and session.run is not None:
-        result = response.get_json()
-        rows = [
-            {"title": row["title"], "n": row["n"]}
-            | {name: "" if row[name] is None else f"{row[name] * 1000:.3f}" for name in (*SHARES, "max")}
-            for row in session.run.latency()
-        ]
-        result["extended_stats"] = [{"key": TABLE["key"], "data": rows}]
-        response.set_data(jsonify(result).get_data())
     return response
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.stats import describe
 from loadgen.interactive import live_run
-from loadgen.interactive.live_run import LiveFigures, NewestSamples, summarise_samples
+from loadgen.interactive.live_run import LiveFigures, NewestSamples, ServerReadings, summarise_samples
 
 
 def _record(number: int, state: str = "complete", **changes: object) -> Record:
@@ -122,3 +124,23 @@ def test_samples_since_are_the_newest_also_where_old_ones_gave_way() -> None:
     assert sorted(samples.copy(4)) == [4, 5]
     assert sorted(samples.copy(1)) == [2, 3, 4, 5]
     assert len(samples.copy(6)) == 0
+
+
+def test_readings_of_the_server_are_followed(tmp_path: Path) -> None:
+    """The newest complete line of the server counts. A line that is still being written is read later. Without a new
+    reading, and without a file, the figures are None."""
+    file = tmp_path / "part-telemetry.jsonl"
+    readings = ServerReadings(file)
+    nothing = {"server_running": None, "server_waiting": None, "kv_used": None}
+    assert readings.new_figures() == nothing
+    lines = [
+        b'{"type":"telemetry","source":"server","at_ns":1,"values":{"running":1,"waiting":0,"kv_used":0.1}}\n',
+        b'{"type":"telemetry","source":"server","at_ns":2,"values":{"running":7,"waiting":3,"kv_used":0.5}}\n',
+        b'{"type":"telemetry","source":"host","at_ns":3,"values":{"used_bytes":1}}\n',
+        b'{"type":"telemetry","source":"server","at_ns":4,"values":{"running":9}}\n',
+    ]
+    file.write_bytes(b"".join(lines[:3]) + lines[3][:40])
+    assert readings.new_figures() == {"server_running": 7, "server_waiting": 3, "kv_used": 0.5}
+    assert readings.new_figures() == nothing
+    file.write_bytes(b"".join(lines))
+    assert readings.new_figures() == {"server_running": 9, "server_waiting": None, "kv_used": None}

@@ -10,7 +10,7 @@ Texts are plain text in which backticks mark code. Each renderer escapes the mar
 
     Document
       Section  id, title, blocks
-        Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Code | Disclosure | Definitions
+        Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Bullets | Code | Disclosure | Definitions
 """
 
 from __future__ import annotations
@@ -188,6 +188,25 @@ class Facts(Struct, frozen=True, tag=True):
     """Names and values, grouped by heading."""
 
 
+class Bullet(Struct, frozen=True):
+    """A horizontal bar that shows a figure as a share of its limit."""
+
+    label: str
+    share: float
+    """The figure as a share of its limit. The bar is full at 1."""
+    text: str
+    """The figure and its limit in words."""
+
+
+class Bullets(Struct, frozen=True, tag=True):
+    """Bars below one title, each with a figure as a share of its limit."""
+
+    title: str
+    bullets: Sequence[Bullet]
+    run: int | None = None
+    """Index of the run that the bars describe. None if they are not about one of several runs."""
+
+
 class Code(Struct, frozen=True, tag=True):
     text: str
     label: str
@@ -217,7 +236,7 @@ class Disclosure(Struct, frozen=True, tag=True):
     """The blocks that the page hides until the reader clicks the summary."""
 
 
-Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Code | Definitions | Disclosure
+Block = Paragraph | Findings | Table | Cards | Scorecard | ChartRef | Facts | Bullets | Code | Definitions | Disclosure
 
 
 class Section(Struct, frozen=True):

@@ -26,7 +26,7 @@ from loadgen.analysis.format import (
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
-from loadgen.analysis.report import Finding, Level
+from loadgen.analysis.report import Bullet, Bullets, Finding, Level
 from loadgen.analysis.summary import (
     ClientHealth,
     Delivery,
@@ -632,16 +632,33 @@ def littles_law_sentence(summary: Summary) -> str:
     return f"Throughput and latencies contradict each other: {product}, {measured} ({tolerance})."
 
 
+def hardware_limit_bars(limit: HardwareLimit, run: int | None = None) -> Bullets:
+    """Return bars that show throughput, TPOT and TTFT as shares of the hardware limit.
+
+    The share of a latency is its minimum / the measured mean. `run` is the index of the run on a page of several runs.
+    """
+    bullets = []
+    if limit.throughput_share is not None:
+        rate = f"{significant(limit.output_tokens_per_s, 4)} tokens/s"
+        text = f"{percent(limit.throughput_share)} of {rate}, bound by {limit.bound}"
+        bullets.append(Bullet("Output throughput", limit.throughput_share, text))
+    for label, ratio, minimum_s, cause in (
+        ("TPOT", limit.tpot_ratio, limit.tpot_s, f"bound by {limit.tpot_bound}"),
+        ("TTFT", limit.ttft_ratio, limit.ttft_s, "for a single prompt"),
+    ):
+        if ratio:
+            text = f"{percent(1 / ratio)}: {duration(minimum_s)} is the minimum, {cause}"
+            bullets.append(Bullet(label, 1 / ratio, text))
+    hardware = f"{limit.gpus} x {limit.gpu}, {limit.model}, {limit.format}"
+    return Bullets(f"Share of the hardware limit{times_speed(limit.speed)} ({hardware})", bullets, run)
+
+
 def hardware_limit_sentence(limit: HardwareLimit) -> str:
     """Return sentences that compare throughput, TPOT and TTFT with the limits of the server's hardware."""
-    return f"{hardware_limit_headline(limit)} {hardware_limit_details(limit)}"
-
-
-def hardware_limit_headline(limit: HardwareLimit) -> str:
-    """Return a sentence that compares the output throughput with the limit of the server's hardware."""
     rate, gpus = significant(limit.output_tokens_per_s, 4), f"{limit.gpus} x {limit.gpu}"
     text = f"Hardware limit{times_speed(limit.speed)} ({gpus}, {limit.model}, {limit.format}): "
-    return f"{text}{percent(limit.throughput_share)} of {rate} tokens/s, bound by {limit.bound}."
+    text += f"{percent(limit.throughput_share)} of {rate} tokens/s, bound by {limit.bound}."
+    return f"{text} {hardware_limit_details(limit)}"
 
 
 def hardware_limit_details(limit: HardwareLimit) -> str:

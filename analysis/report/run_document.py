@@ -162,10 +162,9 @@ def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
     blocks += [_scorecard(index, summary) for index, summary in enumerate(summaries)]
     for index, summary in enumerate(summaries):
         if summary.limit and not summary.limit.exceeds_limit:
-            headline = findings.hardware_limit_headline(summary.limit)
-            blocks.append(Paragraph(headline, "note", index if several else None))
+            blocks.append(findings.hardware_limit_bars(summary.limit, index if several else None))
             details = Paragraph(findings.hardware_limit_details(summary.limit), "note")
-            blocks.append(_folded("TPOT, TTFT and overhead compared with their limits", details))
+            blocks.append(_folded("Details of the hardware limit", details))
     return blocks
 
 

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
+from loadgen.analysis.frame import build_frame
+from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import page_document
+from loadgen.analysis.report.run_document import page_document, prepare_run
 from loadgen.analysis.run.runfile import Telemetry
+from loadgen.analysis.slo import goodput
 from loadgen.analysis.summary import Summary
 from tests.support.chromium import chromium
 from tests.support.runs import burst, failed, header, healthy, loop, part_of, run_of
@@ -67,6 +70,27 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Written:
     records = [*burst(100, 8), *(failed(200 + i, "in_band_error", NASTY) for i in range(9))]
     telemetry = healthy(stall_ns_max=2_000_000_000)
     return _written(tmp_path_factory.mktemp("troubled"), records, simulated=True, telemetry=telemetry, model=NASTY)
+
+
+@pytest.fixture(scope="session")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The report of a burst with two bounds on a known GPU. The server publishes its queue and prefill times."""
+    folder = tmp_path_factory.mktemp("bounded")
+    records = burst(300, 16)
+    first = {"moment": "start"} | {
+        f"{name}_s_{part}": 0 for name in ("queue", "prefill", "decode") for part in ("sum", "count")
+    }
+    last = {"moment": "end", "queue_s_sum": 300, "prefill_s_sum": 60, "decode_s_sum": 150}
+    last |= {f"{name}_s_count": 300 for name in ("queue", "prefill", "decode")}
+    telemetry = [
+        *healthy(),
+        *(Telemetry(source="server", at_ns=at, values=values) for at, values in ((0, first), (9 * 10**9, last))),
+    ]
+    run = run_of(folder / "run", records, telemetry=telemetry, plan=header(300).plan | {"gpu_model": "8 x H100"})
+    summary, frame = part_of(run).summary, build_frame(records)
+    summary.goodput = goodput(frame, parse_bounds(["ttft < 500ms", "tpot < 20ms"]))
+    (folder / "report.html").write_text(render(page_document([prepare_run(run, frame, summary)])), encoding="utf-8")
+    return Written(folder / "report.html", summary)
 
 
 @pytest.fixture(scope="session")

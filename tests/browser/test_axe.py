@@ -25,8 +25,8 @@ from tests.support.matrices import fabricate
 from tests.support.runs import burst, failed, footer, header, healthy, write
 
 PAGES = (
-    *("plain", "troubled", "many", "repeats", "folder", "comparison", "matrix", "frontier", "limits", "inference"),
-    "training",
+    *("plain", "bounded", "troubled", "many", "repeats", "folder", "comparison", "matrix"),
+    *("frontier", "limits", "inference", "training"),
 )
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)

@@ -7,37 +7,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.analysis.frame import build_frame
-from loadgen.analysis.objectives import parse_bounds
-from loadgen.analysis.report.page import render
-from loadgen.analysis.report.run_document import page_document, prepare_run
-from loadgen.analysis.run.runfile import Telemetry
-from loadgen.analysis.slo import goodput
 from tests.browser.conftest import Opened, Written
-from tests.support.runs import burst, healthy, part_of, run_of
 
 widths = pytest.mark.parametrize("opened", [("bounded", 1600, "light"), ("bounded", 360, "dark")], indirect=True)
-
-
-@pytest.fixture(scope="session")
-def bounded(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The report of a burst with two bounds, on a server that publishes its queue and prefill times."""
-    folder = tmp_path_factory.mktemp("bounded")
-    records = burst(300, 16)
-    first = {"moment": "start"} | {
-        f"{name}_s_{part}": 0 for name in ("queue", "prefill", "decode") for part in ("sum", "count")
-    }
-    last = {"moment": "end", "queue_s_sum": 300, "prefill_s_sum": 60, "decode_s_sum": 150}
-    last |= {f"{name}_s_count": 300 for name in ("queue", "prefill", "decode")}
-    telemetry = [
-        *healthy(),
-        *(Telemetry(source="server", at_ns=at, values=values) for at, values in ((0, first), (9 * 10**9, last))),
-    ]
-    run = run_of(folder / "run", records, telemetry=telemetry)
-    summary, frame = part_of(run).summary, build_frame(records)
-    summary.goodput = goodput(frame, parse_bounds(["ttft < 500ms", "tpot < 20ms"]))
-    (folder / "report.html").write_text(render(page_document([prepare_run(run, frame, summary)])), encoding="utf-8")
-    return Written(folder / "report.html", summary)
 
 
 @widths
@@ -76,6 +48,19 @@ def test_both_bounds_are_drawn_with_the_share_on_each_side(opened: Opened) -> No
     boxes: list[Any] = [label.bounding_box() for label in labels.all()]
     for one, other in ((0, 1), (2, 3)):
         assert boxes[one]["x"] + boxes[one]["width"] < boxes[other]["x"]
+
+
+@widths
+def test_the_hardware_limit_is_a_bar_per_figure(opened: Opened) -> None:
+    """The width of each bar is the share that its text states, and the bars are visible."""
+    bars = opened.page.locator("#answer .bullets dl > div")
+    assert [text.split("\n")[0] for text in bars.all_inner_texts()] == ["Output throughput", "TPOT", "TTFT"]
+    for bar in bars.all():
+        whole: Any = bar.locator(".whole").bounding_box()
+        part: Any = bar.locator(".part").bounding_box()
+        share = float(bar.locator("span").inner_text().split("%")[0]) / 100
+        assert part["width"] / whole["width"] == pytest.approx(share, abs=0.01)
+        assert whole["width"] > 90
 
 
 def test_a_page_without_bounds_has_no_scatter(plain: Written) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare import compare
 from loadgen.analysis.hardware_limit import HardwareLimit
-from loadgen.analysis.report.findings import hardware_limit_sentence
+from loadgen.analysis.report.findings import hardware_limit_bars, hardware_limit_sentence
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import page_document
 from loadgen.analysis.run.record import Record
@@ -153,9 +153,19 @@ def test_a_limit_that_was_beaten_is_doubted(tmp_path: Path) -> None:
 def test_page_and_terminal_say_it(tmp_path: Path) -> None:
     """One finding, which the page has below its cards."""
     run = run_of(tmp_path, plan={"gpu_model": "H100"})
-    said = "Hardware limit (1 x H100 SXM, Llama-2-7B, bf16): "
-    assert said in " ".join(text_of(summarise(run)).split())
-    assert said in render(page_document([part_of(run)]))
+    assert "Hardware limit (1 x H100 SXM, Llama-2-7B, bf16): " in " ".join(text_of(summarise(run)).split())
+    assert "Share of the hardware limit (1 x H100 SXM, Llama-2-7B, bf16)" in render(page_document([part_of(run)]))
+
+
+def test_bars_are_shares_of_the_limit(tmp_path: Path) -> None:
+    """Throughput is a share of the maximum. For latencies, the minimum is a share of the measured mean."""
+    limit: HardwareLimit = limit_of(tmp_path, plan={"gpu_model": "H100"})
+    bars = hardware_limit_bars(limit)
+    assert [bullet.label for bullet in bars.bullets] == ["Output throughput", "TPOT", "TTFT"]
+    shares = (limit.throughput_share, 1 / (limit.tpot_ratio or 0), 1 / (limit.ttft_ratio or 0))
+    assert tuple(bullet.share for bullet in bars.bullets) == shares
+    assert bars.bullets[1].text == "23%: 4.58 ms is the minimum, bound by memory"
+    assert [bullet.label for bullet in hardware_limit_bars(replace(limit, tpot_ratio=None)).bullets][1:] == ["TTFT"]
 
 
 def test_a_sentence_holds_ratio_share_and_overhead(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -74,6 +75,17 @@ def confidence_interval(low: str, high: str, *, level: float = 0.95) -> str:
     `low` and `high` are formatted numbers.
     """
     return f"{level * 100:.4g}% CI {interval_text(low, high)}"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """Format a difference with its sign, significant digits and thousands separators. Zero has no sign."""
+    text = significant(abs(value), digits)
+    return text if value == 0 else f"{'+' if value > 0 else '-'}{text}"
+
+
+def typeset_minus(text: str) -> str:
+    """Replace hyphens before numbers by minus signs, for pages."""
+    return re.sub(r"(?<!\w)-(?=\d)", MINUS, text)
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:

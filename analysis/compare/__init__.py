@@ -46,11 +46,14 @@ from loadgen.analysis.format import (
     interval_text,
     percent,
     pluralise,
+    signed,
     significant,
     simulated,
     start_time,
+    typeset_minus,
     unit_of,
 )
+from loadgen.analysis.metrics import metric_by_key
 from loadgen.analysis.repeats import start_states
 from loadgen.analysis.report import tables, terminal
 from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, chart_spec, visible_charts
@@ -411,10 +414,10 @@ def page_document(
     ]
     ratios = []
     for row in comparison.rows:
-        if row.ratio is not None and row.ratio_ci95:
-            low, high = row.ratio_ci95
-            outcome = {"figure": row.figure, "ratio": row.ratio, "low": low, "high": high, "outcome": row.verdict}
-            ratios.append(outcome)
+        ratio, ends = _ratio_with_interval(row)
+        if ratio is not None and ends:
+            outcome = {"figure": _row_title(row.figure), "ratio": ratio, "low": ends[0], "high": ends[1]}
+            ratios.append(outcome | {"outcome": row.verdict})
     data = {
         "runs": [{key: getattr(run, key) for key in ("name", "colour", "dash", "data")} for run in drawn],
         "charts": [_overlay_spec(chart, drawn) for chart in charts],
@@ -443,8 +446,12 @@ def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence
     drawn = []
     for (side, name, colour, dash), runs in zip(styles, groups, strict=True):
         title = f"{side}: {name}" if len(name) < 40 else side  # a longer name does not fit into the legend
-        for run in runs:
+        for index, run in enumerate(runs):
             data = {chart: _thinned(run.data[chart], points_max) for chart in OVERLAID if chart in run.data}
+            if len(runs) > 1 and "course" in data:
+                # The first run of the group stands for all runs, because steps of many runs hide each other.
+                data.pop("course")
+                data |= {} if index else {"course": _mean_throughput(runs)}
             drawn.append(ChartRun(title, colour, comparison.mark, dash=dash, summary=run.summary, data=data))
     return drawn
 
@@ -466,11 +473,35 @@ def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc
         references = []
         for chart in of_section:
             title = "Output tokens per second" if chart.script else chart.title
-            references.append(doc.ChartRef(chart.id, title, _percentile_caption(comparison, chart.id)))
+            caption = _percentile_caption(comparison, chart.id)
+            if chart.script and max(comparison.runs_a, comparison.runs_b) > 1:
+                caption = ["Mean of the runs. The band spans the lowest and the highest run."]
+            references.append(doc.ChartRef(chart.id, title, caption))
         if references:
             switches = [axis] if name == "latency" else []
             sections.append(doc.Section(name, f"{short}, A and B", references, short, switches))
     return sections
+
+
+def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """Return the output tokens per second of several runs over time: their mean, and their minimum and maximum.
+
+    The runs have intervals of different lengths. The result has the longest of them."""
+    series = [data for run in runs if (data := run.data["course"]["course"])["start_s"]]
+    if not series:
+        return {"course": {"start_s": [], "tokens_per_s": [], "low": [], "high": []}}
+    starts = [np.asarray(data["start_s"], float) for data in series]
+    width_s = max(float(data["bin_s"]) for data in series)
+    begin_s = min(float(start[0]) for start in starts)
+    end_s = max(float(start[-1]) for start in starts) + width_s
+    edges = np.arange(begin_s, end_s + width_s / 2, width_s)
+    rates = []
+    for data, start in zip(series, starts, strict=True):
+        tokens = np.concatenate([[0.0], np.cumsum(np.asarray(data["tokens_per_s"], float) * data["bin_s"])])
+        rates.append(np.diff(np.interp(edges, np.append(start, start[-1] + data["bin_s"]), tokens)) / width_s)
+    columns = {"start_s": edges[:-1], "tokens_per_s": np.mean(rates, 0), "low": np.min(rates, 0)}
+    columns["high"] = np.max(rates, 0)
+    return {"course": {name: values.round(4).tolist() for name, values in columns.items()}}
 
 
 def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
@@ -491,10 +522,21 @@ def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
     """
     spec = chart_spec(chart, drawn) | {"script": ""}
     spec["table"] = spec["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}
-    if len(drawn) > 2:
+    if chart.id == "course" and len(drawn) > 2:
+        spec["traces"] = _throughput_traces(spec["traces"])
+    elif len(drawn) > 2:
         lines = [trace for trace in spec["traces"] if trace.get("name") == "@name"]
         spec["traces"] = [trace | {"line": trace["line"] | {"width": 1}} for trace in lines]
     return spec
+
+
+def _throughput_traces(traces: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the traces of the mean throughput of each group of runs, with a band from the minimum to the maximum."""
+    edge = {"type": "scatter", "mode": "lines", "x": "$course.start_s", "hoverinfo": "skip", "showlegend": False}
+    edge |= {"line": {"width": 0, "shape": "hv"}, "name": "range"}
+    mean = next(trace for trace in traces if trace["y"] == "$course.tokens_per_s")
+    low, high = edge | {"y": "$course.low"}, edge | {"y": "$course.high", "fill": "tonexty", "fillcolor": "@run:2e"}
+    return [low, high, mean]
 
 
 def _percentile_caption(comparison: Comparison, chart: str) -> list[str]:
@@ -573,7 +615,8 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
         if row.figure in CARDS and row.difference is not None:
             a, b, unit, difference, interval = _row_texts(row, brief=True)
             note = f"95% CI {interval}{'' if row.ratio_ci95 is None else '%'}; {a} to {b} {unit}"
-            cards.append(doc.Card(figure_title(row.figure), difference, row.verdict, note))
+            texts = typeset_minus(difference), row.verdict, typeset_minus(note)
+            cards.append(doc.Card(figure_title(row.figure), *texts))
     return cards
 
 
@@ -591,7 +634,12 @@ def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:
     for row in comparison.rows:
         verdict = WORDS[row.verdict] if brief else row.verdict
         cell = doc.TableCell(verdict, row.verdict, "" if brief else remark(row), LEVELS[row.verdict])
-        rows.append((doc.TableCell(row.figure, code=True), *_row_texts(row, brief=brief), cell))
+        texts = _row_texts(row, brief=brief)
+        if brief:
+            rows.append((doc.TableCell(row.figure, code=True), *texts, cell))
+        else:
+            head = doc.TableCell(_row_title(row.figure), row.figure)
+            rows.append((head, *map(typeset_minus, texts), cell))
     notes = _table_notes(comparison) if brief else []
     return table("Figures compared", heads | {"B is": "text"}, rows, several=True, id="compared", notes=notes)
 
@@ -643,28 +691,53 @@ def _row_texts(row: ComparedFigure, *, brief: bool) -> list[str]:
     """Return the cell texts of a figure's table row: A, B, unit, ratio, interval, difference and p-value.
 
     If `brief` is true, the difference and the p-value are left out, and the ratio is given as a change in percent. For
-    a figure that is a share, the ratio column shows the difference B - A.
+    a figure that is a share, the brief ratio column shows the difference B - A in percentage points.
     """
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
     texts = [significant(value and value * factor, 4) for value in (row.a, row.b)]
     texts += [unit, _ratio_text(row, factor, brief=brief), _interval_text(row, factor, brief=brief)]
     if not brief:
-        texts.append(UNKNOWN if row.difference is None else f"{row.difference * factor:+.4g} {unit}")
+        points = "points" if unit == "%" else unit
+        texts.append(UNKNOWN if row.difference is None else f"{signed(row.difference * factor, 4)} {points}")
         texts.append(_p_text(row.adjusted_p))
     return texts
 
 
-def _ratio_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
+def _row_title(figure: str) -> str:
+    """Return the title of a figure for the page, such as `TTFT p99` for `ttft.p99`."""
+    metric, _, statistic = figure.partition(".")
+    return f"{metric_by_key(metric).short}: slower in B" if statistic == "pairs" else figure_title(figure)
+
+
+def _ratio_with_interval(row: ComparedFigure) -> tuple[float | None, tuple[float, float] | None]:
+    """Return B / A of a figure, with its interval. Both are None if they are unknown.
+
+    For a share, the ratio and its interval follow from the difference B - A."""
     if row.ratio is not None:
-        return f"{_percent_change(row.ratio)}%" if brief else f"{row.ratio:.3f}"
-    return UNKNOWN if row.difference is None else f"{row.difference * factor:+.3g}"
+        return row.ratio, row.ratio_ci95
+    if row.unit != "share" or row.difference is None or not row.a:
+        return None, None
+    ends = row.difference_ci95
+    return 1 + row.difference / row.a, None if ends is None else (1 + ends[0] / row.a, 1 + ends[1] / row.a)
+
+
+def _ratio_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
+    ratio, _ = _ratio_with_interval(row)
+    if not brief and ratio is not None:
+        return f"{ratio:.3f}"
+    if row.ratio is not None:
+        return f"{_percent_change(row.ratio)}%"
+    return UNKNOWN if row.difference is None else signed(row.difference * factor)
 
 
 def _interval_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
+    _, ends = _ratio_with_interval(row)
+    if not brief and ends:
+        return interval_text(*(f"{end:.3f}" for end in ends))
     if row.ratio is not None and row.ratio_ci95:
-        return interval_text(*(_percent_change(end) if brief else f"{end:.3f}" for end in row.ratio_ci95))
+        return interval_text(*(_percent_change(end) for end in row.ratio_ci95))
     if row.difference_ci95:
-        return interval_text(*(f"{end * factor:+.3g}" for end in row.difference_ci95))
+        return interval_text(*(signed(end * factor) for end in row.difference_ci95))
     return UNKNOWN if row.difference is None else "unbounded"
 
 

@@ -76,6 +76,16 @@ def test_the_comparison_opens_and_says_what_was_found(
     said = [" ".join(row.locator("td").last.inner_text().split()) for row in rows]
     verdicts = [row.cells[-1] for row in figures_table(found, brief=False).rows]
     assert said == [f"{verdict.text} {verdict.note}".strip() for verdict in verdicts]
+    titles = [row.locator("th").evaluate("(head) => head.firstChild.textContent") for row in rows]
+    drawn = page.evaluate("document.querySelector('#chart-comparison').layout.yaxis.categoryarray")
+    assert (drawn, titles[0]) == (titles, "Output throughput")  # every figure of the table is drawn, also shares
+    assert "Complete" in titles
+    assert "-" not in "".join(page.locator("#comparison .value, #comparison td.number").all_inner_texts())
+    course = page.evaluate("document.querySelector('#chart-course').data")
+    assert [trace["name"] for trace in course] == ["range", "range", "A: a", "range", "range", "B: b"]
+    for low, high, mean in (course[:3], course[3:]):
+        heights = zip(low["y"], mean["y"], high["y"], strict=True)
+        assert all(bottom <= middle <= top for bottom, middle, top in heights)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for section in ("comparison", "course"):
         page.locator(f"#{section}").screenshot(path=tmp_path / f"{section}-{width}.png")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.analysis import client_health, littles_law, stats, summary
+from loadgen.analysis.cached_prompts import find_cached_prompts
 from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.held_back import find_held_back
@@ -59,6 +60,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     skew_s = _figure(METRICS["skew_s"], frame)
     first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
     throughput = _throughput(frame, health)
+    counters = check_counters(run, frame)
     missing = int((frame.inside & ~frame.complete).sum())
     return summary.Summary(
         run=info,
@@ -90,11 +92,12 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             released_ns=frame.released_ns[first_turns],
         ),
         memory=memory_use(run),
-        server_counters=check_counters(run, frame),
+        server_counters=counters,
         client=health,
         machines=machines,
         turns=_turns(frame),
         held_back=find_held_back(frame),
+        cached_prompts=find_cached_prompts(run, frame, counters),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),
     )

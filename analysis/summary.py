@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgen.analysis.cached_prompts import CachedPrompts
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
@@ -668,6 +669,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
     held_back: HeldBack | None = None
+    cached_prompts: CachedPrompts | None = None
     limit: HardwareLimit | None = None
     prediction: list[Predicted] = []
     goodput: Goodput | None = None

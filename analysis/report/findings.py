@@ -80,7 +80,7 @@ def findings(summary: Summary) -> list[Finding]:
         Finding("complete", outcome_level(summary.requests), outcome_sentence(summary), "failures"),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
-        *filter(None, [held_back_finding(summary)]),
+        *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
     ]
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
@@ -314,6 +314,26 @@ def streaming_findings(summary: Summary) -> list[Finding]:
         )
         result.append(Finding("tokens-spread", "note", text, "lengths"))
     return result
+
+
+def cached_prompts_finding(summary: Summary) -> Finding | None:
+    """Return a finding on prompt tokens from the server's prefix cache, or None if there are none.
+
+    The finding is a warning if the prompts were meant to be new to the server.
+    """
+    cached = summary.cached_prompts
+    if cached is None or not cached.tokens:
+        return None
+    share = f"{cached.tokens:,} of {cached.prompt_tokens:,} prompt tokens ({percent(cached.share)})"
+    text = f"{share} came from the server's prefix cache"
+    if not cached.unexpected:
+        return Finding("cached-prompts", "note", f"{text}.", "counters")
+    text = (
+        f"{text}, so the server did not compute these prompts, and TTFT and throughput are too good. "
+        f"It had seen them before: another run with --seed {summary.run.seed} sends the same prompts. "
+        "Use a new --seed, or restart the server."
+    )
+    return Finding("cached-prompts", "warning", text, "counters")
 
 
 def held_back_finding(summary: Summary) -> Finding | None:

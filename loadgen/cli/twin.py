@@ -31,8 +31,6 @@ MIN_DRAWS = 4
 MAX_DRAWS = 24
 TARGET_REQUESTS = 40_000
 """An interval takes `TARGET_REQUESTS / requests` simulations, from MIN_DRAWS to MAX_DRAWS."""
-MAX_CACHED_FRACTION = 0.05
-"""Fraction of cached prompt tokens above which a warning is printed, because prompts should be new to the server."""
 CACHED_NOTE = (
     "were in the server's prefix cache, but the twin counts them as computed. Repeat the run with another --seed."
 )
@@ -89,6 +87,7 @@ def fit(
     prefix cache, so use another --seed for each run. Exit codes: 0 written; 2 usage error, or unusable runs; 3 runs of
     the built-in simulated server, without --simulated.
     """
+    from loadgen.analysis.build_summary import summarise
     from loadgen.servers.hardware import HardwareError
     from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
     from loadgen.studies.twin_fitting import figures, fit, observe_run, simulate_run
@@ -123,9 +122,9 @@ def fit(
     known = deployed | limits | {"vintage": vintage, "hardware": str(hardware or "")}
     result = fit(loaded, rules, deployment, known)
     for path, run in zip(runs, loaded, strict=True):
-        cached = _cached_fraction(run)
-        if cached > MAX_CACHED_FRACTION:
-            print_error(f"{path}: {cached:.0%} of its prompt tokens {CACHED_NOTE}")
+        cached = summarise(run).cached_prompts
+        if cached is not None and cached.unexpected:
+            print_error(f"{path}: {cached.share:.0%} of its prompt tokens {CACHED_NOTE}")
     text = json.dumps(_builtins(result), indent=1)
     write_text(out, f"{text}\n", "Name another file with --out.")
     if as_json:
@@ -266,22 +265,6 @@ def _detected_hardware(run: Run) -> dict[str, Any]:
     if limit is None:
         return {}
     return {"gpu": limit.gpu, "model": limit.model, "tensor": limit.gpus, "number_format": limit.format}
-
-
-def _cached_fraction(run: Run) -> float:
-    """Return the fraction of prompt tokens that the server had in its prefix cache.
-
-    Return 0 for workloads that repeat prompts on purpose, and for servers that do not report cached tokens.
-    """
-    samples = [
-        line.values for line in run.telemetry if line.source == "server" and "cached_prompt_tokens" in line.values
-    ]
-    if not samples or run.header.workload.shares_prefixes:
-        return 0.0
-    first, last = samples[0], samples[-1]
-    cached = last.get("cached_prompt_tokens", 0) - first.get("cached_prompt_tokens", 0)
-    total = last.get("prompt_tokens", 0) - first.get("prompt_tokens", 0)
-    return float(cached / total) if total else 0.0
 
 
 def _builtins(fitted_twin: Twin) -> Any:

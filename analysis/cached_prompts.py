@@ -1,0 +1,74 @@
+"""Computes how many prompt tokens the server found in its prefix cache.
+
+A server with a prefix cache computes a prompt, or the beginning of a prompt, only once. If a run sends prompts that the
+server has seen before, such as those of an earlier run with the same seed, TTFT and throughput are much too good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from loadgen.analysis.frame import Frame
+from loadgen.analysis.run.runfile import Run
+
+if TYPE_CHECKING:
+    from loadgen.analysis.summary import CounterCheck
+
+MARK = "cached_prompt_tokens"
+"""Name of the count in `Record.marks`, and of the server's counter."""
+MAX_SHARE = 0.05
+"""Maximum share of cached prompt tokens at which the prompts of a run count as new to the server."""
+
+
+class CachedPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt tokens that the server found in its prefix cache."""
+
+    tokens: int
+    """Number of cached prompt tokens."""
+    prompt_tokens: int
+    """Number of all prompt tokens."""
+    share: float
+    """`tokens / prompt_tokens`."""
+    source: Literal["responses", "counters"]
+    """`responses`: the server states the number in each response. `counters`: the growth of the server's counters. This
+    growth includes the requests of other clients."""
+    repeated: bool
+    """True if the workload repeats prompts, so that cached tokens are expected."""
+
+    @property
+    def unexpected(self) -> bool:
+        """Return True if the prompts were meant to be new to the server and were not."""
+        return self.share >= MAX_SHARE and not self.repeated
+
+
+def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCheck]) -> CachedPrompts | None:
+    """Return the cached prompt tokens of a run, or None if the server does not report them.
+
+    `counters` are the server's counters. They are used if the responses do not state the number.
+    """
+    source: Literal["responses", "counters"] = "responses"
+    tokens, prompt_tokens = _from_responses(frame)
+    if not prompt_tokens:
+        cached, prompts = counters.get(MARK), counters.get("prompt_tokens")
+        if cached is None or prompts is None or cached.resets or prompts.resets or prompts.server <= 0:
+            return None
+        source, tokens, prompt_tokens = "counters", cached.server, prompts.server
+    workload = run.header.workload
+    return CachedPrompts(
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        share=round(tokens / prompt_tokens, 4),
+        source=source,
+        repeated=workload.shares_prefixes or workload.has_own_lengths or run.header.load.recorded,
+    )
+
+
+def _from_responses(frame: Frame) -> tuple[int, int]:
+    """Return the cached and all prompt tokens of the complete, measured responses that state both numbers."""
+    cached = frame.mark(MARK)
+    known = frame.complete & frame.measured & ~np.isnan(cached) & ~np.isnan(frame.prompt_reported)
+    return int(cached[known].sum()), int(frame.prompt_reported[known].sum())

@@ -196,6 +196,7 @@ SGLANG = base.Backend(
         "embeddings": pooling.pooling_dialect("sglang", "embeddings", count=_COUNT_TEXT),
     },
     identify=_identify,
+    port=8004,
     limits={
         # The scheduler ends every response two tokens before the end of the context, and refuses a prompt that has
         # max_req_input_len tokens (managers/scheduler.py, managers/utils.py).
@@ -227,5 +228,25 @@ SGLANG = base.Backend(
             "requests_finished": ("sglang:num_requests_total",),
         },
     ),
+    # The limit allows a burst of 1000.
+    process=base.ProcessCommand(
+        module=("sglang.launch_server",),
+        arguments=(
+            "--model-path",
+            "{model}",
+            "--served-model-name",
+            "{name}",
+            "--host",
+            "{host}",
+            "--port",
+            "{port}",
+            "--max-running-requests",
+            "1024",
+            "--disable-radix-cache",
+            "--enable-metrics",
+        ),
+        parallel=("--tp-size", "{tensor_parallel}"),
+    ),
+    simulated="loadgen.servers.simulated.sglang:PROTOCOL",
     notes={"memory_option": "--mem-fraction-static", "memory_taken": "80 to 90% by default, depending on the GPU"},
 )

@@ -118,8 +118,8 @@ class SimulatedConfig:
     ] = None
     max_concurrent_requests: Annotated[  # vLLM's `max_num_queued_reqs`
         int | None,
-        "Maximum concurrent requests. Above it TGI (default 128) and vLLM (no limit) reject requests; LightLLM (256) "
-        "queues them.",
+        "Maximum concurrent requests. Above it TGI (default 128), vLLM and SGLang (no limit) reject requests; LightLLM "
+        "(256) queues them.",
     ] = None
     max_model_len: Annotated[int, "Maximum length of prompt plus output, in tokens."] = 4096
     eos_mean_tokens: Annotated[

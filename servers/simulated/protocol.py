@@ -61,15 +61,18 @@ class CompletionRequest:
     created_s: int
     stop_after: int | None = None
     """Number of tokens after which the model stops by itself. None: the model never stops by itself."""
+    generate_streams: bool = False
+    """The body's field `stream` also decides on /generate, as on SGLang."""
 
     @property
     def streamed(self) -> bool:
         """True if the response is streamed.
 
-        Responses on /generate_stream are always streamed, and responses on /generate never. On other routes, the
-        body's field `stream` decides.
+        Responses on /generate_stream are always streamed, and responses on /generate never, unless `generate_streams`
+        is set. On other routes, the body's field `stream` decides.
         """
-        return self.path == "/generate_stream" or (self.path != "/generate" and bool(self.body.get("stream")))
+        field_decides = self.path != "/generate" or self.generate_streams
+        return self.path == "/generate_stream" or (field_decides and bool(self.body.get("stream")))
 
 
 @dataclass(frozen=True, slots=True)

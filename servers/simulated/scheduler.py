@@ -199,6 +199,10 @@ class Scheduler:
         elif job in self.waiting:
             self.waiting.remove(job)
 
+    def flush_prefix_cache(self) -> None:
+        """Empty the prefix cache, so that later prompts are computed as a whole."""
+        self._prefix_cache.clear()
+
     @property
     def running(self) -> int:
         """Number of admitted jobs, which are prefilling or decoding."""

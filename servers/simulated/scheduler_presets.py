@@ -1,10 +1,12 @@
-"""Scheduler presets of vLLM, TGI and LightLLM, in the versions `current` and `2023` (autumn 2023).
+"""Scheduler presets of vLLM, TGI, LightLLM and SGLang, in the versions `current` and `2023` (autumn 2023).
+
+SGLang did not exist in 2023 and has only the version `current`.
 
 A preset consists of an engine's batching policy and of its overheads in addition to kernel times. A comment at each
 policy names the source files of its rules. The constants come from these sources:
 
-- `current`: the values of vLLM in servers/hardware/frameworks.csv. No values are published for TGI and LightLLM, so
-  their presets are assumed to have the values of vLLM.
+- `current`: the values of vLLM in servers/hardware/frameworks.csv. No values are published for TGI, LightLLM and
+  SGLang, so their presets are assumed to have the values of vLLM.
 - `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
   requests and Poisson arrivals). Each server has one set of constants for all loads. `python -m benchmarks.schedulers`
   reports the remaining errors.
@@ -207,6 +209,28 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             kv_share=0.82,
             prefill_share=0.845,
             nccl=1,
+        ),
+    },
+    "sglang": {
+        # Prompts come before decoding whenever a waiting request fits, in separate steps of at most
+        # `chunked_prefill_size` tokens: managers/scheduler.py (`get_next_batch_to_run`, `get_new_batch_prefill`). When
+        # the cache is full, requests are retracted and computed again: managers/schedule_batch.py (`retract_decode`).
+        # Limits for a GPU with more than 60 GB, and the memory fraction: server_args.py. The default number of running
+        # requests follows from the size of the cache and is at most 4096: model_executor/model_runner.py. Not modelled:
+        # chunks of a long prompt, the share of the output that admission reserves (`new_token_ratio`), and the choice
+        # of the retracted request (SGLang: the one with the least output). The prefix cache has pages of one token
+        # there (mem_cache/radix_cache.py). Blocks of 16 tokens save most of the time for hashing prompts.
+        CURRENT: Engine(
+            version="0.5.23",
+            policy=Policy(
+                running_limit=4096,
+                step_tokens=8192,
+                prefill="separate",
+                decode_steps_per_prefill=0,
+                block_size=16,
+                prefix_cache=True,
+                memory_fraction=0.88,
+            ),
         ),
     },
 }

@@ -94,7 +94,7 @@ async def serve(config: SimulatedConfig, *, ready: Callable[[str], None], stop: 
     clock, max_model_len = _clock(config, protocol, limit)
     config = replace(config, max_concurrent_requests=limit, max_model_len=max_model_len)
     sender = StreamSender(clock, loop)
-    state = ServerState(config, protocol.buckets, clock.gauges)
+    state = ServerState(config, protocol.buckets, clock.gauges, clock.flush_cache)
     http = HttpServer(state, protocol, sender)
     handler = web.Server(http.answer, handler_cancellation=True)
     connection = partial(

@@ -119,7 +119,13 @@ class ServerState:
     `config` contains the actual limits, with defaults filled in.
     """
 
-    def __init__(self, config: SimulatedConfig, buckets: Buckets, gauges: Callable[[], Gauges]) -> None:
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        buckets: Buckets,
+        gauges: Callable[[], Gauges],
+        flush_cache: Callable[[], None] = lambda: None,
+    ) -> None:
         self.config = config
         self.metric_labels = {"model_name": config.model}
         self.mark = marks.fields(config.speed)
@@ -133,6 +139,7 @@ class ServerState:
         self.output_tokens = 0
         self.histograms = {name: Histogram(bounds) for name, bounds in buckets(config.max_model_len).items()}
         self.gauges = gauges
+        self.flush_cache = flush_cache
         self.started_s = int(time.time())
         self.streams: set[Stream] = set()  # accepted requests that are not finished
         with Path(__file__).with_name(f"{config.server}.csv").open(encoding="utf-8", newline="") as file:

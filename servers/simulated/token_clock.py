@@ -93,6 +93,9 @@ class ScriptClock:
         """
         return Gauges(running=len(self._live), waiting=0, kv_usage=0.0, preemptions=0)
 
+    def flush_cache(self) -> None:
+        """Do nothing, because the script models no prefix cache."""
+
     def _drop_cancelled(self) -> None:
         """Remove cancelled jobs from the top of the heap, so that `next_ns` never returns the time of such a job."""
         while self._heap and self._heap[0][2] not in self._live:
@@ -170,6 +173,12 @@ class BatchingClock:
     def gauges(self) -> Gauges:
         """Return the scheduler's values for the metrics page: running and waiting jobs, KV-cache use, preemptions."""
         return self._scheduler.gauges()
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache, unless a job is running or waiting."""
+        gauges = self._scheduler.gauges()
+        if not gauges.running and not gauges.waiting:
+            self._scheduler.flush_prefix_cache()
 
     def _start_after_pause(self) -> None:
         """Start a step after the engine was idle.

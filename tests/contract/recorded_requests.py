@@ -121,10 +121,12 @@ def _event_shape(event: str) -> Any:
 def shape(value: Any, key: str = "") -> Any:
     """A JSON value with its words, ids and numbers replaced by their types. Errors keep every word."""
     if isinstance(value, dict):
-        if "error" in value or "detail" in value or set(value) == {"message"}:
+        is_error = "error" in value or "detail" in value or value.get("object") == "error"
+        if is_error or set(value) == {"message"}:
             return json.loads(_words(json.dumps(value)))
         known = {name: shape(each, name) for name, each in value.items() if name != marks.FIELD}
         known |= {"docker_label": "text or null"} if "docker_label" in known else {}
+        known |= {"cached_tokens_details": "counts or null"} if "cached_tokens_details" in known else {}
         return known | {"index": "number"} if "token" in known and "index" in known else known
     if isinstance(value, list):
         return [each for each, _ in groupby([shape(each, key) for each in value])]
@@ -136,6 +138,7 @@ def shape(value: Any, key: str = "") -> Any:
 def _words(text: str) -> str:
     """Words of an error, without the tokens that another tokenizer counts and without the cause of a failure."""
     text = re.sub(r"Given: \d+ `inputs` tokens", "Given: N `inputs` tokens", text)
+    text = re.sub(r"\d+ tokens", "N tokens", text)
     return re.sub(r'(Server error: ).*?(?="|$)', r"\1cause", text)
 
 
@@ -365,3 +368,100 @@ LIGHTLLM = (
     _lightllm_page("token_load", "/token_load"),
     _lightllm_page("metrics", "/metrics"),
 )
+
+
+def _sglang(file: str, path: str, body: dict[str, Any] | str | None = None, **others: Any) -> Recorded:
+    return Recorded(f"sglang-0.5.23/{file}.txt", path, {} if body is None else body, **others)
+
+
+def _sglang_completion(file: str, body: dict[str, Any] | None = None, **others: Any) -> Recorded:
+    return _sglang(file, COMPLETIONS, {"model": "tiny", "prompt": TEXT, "max_tokens": 8, **(body or {})}, **others)
+
+
+def _sglang_chat(file: str, body: dict[str, Any] | None = None, *, text: str = TEXT) -> Recorded:
+    messages = [{"role": "user", "content": text}]
+    return _sglang(file, CHAT, {"model": "tiny", "messages": messages, "max_tokens": 8, **(body or {})})
+
+
+def _sglang_generate(
+    file: str, parameters: dict[str, Any] | None = None, *, stream: bool = False, **prompt: Any
+) -> Recorded:
+    body = {**(prompt or {"text": TEXT}), "sampling_params": {"max_new_tokens": 8, **(parameters or {})}}
+    return _sglang(file, NATIVE, {**body, "stream": True} if stream else body)
+
+
+_RUNNING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+_COLD = {"temperature": -1.0}
+_LONGER_TEXT = "ba " * 5000  # longer than the context of 4096 tokens
+_LONG_OUTPUT = {"max_tokens": 100_000}
+
+SGLANG = (
+    _sglang_completion("completions"),
+    _sglang_completion("completions_ids", {"prompt": [424, 371, 356, 426], **_USAGE}),
+    _sglang_completion("completions_max1", {"max_tokens": 1, **_USAGE}),
+    _sglang_completion("completions_stop_stream", {"stop": ["n"], "max_tokens": 64, **_USAGE}, server="fresh"),
+    _sglang_completion("completions_stream", _STREAMED),
+    _sglang_completion("completions_stream_cont", _RUNNING),
+    _sglang_completion("completions_stream_usage", _USAGE),
+    _sglang_chat("chat"),
+    _sglang_chat("chat_max1", {"max_tokens": 1, **_USAGE}),
+    _sglang_chat("chat_stream", _STREAMED),
+    _sglang_chat("chat_stream_cont", _RUNNING),
+    _sglang_chat("chat_stream_usage", _USAGE),
+    _sglang_generate("generate"),
+    _sglang_generate("generate_ids", stream=True, input_ids=[424, 371, 356, 426]),
+    _sglang_generate("generate_stream", stream=True),
+    _sglang("models", "/v1/models", method="GET"),
+    _sglang("health", "/health", method="GET"),
+    _sglang("metrics", "/metrics", method="GET"),
+    _sglang("flush_cache", "/flush_cache"),
+    _sglang("flush_cache_get", "/flush_cache", method="GET"),
+    _sglang("tokenize", "/tokenize", {"model": "tiny", "prompt": TEXT}),
+    _sglang("tokenize_list", "/tokenize", {"prompt": [TEXT, "x"]}),
+    _sglang("tokenize_messages", "/tokenize", {"messages": [{"role": "user", "content": TEXT}]}),
+    _sglang("tokenize_nospecial", "/tokenize", {"prompt": TEXT, "add_special_tokens": False}),
+    _sglang("detokenize", "/detokenize", {"tokens": [300, 301]}),
+    _sglang_completion("err_401_none", server="guarded"),
+    _sglang_completion("err_401_stream", _STREAMED, server="guarded"),
+    _sglang("err_404", "/v1/nothing"),
+    _sglang("err_405", COMPLETIONS, method="GET"),
+    _sglang("err_405_gen", NATIVE, method="GET"),
+    _sglang("err_badjson", COMPLETIONS, '{"prompt": '),
+    _sglang("err_badjson_chat", CHAT, '{"messages": '),
+    _sglang("err_badjson_gen", NATIVE, '{"text": '),
+    _sglang_completion("err_ctype", head="Content-Type: text/plain\r\n"),
+    _sglang_completion("err_emptyids", {"prompt": []}),
+    _sglang_completion("err_emptyprompt", {"prompt": ""}),
+    _sglang_chat("err_emptymessages", {"messages": []}),
+    _sglang("err_gen_empty", NATIVE, {"sampling_params": {}}),
+    _sglang_generate("err_gen_unknown_param", {"min_tokens": 8}),
+    _sglang_completion("err_long", {"prompt": _LONGER_TEXT}),
+    _sglang_completion("err_long_stream", {"prompt": _LONGER_TEXT, **_STREAMED}),
+    _sglang_chat("err_long_chat", text=_LONGER_TEXT),
+    _sglang_chat("err_long_chat_stream", _STREAMED, text=_LONGER_TEXT),
+    _sglang_generate("err_long_gen", text=_LONGER_TEXT),
+    _sglang_generate("err_long_gen_stream", stream=True, text=_LONGER_TEXT),
+    _sglang_completion("err_max0", {"max_tokens": 0}),
+    _sglang_generate("err_maxneg_gen", {"max_new_tokens": -1}, stream=True),
+    _sglang_completion("err_mintokens", {"max_tokens": 3, "min_tokens": 9}),
+    _sglang_completion("err_model", {"model": "nothing"}),
+    _sglang_chat("err_model_chat_stream", {"model": "nothing", **_USAGE}),
+    _sglang_completion("err_model_colon", {"model": "tiny:lora"}),
+    _sglang("err_nomessages", CHAT, {"model": "tiny"}),
+    _sglang("err_nomodel", CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2}),
+    _sglang("err_noprompt", COMPLETIONS, {"model": "tiny"}),
+    _sglang_completion("err_temp", _COLD),
+    _sglang_completion("err_temp_stream", {**_COLD, **_STREAMED}),
+    _sglang_chat("err_temp_chat_stream", {**_COLD, **_STREAMED}),
+    _sglang_generate("err_temp_gen", _COLD),
+    _sglang_generate("err_temp_gen_stream", _COLD, stream=True),
+    _sglang_completion("err_total", _LONG_OUTPUT),
+    _sglang_completion("err_total_stream", {**_LONG_OUTPUT, **_STREAMED}),
+    _sglang_chat("err_total_chat_stream", {**_LONG_OUTPUT, **_STREAMED}),
+    _sglang_generate("err_total_gen", {"max_new_tokens": 100_000}),
+    _sglang_completion("err_type", {"max_tokens": "eight"}),
+    _sglang_chat("err_type_chat", {"max_tokens": "eight"}),
+    _sglang_generate("err_type_gen", {"max_new_tokens": "eight"}),
+)
+"""Requests for the recorded responses that the simulated SGLang imitates. It has no tools, no log probabilities, no
+constrained output, one answer per request, and no routes of other APIs."""

@@ -14,22 +14,25 @@ import pytest
 from loadgen.servers import marks
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
-from tests.contract.recorded_requests import LIGHTLLM, TGI, VLLM, Recorded, exchange, recording, shape_of
+from tests.contract.recorded_requests import LIGHTLLM, SGLANG, TGI, VLLM, Recorded, exchange, recording, shape_of
 from tests.support.simulated import running
 
 FAST: dict[str, Any] = {"model": "tiny", "max_model_len": 2048, "ttft_s": 0.002, "itl_s": 0.0001, "speed": 10}
 """As the recorded servers were started, but for their speed."""
 TGI_CONFIG = SimulatedConfig(server="tgi", **FAST)
 VLLM_CONFIG = SimulatedConfig(server="vllm", **FAST)
+SGLANG_CONFIG = SimulatedConfig(server="sglang", **{**FAST, "max_model_len": 4096})
 LIGHTLLM_CONFIG = SimulatedConfig(server="lightllm", server_version="0.0.1", **FAST)
 CONFIGS = {
     "idle tgi": TGI_CONFIG,
     "idle vllm": VLLM_CONFIG,
     "idle lightllm": LIGHTLLM_CONFIG,
+    "idle sglang": SGLANG_CONFIG,
+    "guarded sglang": replace(SGLANG_CONFIG, api_key="sesame"),
     "guarded vllm": replace(VLLM_CONFIG, api_key="sesame"),
     "tgi_api lightllm": replace(LIGHTLLM_CONFIG, server_version="0.0.1-tgi-api"),
 }
-RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM}
+RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM, "sglang": SGLANG}
 EVERY = [(name, request) for name, requests in RECORDINGS.items() for request in requests]
 
 

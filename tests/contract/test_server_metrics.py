@@ -127,10 +127,10 @@ def test_every_word_is_explained() -> None:
     assert not NOT_DRAWN & drawn
 
 
-@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm", "sglang"])
 def test_the_simulated_servers_tell_what_the_real_ones_do(server: str) -> None:
     """Each word that the newest real page has is on the simulated one too; LightLLM's cache comes from /token_load."""
-    newest = {"vllm": PAGES[0], "tgi": PAGES[3], "lightllm": PAGES[5]}[server][2]
+    newest = {"vllm": PAGES[0], "tgi": PAGES[3], "lightllm": PAGES[5], "sglang": PAGES[6]}[server][2]
     with running(SimulatedConfig(server=server)) as simulated:
         metrics = ServerMetrics(simulated.url, server)
         values = metrics.read(5.0)

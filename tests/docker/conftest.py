@@ -20,8 +20,9 @@ IMAGES = {
     "vllm": "vllm/vllm-openai",
     "tgi": "ghcr.io/huggingface/text-generation-inference",
     "lightllm": "ghcr.io/modeltc/lightllm",
+    "sglang": "lmsysorg/sglang",
 }
-PORTS = {"vllm": 18001, "tgi": 18002, "lightllm": 18003}
+PORTS = {"vllm": 18001, "tgi": 18002, "lightllm": 18003, "sglang": 18004}
 """Not the usual ones: a server of the machine's own may be there."""
 VOLUME = "loadgen-test-models"
 PROJECT = "loadgen-test"
@@ -137,6 +138,6 @@ def desk(images: None, tmp_path: Path) -> Iterator[Desk]:
         left = there.containers()
         networks = there.networks()
     finally:
-        profiles = ("vllm", "tgi", "lightllm", "sim", "monitoring")
+        profiles = ("vllm", "tgi", "lightllm", "sglang", "sim", "monitoring")
         there.compose(*(f"--profile={each}" for each in profiles), "down", "--volumes", "--timeout", "5")
     assert (left, networks) == ({}, "")

@@ -105,7 +105,7 @@ def test_mistakes_say_what_to_write(tmp_path: Path, words: tuple[str, ...], hint
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm", "sglang"])
 def test_virtual_time_agrees_with_the_server_that_answers(server: str) -> None:
     """The same requests at the instants at which the simulated server's log has them: both take as long, but
     for the way to the server, on which one may miss a step."""
@@ -113,6 +113,7 @@ def test_virtual_time_agrees_with_the_server_that_answers(server: str) -> None:
     asked: dict[str, tuple[str, dict[str, Any]]] = {
         "vllm": ("/v1/completions", {"max_tokens": 40, "ignore_eos": True}),
         "tgi": ("/generate", {"inputs": "word " * 199, "parameters": {"max_new_tokens": 40}}),
+        "sglang": ("/v1/completions", {"max_tokens": 40, "ignore_eos": True}),
         "lightllm": ("/generate", {"inputs": "word " * 199, "parameters": {"max_new_tokens": 40, "ignore_eos": True}}),
     }
     took_s, virtual_s = _both_s(config, *asked[server])
@@ -126,7 +127,7 @@ def _both_s(config: SimulatedConfig, path: str, body: dict[str, Any]) -> tuple[f
         ThreadPoolExecutor(16) as pool,
         httpx.Client(base_url=http.url, timeout=60) as client,
     ):
-        bodies = [body | ({"prompt": [5 + place] * 200} if config.server == "vllm" else {}) for place in range(16)]
+        bodies = [body | ({"prompt": [5 + place] * 200} if path == "/v1/completions" else {}) for place in range(16)]
         answers = list(pool.map(lambda body: client.post(path, json=body), bodies))
     assert {answer.status_code for answer in answers} == {200}
     lines = sorted(http.log, key=lambda line: line.received_ns)

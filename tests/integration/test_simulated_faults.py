@@ -24,27 +24,30 @@ ASK: dict[str, tuple[str, dict[str, Any]]] = {
     "vllm": ("/v1/completions", {"prompt": [5, 6], "max_tokens": TOKENS, "stream": True}),
     "tgi": ("/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": TOKENS, "details": True}}),
     "lightllm": ("/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": TOKENS}}),
+    "sglang": ("/v1/completions", {"prompt": [5, 6], "max_tokens": TOKENS, "stream": True}),
 }
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "vllm": ("/v1/completions", {"prompt": [5, 6], "max_tokens": TOKENS}),
     "tgi": ("/generate", ASK["tgi"][1]),
     "lightllm": ("/generate", ASK["lightllm"][1]),
+    "sglang": ("/v1/completions", {"prompt": [5, 6], "max_tokens": TOKENS}),
 }
 IDS = itertools.count()
-END_MARKER = {"vllm": b"data: [DONE]", "tgi": b'"generated_text":" ', "lightllm": b'"finished":true'}
-TOKEN = {"vllm": b'"text":" ', "tgi": b'"token":{', "lightllm": b'"token":{'}
+DONE = b"data: [DONE]"
+END_MARKER = {"vllm": DONE, "tgi": b'"generated_text":" ', "lightllm": b'"finished":true', "sglang": DONE}
+TOKEN = {"vllm": b'"text":" ', "tgi": b'"token":{', "lightllm": b'"token":{', "sglang": b'"text":" '}
 
 
 @pytest.fixture(scope="module", params=simulated_backends())
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
-    """Each of the three, fast."""
+    """A fast simulated server of each kind."""
     with running(SimulatedConfig(server=request.param, ttft_s=0.002, itl_s=0.0002)) as started:
         yield started
 
 
 @pytest.fixture
 def name(server: Running, request: pytest.FixtureRequest) -> str:
-    """Which of the three it is."""
+    """The kind of the server."""
     return str(request.node.callspec.params["server"])
 
 
@@ -115,7 +118,7 @@ def test_a_stream_can_end_early(server: Running, name: str, fault: str, tokens: 
     assert answer.count(TOKEN[name]) == tokens
     assert ended == ends
     assert (b"error" in answer) == fault.startswith("error")
-    if name != "vllm" or ends != "end":
+    if name not in ("vllm", "sglang") or ends != "end":
         assert END_MARKER[name] not in answer
     line = logged(server)
     assert (line.fault, line.output_tokens) == (fault.partition("@")[0], tokens)
@@ -136,7 +139,8 @@ def test_a_status_comes_with_the_servers_own_body(server: Running, name: str, st
     answer, _ = ask(server, ASK[name], status)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.split()[1] == status.encode()
-    error = json.loads(body)["error"]
+    value = json.loads(body)
+    error = value if name == "sglang" else value["error"]
     assert error if name == "tgi" else error["code"] == int(status)
 
 
@@ -171,9 +175,9 @@ def test_slow_headers_come_in_pieces(server: Running, name: str) -> None:
 
 
 def test_merged_tokens_share_events_where_the_protocol_can(server: Running, name: str) -> None:
-    """vLLM puts K tokens into an event; the others keep an event per token and send K at once."""
+    """vLLM and SGLang put K tokens into an event; the others keep an event per token and send K at once."""
     answer, _ = ask(server, ASK[name], "merged@3")
-    assert answer.count(TOKEN[name]) == (3 if name == "vllm" else TOKENS)
+    assert answer.count(TOKEN[name]) == (3 if name in ("vllm", "sglang") else TOKENS)
     assert logged(server).tokens == [3, 3, 2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -18,16 +19,10 @@ TWO = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "tex
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, httpx.Client]]:
-    """All three, with a client each."""
-    with (
-        running(_config("vllm")) as vllm,
-        running(_config("tgi")) as tgi,
-        running(_config("lightllm")) as lightllm,
-        httpx.Client(base_url=vllm.url) as to_vllm,
-        httpx.Client(base_url=tgi.url) as to_tgi,
-        httpx.Client(base_url=lightllm.url) as to_lightllm,
-    ):
-        yield dict(zip(simulated_backends(), (to_vllm, to_tgi, to_lightllm), strict=True))
+    """A simulated server of each kind, with a client."""
+    with ExitStack() as stack:
+        urls = {name: stack.enter_context(running(_config(name))).url for name in simulated_backends()}
+        yield {name: stack.enter_context(httpx.Client(base_url=url)) for name, url in urls.items()}
 
 
 def _config(server: str) -> SimulatedConfig:
@@ -71,7 +66,7 @@ def test_limits_can_be_asked_for(servers: dict[str, httpx.Client]) -> None:
 def test_counting_routes_agree_with_what_prompts_cost(servers: dict[str, httpx.Client]) -> None:
     """What each server's own tokenizer route says is what its answer reports as the prompt's length."""
     text = "The quick brown fox, über alles!"
-    vllm, tgi, lightllm = (servers[name] for name in simulated_backends())
+    vllm, tgi, lightllm, sglang = (servers[name] for name in simulated_backends())
     counted = vllm.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert counted["count"] == len(counted["tokens"]) == len(counted["token_strs"])
     assert vllm.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": text}
@@ -91,6 +86,15 @@ def test_counting_routes_agree_with_what_prompts_cost(servers: dict[str, httpx.C
     assert native["prompt_tokens"] == native["tokens"][0]["prompt_tokens"] == tokens
     openai = lightllm.post(COMPLETIONS, json={"model": "m", "prompt": text, "max_tokens": 1}).json()
     assert openai["usage"]["prompt_tokens"] == tokens - 1
+
+    counted = sglang.post("/tokenize", json={"prompt": text}).json()
+    assert counted["count"] == len(counted["tokens"])
+    answer = sglang.post(COMPLETIONS, json={"prompt": text, "max_tokens": 1}).json()
+    assert answer["usage"]["prompt_tokens"] == counted["count"]
+    native = sglang.post("/generate", json={"text": text, "sampling_params": {"max_new_tokens": 1}}).json()
+    assert native["meta_info"]["prompt_tokens"] == counted["count"]
+    ids = {"input_ids": counted["tokens"], "sampling_params": {"max_new_tokens": 1}}
+    assert sglang.post("/generate", json=ids).json()["meta_info"]["prompt_tokens"] == counted["count"]
 
 
 def test_chat_prompts_cost_what_the_server_counts(servers: dict[str, httpx.Client]) -> None:

@@ -65,7 +65,7 @@ def test_every_figure_that_a_run_writes_has_its_type_checked(tmp_path: Path) -> 
     assert written - {"processes"} <= set(SAMPLE.__struct_fields__)
 
 
-@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm"])
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm", "sglang"])
 def test_server_and_client_count_the_same(server: str, tmp_path: Path) -> None:
     """Tokens and requests agree exactly, warm-up included, and the terminal says so."""
     with running(SimulatedConfig(server=server, **FAST)) as simulated:

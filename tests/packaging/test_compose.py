@@ -15,8 +15,13 @@ import yaml
 from loadgen.servers.backends import BACKENDS
 
 BURST = 1000
-INSIDE = {"vllm": "8000", "tgi": "80", "lightllm": "8000"}
-LIMITS = {"vllm": "--max-num-seqs", "tgi": "--max-concurrent-requests", "lightllm": "--running_max_req_size"}
+INSIDE = {"vllm": "8000", "tgi": "80", "lightllm": "8000", "sglang": "8000"}
+LIMITS = {
+    "vllm": "--max-num-seqs",
+    "tgi": "--max-concurrent-requests",
+    "lightllm": "--running_max_req_size",
+    "sglang": "--max-running-requests",
+}
 PROFILES = {
     **{server: [server] for server in INSIDE},
     **{f"sim-{server}": ["sim"] for server in INSIDE},
@@ -141,7 +146,7 @@ def test_limits_admit_the_burst(backend: dict[str, Any], simulated: dict[str, An
     assert all(each["ulimits"]["nofile"]["soft"] > BURST for each in (backend, simulated))
     allowed = [int(word.partition("=")[2]) for word in simulated["command"] if word.startswith("--max-concurrent")]
     assert all(each >= BURST for each in allowed)
-    assert bool(allowed) == (server != "vllm")  # which has no limit by itself
+    assert bool(allowed) == (server not in ("vllm", "sglang"))  # these two have no limit
 
 
 def test_each_real_server_works_on_a_host_with_one_gpu(compose: dict[str, Any]) -> None:
@@ -175,7 +180,8 @@ def test_health_checks_leave_the_cores_alone(compose: dict[str, Any]) -> None:
     for probe in (each["healthcheck"] for each in compose["services"].values() if "healthcheck" in each):
         assert probe["interval"] == "1m"
         assert probe["test"][1] in ("bash", "curl", "wget")
-        assert "/health" in " ".join(probe["test"]) or "/-/ready" in " ".join(probe["test"])
+        # SGLang's /health generates a token, so its check uses another page.
+        assert any(page in " ".join(probe["test"]) for page in ("/health", "/-/ready", "/model_info"))
 
 
 def test_servers_stop_when_they_are_told_to(backend: dict[str, Any], simulated: dict[str, Any]) -> None:
@@ -213,6 +219,7 @@ def test_prefix_caches_are_off(compose: dict[str, Any]) -> None:
     assert "--no-enable-prefix-caching" in services["vllm"]["command"]
     assert services["tgi"]["environment"]["PREFIX_CACHING"] == "0"
     assert "--disable_dynamic_prompt_cache" in services["lightllm"]["command"]
+    assert "--disable-radix-cache" in services["sglang"]["command"]
 
 
 def test_commands_fit_their_images(compose: dict[str, Any]) -> None:

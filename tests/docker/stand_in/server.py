@@ -5,11 +5,17 @@ import sys
 import time
 from pathlib import Path
 
-MODEL = {"tgi": "--model-id", "lightllm": "--model_dir"}
-LENGTH = {"vllm": "--max-model-len", "tgi": "--max-total-tokens", "lightllm": "--max_req_total_len"}
+MODEL = {"tgi": "--model-id", "lightllm": "--model_dir", "sglang": "--model-path"}
+LENGTH = {
+    "vllm": "--max-model-len",
+    "tgi": "--max-total-tokens",
+    "lightllm": "--max_req_total_len",
+    "sglang": "--context-length",
+}
 LIMIT = {"tgi": "--max-concurrent-requests", "lightllm": "--running_max_req_size"}
 
-server, *words = sys.argv[1:] if __package__ in (None, "") else ["lightllm", *sys.argv[1:]]
+package = (__package__ or "").partition(".")[0]  # `lightllm` or `sglang`, if the image has no entry point
+server, *words = [package, *sys.argv[1:]] if package else sys.argv[1:]
 given = dict(word.partition("=")[::2] for word in words)
 model = Path(given[MODEL[server]] if server in MODEL else words[0])  # `vllm serve MODEL` takes it as its first word
 print("arguments:", *words, flush=True)

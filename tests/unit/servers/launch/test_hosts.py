@@ -64,7 +64,7 @@ def test_this_machine_is_always_there(tmp_path: Path) -> None:
         ('[a]\ndocker = "ssh://me:correct-horse@x"', "with your own key and no password"),
         ('[a]\naddress = "me:correct-horse@x"', "a.address cannot be"),
         ('[a]\naddress = "http://x"', "a.address cannot be"),
-        ('[a]\ngpus = {sglang = "0"}', "a.gpus cannot be"),
+        ('[a]\ngpus = {ollama = "0"}', "a.gpus cannot be"),
         ('[a]\ngpus = {vllm = "0,"}', "a.gpus cannot be"),
         ("[a]\ngpus = {vllm = 0}", "a.gpus cannot be"),
         ('[a]\nmodel_dir = "models"', "a.model_dir cannot be"),

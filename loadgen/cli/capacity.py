@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -11,6 +12,7 @@ from typer import Option
 from loadgen.cli.options import LOAD, OUTPUT, PlanFile, merge_settings, run_command
 from loadgen.cli.simulate import REAL_SERVER_OPTIONS, SERVER, Hardware
 from loadgen.errors import PlanError
+from loadgen.results import write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
@@ -53,6 +55,10 @@ def run_capacity(
         Option("--format", metavar="F,F", help="Weight formats to consider: bf16, fp8, int8, int4, nvfp4.", **SERVER),
     ] = "bf16",
     hardware: Hardware = None,
+    page: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Also write an HTML page with the options and their cost by rate.", **OUTPUT),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
     quiet: Annotated[bool, Option("--quiet", help="Show no progress.", **OUTPUT)] = False,
 ) -> None:
@@ -92,16 +98,34 @@ def run_capacity(
         )
     if not quiet and sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
+    load = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
+    goals = ", ".join(objective.text for objective in objectives)
+    assumptions = ASSUMPTIONS.format(share=100 * constant("step_error"))
+    if page is not None:
+        from loadgen.analysis.report.page import render
+        from loadgen.studies.capacity_page import capacity_document
+
+        document = capacity_document(
+            ranked(options),
+            objectives,
+            rate_per_s=rate,
+            title=f"GPUs for {load}",
+            subtitle=f"{model} on {plan.server}: {goals}",
+            reasons=impossible_lines(options, objectives),
+            assumptions=" ".join(assumptions.replace("in parentheses", "in small print").split()),
+        )
+        write_text(page, render(document), "Name another file with --page.")
     if as_json:
         from msgspec import json
 
         order = [*ranked(options), *(option for option in options if not option.gpus)]
         print(json.format(json.encode({"rate_per_s": rate, "options": order})).decode())
         return
-    load = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
-    print(f"SIMULATED (virtual)  {model} on {plan.server}: {', '.join(objective.text for objective in objectives)}")
+    print(f"SIMULATED (virtual)  {model} on {plan.server}: {goals}")
     print("\n".join([load, "", format_options(options, objectives), ""]))
-    print(ASSUMPTIONS.format(share=100 * constant("step_error")))
+    print(assumptions)
+    if page is not None:
+        print(f"\nPage: {page}")
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
@@ -127,15 +151,21 @@ def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objec
     several_formats = len({option.format for option in options}) > 1
     rows = [_option_row(option, several_formats=several_formats) for option in ranked(options)]
     blocks = [align_columns([HEADINGS, *rows])] if rows else []
-    impossible = [option for option in options if not option.gpus]
-    if impossible:
-        lines = [
-            f"  {option.gpu} x {option.tensor_parallel}{f' {option.format}' if several_formats else ''}: "
-            f"{_reason(option, objectives)}"
-            for option in impossible
-        ]
+    lines = [f"  {line}" for line in impossible_lines(options, objectives)]
+    if lines:
         blocks.append("\n".join(["Not possible:", *lines]))
     return "\n\n".join(blocks)
+
+
+def impossible_lines(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> list[str]:
+    """Return a line for each candidate that is not possible, with the reason."""
+    several_formats = len({option.format for option in options}) > 1
+    return [
+        f"{option.gpu} x {option.tensor_parallel}{f' {option.format}' if several_formats else ''}: "
+        f"{_reason(option, objectives)}"
+        for option in options
+        if not option.gpus
+    ]
 
 
 def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, ...]:

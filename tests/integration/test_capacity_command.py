@@ -37,6 +37,9 @@ def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     assert costs == sorted(costs)
     assert first.startswith(str(found["options"][0]["gpus"]))
     assert not [*tmp_path.iterdir()]
+    code, out, _ = in_process(tmp_path, *words, "--page", "page.html")
+    assert (code, out.splitlines()[-1]) == (0, "Page: page.html")
+    assert "20 requests/s of 512 + 32 tokens" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_plan_file_says_the_load(tmp_path: Path) -> None:

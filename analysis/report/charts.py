@@ -396,7 +396,7 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
     if warmup:
         text += f" {pluralise(warmup, 'warm-up request')} before time 0, excluded from all figures."
     if not window.whole:
-        text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s; the rest is shaded."
+        text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s."
     zero = dict.fromkeys(curve["title"] for curve in data["series"] if not any(curve["y"]))
     if zero:
         text += f" Always 0, so not drawn: {', '.join(title[0].lower() + title[1:] for title in zero)}."
@@ -405,8 +405,8 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
 
 def _heat_layout(data: Sequence[Data]) -> Data:
     values, positions = chart_data.heat_map_ticks(*data[0]["range_s"])
-    factor, unit = scale_of(values[0]) if values else (1.0, "s")
-    texts = [f"{value * factor:,.4g} {unit}" for value in values]
+    scales = [scale_of(value) for value in values]
+    texts = [f"{value * factor:,.4g} {unit}" for value, (factor, unit) in zip(values, scales, strict=True)]
     y = _axis("TTFT", tickvals=positions, ticktext=texts, range=[0, chart_data.HEAT_MAP_ROWS], rangemode="normal")
     margin = {"l": 76, "r": 84, "t": 10, "b": 44}
     return {"showlegend": False, "xaxis": _axis("time, s"), "yaxis": y, "bargap": 0, "margin": margin}
@@ -460,18 +460,16 @@ def _parts_layout(data: Sequence[Data]) -> Data:
 def _parts_caption(parts: Data, _: Summary) -> str:
     total = parts["e2e_s"][-1] or 1.0
     shares = [f"{parts[key][-1] / total:.0%} {name}" for key, name in PART_NAMES.items()]
-    text = f"The {parts['group'][-1]} of {sum(parts['n']):,} complete requests by E2E: {', '.join(shares)}. "
-    text += f"Stalls are gaps longer than {request_parts.STALL_FACTOR} times the median gap of "
-    text += f"{duration(parts['median_gap_s'])}."
+    stall = duration(parts["median_gap_s"] * request_parts.STALL_FACTOR)
+    text = f"The {parts['group'][-1]} by E2E: {', '.join(shares)} (gaps over {stall}, "
+    text += f"{request_parts.STALL_FACTOR} times the median)."
     server = parts["server"]
-    if server["n"]:
-        phases = {"queue": "in the queue", "prefill": "in prefill", "decode": "in decode"}
-        phases["inference"] = "in prefill and decode"
-        means = [f"{duration(server[key][0])} {name}" for key, name in phases.items() if server[key]]
-        text += f" By the server's own metrics, the mean of {server['n'][0]:,} requests is {', '.join(means)}."
-    else:
-        text += " The server publishes no times in the queue and in prefill, so both are part of the wait."
-    return text
+    if not server["n"]:
+        return f"{text} The server publishes no times of its queue."
+    phases = {"queue": "in the queue", "prefill": "in prefill", "decode": "in decode"}
+    phases["inference"] = "in prefill and decode"
+    means = [f"{duration(server[key][0])} {name}" for key, name in phases.items() if server[key]]
+    return f"{text} The server's mean of {server['n'][0]:,} requests: {', '.join(means)}."
 
 
 PART_NAMES = {"ttft_s": "waiting for the first token", "decode_s": "decode", "stalls_s": "stalls"}
@@ -515,21 +513,23 @@ def _bounds_layout(data: Sequence[Data]) -> Data:
 
 def _bounded_axis(run: Data, key: str) -> Data:
     """Return an axis from 0 that includes the bound, with room for the labels in the corners."""
-    maximum = max(*run[key], run[f"{key}_bound"] or 0.0)
+    columns = ("ttft",) if key == "ttft" else ("tpot_met", "tpot_missed")
+    known = [value for column in columns for value in run[column] if value is not None]
+    maximum = max(*known, run[f"{key}_bound"] or 0.0)
     return _axis(f"{key.upper()}, {run[f'{key}_unit']}", range=[0, maximum * 1.2])
 
 
 def _bounds_caption(scatter: Data, _: Summary) -> str:
-    text = f"Bounds: {' and '.join(f'`{bound}`' for bound in scatter['bounds'])}. Shares are of the "
-    text += f"{pluralise(scatter['n'], 'complete request')} with both latencies."
+    text = f"Bounds: {' and '.join(f'`{bound}`' for bound in scatter['bounds'])}. "
+    text += f"Shares are of the {pluralise(scatter['n'], 'complete request')}."
     if scatter["drawn"] < scatter["n"]:
         text += f" {scatter['drawn']:,} of {scatter['n']:,} points drawn."
     return text
 
 
 def _bounded_points(prefix: str, colour: str) -> dict[str, Any]:
-    points = {"type": "scatter", "mode": "markers", "single_run": True, "x": f"${prefix}_ttft", "y": f"${prefix}_tpot"}
-    points |= {"marker": {"color": colour, "size": 5, "line": {"width": 0}}, "customdata": f"${prefix}_id"}
+    points = {"type": "scatter", "mode": "markers", "single_run": True, "x": "$ttft", "y": f"$tpot_{prefix}"}
+    points |= {"marker": {"color": colour, "size": 5, "line": {"width": 0}}, "customdata": "$request"}
     return points | {"hovertemplate": "request %{customdata}: TTFT %{x:.4~g}, TPOT %{y:.4~g}<extra></extra>"}
 
 
@@ -624,12 +624,12 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "bounds",
             "bounds",
-            "TTFT against TPOT of each request",
+            "TTFT against TPOT",
             lambda chart_input: request_parts.bounds_scatter(chart_input.frame, chart_input.summary),
             _bounds_caption,
-            traces=(_bounded_points("good", "@run:88"), _bounded_points("bad", "@bad:aa")),
+            traces=(_bounded_points("met", "@run:88"), _bounded_points("missed", "@bad:aa")),
             layout=_bounds_layout,
-            table={"request": "request", "ttft": "ttft", "tpot": "tpot"},
+            table={"request": "request", "ttft": "ttft", "tpot_met": "tpot_met", "tpot_missed": "tpot_missed"},
             note="Each point is a complete request. The dashed lines are the bounds of --goodput, or of --assert on "
             "percentiles. Points to the right waited too long for the first token: look at the queue and at prefill. "
             "Points above decoded too slowly: look at the batch size and at memory bandwidth.",
@@ -639,7 +639,7 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "parts",
             "parts",
-            "E2E by part, from the fastest to the slowest requests",
+            "E2E by part",
             lambda chart_input: request_parts.latency_parts(chart_input.frame, chart_input.phases),
             _parts_caption,
             traces=PARTS,
@@ -701,7 +701,8 @@ CHARTS: dict[str, Chart] = {
             note="All panels share the time axis. Hover to read every panel at one time. Requests in flight are the "
             "maximum in each interval. TTFT belongs to first tokens that arrived in an interval, TPOT and E2E to "
             "responses that ended in it; the p99 of few requests is close to their maximum. Marks on the baselines "
-            "show when requests ended that did not complete. A break in a line of telemetry is a reading that failed.",
+            "show when requests ended that did not complete. Shaded time is excluded from all figures. A break in a "
+            "line of telemetry is a reading that failed.",
             script="throughput.js",
             shape="tall",
         ),

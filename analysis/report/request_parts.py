@@ -10,7 +10,7 @@ import numpy as np
 from loadgen.analysis.format import scale_of
 from loadgen.analysis.frame import Booleans, Floats, Frame
 from loadgen.analysis.objectives import COMPARISONS, Objective, parse, parse_bounds
-from loadgen.analysis.report.chart_data import BUCKET, BUCKET_MIN_S, BUCKETS, SCATTER_MAX
+from loadgen.analysis.report.chart_data import BUCKET, BUCKET_MIN_S, BUCKETS
 from loadgen.analysis.summary import Summary
 
 STALL_FACTOR = 5
@@ -21,6 +21,8 @@ GROUPS = (("fastest 50%", 0.0, 0.5), ("p50 to p90", 0.5, 0.9), ("p90 to p99", 0.
 """Groups of requests by their rank in E2E: the name, and the range of the rank as a share."""
 SERVER_GROUP = "server's mean"
 SERVER_PARTS = ("queue", "prefill", "decode", "inference")
+BOUNDS_POINTS_MAX = 1000
+"""Maximum number of requests that the scatter chart shows."""
 BOUNDED = ("ttft", "tpot")
 """Keys of the latencies that the scatter chart shows."""
 
@@ -109,8 +111,9 @@ def latency_bounds(summary: Summary) -> dict[str, Objective]:
 def bounds_scatter(frame: Frame, summary: Summary) -> dict[str, Any] | None:
     """Return TTFT and TPOT of complete requests, the bounds on them, and the share of requests on each side.
 
-    Large runs are thinned to SCATTER_MAX points. Shares are computed from all requests. Return None for a run without
-    bounds on TTFT or TPOT.
+    `tpot_met` contains the TPOT of requests that meet all bounds, and `tpot_missed` that of the other requests. The
+    latencies are in the units of the axes. Large runs are thinned to BOUNDS_POINTS_MAX points. Shares are computed from
+    all requests. Return None for a run without bounds on TTFT or TPOT.
     """
     bounds = latency_bounds(summary)
     values_s = {
@@ -123,7 +126,7 @@ def bounds_scatter(frame: Frame, summary: Summary) -> dict[str, Any] | None:
     values = {key: column[retained] for key, column in values_s.items()}
     met = {key: _satisfied(values[key], bounds.get(key)) for key in BOUNDED}
     count = int(retained.sum())
-    drawn = np.unique(np.linspace(0, count - 1, min(count, SCATTER_MAX)).astype(np.int64))
+    drawn = np.unique(np.linspace(0, count - 1, min(count, BOUNDS_POINTS_MAX)).astype(np.int64))
     result: dict[str, Any] = {
         "n": count,
         "drawn": len(drawn),
@@ -135,18 +138,20 @@ def bounds_scatter(frame: Frame, summary: Summary) -> dict[str, Any] | None:
             "both missed": float((~met["ttft"] & ~met["tpot"]).mean()),
         },
     }
-    good = (met["ttft"] & met["tpot"])[drawn]
+    is_met = (met["ttft"] & met["tpot"])[drawn].tolist()
+    scaled = {}
     for key in BOUNDED:
         bound_s = bounds[key].bound if key in bounds else None
         factor, unit = scale_of(max(bound_s or 0.0, float(np.median(values[key]))))
-        scaled = [float(f"{value:.5g}") for value in values[key][drawn] * factor]
-        result[key] = scaled
-        result[f"good_{key}"] = [value for value, is_good in zip(scaled, good, strict=True) if is_good]
-        result[f"bad_{key}"] = [value for value, is_good in zip(scaled, good, strict=True) if not is_good]
+        scaled[key] = [float(f"{value:.4g}") for value in values[key][drawn] * factor]
         result[f"{key}_unit"] = unit
         result[f"{key}_bound"] = None if bound_s is None else bound_s * factor
-    ids = frame.id[retained][drawn]
-    return result | {"request": ids.tolist(), "good_id": ids[good].tolist(), "bad_id": ids[~good].tolist()}
+    return result | {
+        "request": frame.id[retained][drawn].tolist(),
+        "ttft": scaled["ttft"],
+        "tpot_met": [value if good else None for value, good in zip(scaled["tpot"], is_met, strict=True)],
+        "tpot_missed": [None if good else value for value, good in zip(scaled["tpot"], is_met, strict=True)],
+    }
 
 
 def _satisfied(values: Floats, bound: Objective | None) -> Booleans:

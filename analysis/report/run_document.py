@@ -26,6 +26,7 @@ from loadgen.analysis.frame import Frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import Block, Document, Paragraph, Section, findings, status, tables
 from loadgen.analysis.report.charts import (
+    CHARTS,
     DASHES,
     PALETTE,
     ChartInput,
@@ -394,13 +395,16 @@ def _fact_texts(values: Mapping[str, Any]) -> dict[str, str]:
 def _script_data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
     """Return the input of the page's scripts: the data of the runs and the chart definitions."""
     runs = []
+    charts = visible_charts(drawn)
+    needed = {chart.id for chart in charts} | {chart.id for chart in CHARTS.values() if not chart.section}
     for run in drawn:
-        data, window = dict(run.data), run.summary.window
+        data = {name: values for name, values in run.data.items() if name in needed}
+        window = run.summary.window
         if len(drawn) > TIMELINE_RUNS:
             data["timeline"] = {**data["timeline"], "tokens": None}
         ends = None if window.whole else [window.from_s, window.to_s]
         runs.append({"name": run.name, "colour": run.colour, "dash": run.dash, "window": ends, "data": data})
-    return {"runs": runs, "charts": [chart_spec(chart, drawn) for chart in visible_charts(drawn)]}
+    return {"runs": runs, "charts": [chart_spec(chart, drawn) for chart in charts]}
 
 
 TIMES = (

@@ -6,6 +6,7 @@
   const [PANEL, TOP, BOTTOM, TITLE_LINE, LEGEND_LINE, PAGE] = [108, 30, 44, 32, 19, 900]; // heights in pixels
   const MARGIN = { l: 56, r: 16 };
   const SEND_PANEL = "requests/s";
+  const TELLING_TITLES = /^(KV cache|server's)/; // these panels need no legend for a single curve
   const MIN_SEND_INTERVALS = 4; // the send rate of a burst is one spike, which shows nothing
   const LATENCIES = [["ttft", "TTFT", 1], ["tpot", "TPOT", 1e-3], ["e2e", "E2E", 1]]; // key, title, unit of the data in s
   const tag = (run) => `<extra>${several ? plain(run.name) : ""}</extra>`;
@@ -23,16 +24,16 @@
     return line(run, x, [...values, ...values.slice(-1)], { line: { ...steps, ...style }, hovertemplate: `%{y:,.4~g} ${unit}${tag(run)}`, ...rest });
   }
 
-  function throughputPanel() {
+  function throughputPanel(showRunNames) {
     const curves = DATA.runs.map((run) => intervalCurve(run, run.data.course.course.tokens_per_s, "output tokens/s",
-      { fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)), showlegend: several }));
+      { fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)), showlegend: showRunNames }));
     return { key: "output tokens/s", title: "output tokens/s", curves };
   }
 
   // The panel of send rates. The server's rate of finished requests joins it, because it has the same unit.
   function sendPanel() {
     const curves = DATA.runs.filter((run) => run.data.course.course.sent_per_s.filter(Boolean).length >= MIN_SEND_INTERVALS)
-      .map((run) => intervalCurve(run, run.data.course.course.sent_per_s, "requests/s sent", { name: "sent", showlegend: !several, line: { width: 1.6 } }));
+      .map((run) => intervalCurve(run, run.data.course.course.sent_per_s, "requests/s sent", { name: several ? plain(run.name) : "sent", showlegend: true, line: { width: 1.6 } }));
     return { key: SEND_PANEL, title: SEND_PANEL, curves };
   }
 
@@ -59,8 +60,8 @@
       panel.curves.push(line(run, curve.x, curve.y, { line: { color: colour(colourName ?? run.colour), dash, width: 1.6 }, name, showlegend: !several,
         connectgaps: false, hovertemplate: `${name}: %{y:,.4~g} ${curve.unit}${tag(run)}` }));
     }
-    const singles = [...panels.values()].filter(({ key, curves: { length } }) => length === 1 && key !== SEND_PANEL);
-    singles.forEach(({ curves: [curve] }) => { if (!curve.name.includes(",")) curve.showlegend = false; }); // the title says it
+    const named = [...panels.values()].filter(({ key, curves: { length } }) => length === 1 && TELLING_TITLES.test(key));
+    named.forEach(({ curves: [curve] }) => { curve.showlegend = false; });
     return [...panels.values()];
   }
 
@@ -95,10 +96,11 @@
     const telemetry = new Map(telemetryPanels().map((panel) => [panel.key, panel]));
     const take = (key) => { const panel = telemetry.get(key); telemetry.delete(key); return panel ? [panel] : []; };
     const sends = sendPanel();
+    const throughput = throughputPanel(several && !sends.curves.length);
     const finished = take(SEND_PANEL).flatMap(({ curves }) => curves);
     if (!several) finished.forEach((curve) => { curve.line.color = colour("ink"); });
     sends.curves.push(...finished);
-    const panels = [sends, throughputPanel(), streamPanel(), ...take("requests at the server"), ...take("KV cache, %"), ...LATENCIES.map(latencyPanel), incompletePanel(), ...telemetry.values()];
+    const panels = [sends, throughput, streamPanel(), ...take("requests at the server"), ...take("KV cache, %"), ...LATENCIES.map(latencyPanel), incompletePanel(), ...telemetry.values()];
     return panels.filter(({ curves }) => curves.some(({ y }) => y.some((value) => value !== null)));
   }
 

@@ -27,7 +27,7 @@ def test_the_time_of_slow_requests_is_divided_into_parts(opened: Opened) -> None
     ]
     assert "1.7 s" in [text.strip() for text in chart.locator(".textpoint").all_text_contents()]
     caption = opened.page.locator("#text-parts").inner_text()
-    assert "the mean of 300 requests is 1.00 s in the queue, 200 ms in prefill, 500 ms in decode" in caption
+    assert "The server's mean of 300 requests: 1.00 s in the queue, 200 ms in prefill, 500 ms in decode" in caption
     assert opened.complaints == []
 
 

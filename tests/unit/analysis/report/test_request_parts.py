@@ -98,14 +98,16 @@ def test_each_request_is_on_its_side_of_both_bounds(judged: Any) -> None:
     assert drawn
     assert drawn["shares"] == pytest.approx({"both": 0.6, "ttft missed": 0.2, "tpot missed": 0.1, "both missed": 0.1})
     assert (drawn["ttft_bound"], drawn["ttft_unit"], drawn["tpot_bound"], drawn["tpot_unit"]) == (500, "ms", 50, "ms")
-    assert (len(drawn["good_id"]), sorted(drawn["bad_id"])) == (6, [10, 11, 20, 30])
+    missed = [request for request, tpot in zip(drawn["request"], drawn["tpot_missed"], strict=True) if tpot is not None]
+    assert (len(drawn["request"]), missed) == (10, [10, 11, 20, 30])
+    assert [tpot is None for tpot in drawn["tpot_met"]] == [tpot is not None for tpot in drawn["tpot_missed"]]
     layout = CHARTS["bounds"].layout
     assert callable(layout)
     texts = [label["text"] for label in layout([drawn])["annotations"]]
     assert texts[0] == "<b>60.0%</b><br>meet both bounds"
     assert len(layout([drawn])["shapes"]) == 2
     caption = CHARTS["bounds"].caption(drawn, summary)
-    assert caption.startswith("Bounds: `ttft < 500ms` and `tpot < 50ms`. Shares are of the 10 complete requests")
+    assert caption.startswith("Bounds: `ttft < 500ms` and `tpot < 50ms`. Shares are of the 10 complete requests.")
 
 
 def test_objectives_on_percentiles_are_bounds_if_there_is_no_goodput(judged: Any) -> None:

@@ -61,7 +61,7 @@ def check(frame: Frame) -> LittlesLaw | None:
 
 
 def _time_inside(begins: Floats, ends: Floats, rows: Booleans, span: tuple[float, float]) -> float:
-    """Return the total time in ns that the requests of the mask `rows` spent in the window `span`.
+    """Return the total time in ns that the requests selected by the mask `rows` spent in the window `span`.
 
     Request i lasts from `begins[i]` to `ends[i]`.
     """

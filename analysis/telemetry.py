@@ -354,7 +354,7 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 
 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
-    """Explain why the backend may count a request several times, or return "" if it counts every request once."""
+    """Return why the backend may count a request several times, or "" if it counts every request once."""
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:

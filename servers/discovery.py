@@ -347,8 +347,8 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
     """Return the number of output tokens that the server generates if a request asks for `output_tokens` tokens.
 
     Most servers generate `output_tokens` tokens. Some servers generate long responses in pieces of fixed size. Such a
-    response usually ends with the piece that reaches `output_tokens`. The response ends earlier if prompt and output
-    would exceed a limit of the server with the next piece."""
+    response usually ends with the piece that reaches `output_tokens`. It ends earlier if the next piece would exceed
+    the server's limit on prompt and output tokens."""
     piece_tokens = facts.notes.get("prompt_piece_tokens", 0)
     tokens = round_up_to_pieces(output_tokens, piece_tokens)
     if tokens <= piece_tokens:

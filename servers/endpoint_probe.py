@@ -182,7 +182,7 @@ def _without_named_field(trial: Trial) -> Dialect | None:
     """Return the dialect without the first field that the server's refusal names.
 
     If the refusal names the output length, the dialect may keep the field and request FEW_TOKENS tokens, because some
-    servers refuse to generate one token. The result is None if the refusal names no field."""
+    servers refuse to generate only one token. The result is None if the refusal names no field."""
     dialect = trial.dialect
     words = _words(trial.response.content)
     for field in dialect.refusable_fields:

@@ -4,7 +4,7 @@
     2. The number of tokens of each word (WordCosts) is loaded from an earlier run, or measured now.
     3. A TextWriter writes a few texts as a sample, and the tokens of each complete text of the sample are counted.
 
-If the texts of the sample have the requested lengths, the tokens of a text are the sum of its words' tokens. The
+If the texts of the sample have the requested lengths, the token count of a text is the sum over its words. The
 workers can then write each text shortly before they send it. Otherwise the tokens of every complete text must be
 counted, either before the run or, with a tokenizer file, by the worker.
 """

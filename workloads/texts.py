@@ -3,12 +3,12 @@
 The first words of a text encode its number, and random words follow. A text that shares its beginning with other
 prompts starts with the words of the shared spans.
 
-`measure_words` counts the tokens of each word. For most tokenizers, it also proves that the words add up: every pair of
-words has as many tokens as its two words together. Every text of these words then has as many tokens as its words
-together, so the tokens of the text need not be counted.
+`measure_words` counts the tokens of each word. For most tokenizers, it also proves that token counts are additive: the
+token count of two words in a row is the sum of their separate counts. The token count of a text is then the sum over
+its words, and the text itself need not be counted.
 
-Other tokenizers have tokens that span words. In this case, the tokens of each text are counted, and its last words are
-replaced until the count is exact.
+Other tokenizers have tokens that span words. With such a tokenizer, the tokens of each complete text are counted, and
+its last words are replaced until the count is exact.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ def _measure_one_by_one(
 ) -> WordCosts:
     """Return the words with the number of tokens of each word, measured after another word.
 
-    The result also says whether every pair of words has as many tokens as its two words together. `alone` contains the
-    number of tokens of the first candidate as a complete text. `openings` is the number of words that are also counted
-    at the start of a text.
+    The result also says whether token counts are additive (see the module's docstring). `alone` maps the first
+    candidate to its number of tokens as a complete text. `openings` is the number of words that are also counted at the
+    start of a text.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -184,11 +184,11 @@ def _measure_one_by_one(
 
 
 def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
-    """Return words of which every pair has as many tokens as its two words together.
+    """Return those candidates whose token counts are additive, with their counts.
 
-    Words for which this is not true are left out of the candidates. Return None if fewer than MIN_WORDS words remain.
-    For example, if a server counts every four characters as one token, only words of three letters (with a space)
-    remain."""
+    Token counts are additive if two words in a row have as many tokens as they have separately. For example, if a
+    server counts every four characters as one token, only words of three letters (with a space) remain. Return None if
+    fewer than MIN_WORDS words remain."""
     first = candidates[0]
     repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
     (first_tokens,) = count([first])
@@ -208,10 +208,10 @@ def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: 
 
 
 def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
-    """Count the tokens of every pair of words. Return the vocabulary, and the words with a wrong pair.
+    """Count the tokens of every two words in a row. Return the vocabulary, and the words whose counts are not additive.
 
-    A pair is wrong if it does not have as many tokens as its two words together. `costs` contains the number of tokens
-    of each word."""
+    Two words in a row should have as many tokens as they have separately, according to `costs`, which maps each word to
+    its number of tokens."""
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()
     words = list(costs)
@@ -248,7 +248,7 @@ def pair_texts(first: str, words: Sequence[str]) -> list[str]:
 
 
 def _add_up(texts: Sequence[str], counts: Sequence[int], first_tokens: int, costs: Mapping[str, int]) -> bool:
-    """Return True if the token count of each text is the sum of the tokens of its words.
+    """Return True if the token count of each text is the sum of the token counts of its words.
 
     `counts` contains the token count of each text, and `costs` the number of tokens of each word. All texts begin with
     the same word, which has `first_tokens` tokens at the start of a text."""
@@ -291,10 +291,12 @@ class PromptDraft(msgspec.Struct):
 
 
 class TextSurvey:
-    """Records the lengths of a run's prompts, and numbers their beginnings, so that the prompts can be made different.
+    """Records the lengths of a run's prompts, and gives each distinct prompt prefix a number, so that prompts can
+    differ.
 
-    The beginning of a prompt is its first span of tokens that other prompts share. If a prompt has no such span, its
-    beginning is the whole text. Each different beginning has a number (position), which its first words encode.
+    If several prompts start with a shared span of tokens, this span is their prefix. The prefix of any other prompt is
+    the whole prompt. The prefixes are numbered from 0, and the first words of a prefix encode its number (its
+    position).
 
     The survey is complete if `note` was called for every prompt of the run. In a run without end, `note` is called only
     for the first prompts. The survey then assumes the worst case, in which all prompts have the same length."""
@@ -331,13 +333,13 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the position of a text or shared span among all beginnings of prompts, from 0."""
+        """Return the position of a text or shared span among all prompt prefixes, from 0."""
         if number >= 0:
             return self.total - self._texts + number
         return self._span_positions.get((number, tokens), -1 - number)
 
     def group_size(self, tokens: int) -> int:
-        """Return how many different beginnings of prompts have `tokens` tokens.
+        """Return how many distinct prompt prefixes have `tokens` tokens.
 
         If the survey is not complete, return an upper limit."""
         return self.lengths[tokens] if self.complete else self.total
@@ -479,7 +481,7 @@ def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens 
     """Return a writer for the texts that are recorded in `survey`.
 
     All texts differ in their first words, or in the first words after their shared spans. `count` counts the tokens of
-    texts. It must be given if a text can have more or fewer tokens than its words together. Raises PromptError if a
+    texts. It must be given if token counts are not additive. Raises PromptError if a
     length cannot be reached, or if there are not enough different texts of a length."""
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)

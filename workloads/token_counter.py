@@ -80,7 +80,8 @@ def choose_counter(
 
     - `local` is the tokenizer file and `server` the server's token counter. Either is None if it is not available.
     - `drawn` is True if prompts are generated, and False if they come from a file.
-    - `store` keeps the words that samples have found, so that later runs need fewer samples. None: nothing is kept.
+    - `store` keeps the words that are one token each for later runs, which then send fewer test requests. None: nothing
+      is kept.
 
     Raises PromptError if `method` is `exact` and the lengths of generated prompts cannot be exact, or if tokenizer file
     and server count differently."""

@@ -93,7 +93,7 @@ class ComparedRun:
     def one_burst(self) -> bool:
         """True for a burst, whose requests were all due at one time and waited in one queue.
 
-        Also true for a run of interactive users.
+        Also true for a run of interactive users, which has no measurement window.
         """
         return self.frame.window is None
 

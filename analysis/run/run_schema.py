@@ -1,4 +1,4 @@
-"""Types of the run file fields that readers use. A line counts as damaged if such a field has a different type.
+"""The types that the fields of a run file must have. A line counts as damaged if one of these fields has another type.
 
 Fields that are not listed may have any type, because newer versions and other tools may add fields.
 """

@@ -120,7 +120,7 @@ class MasterSession:
                 self._outgoing.acknowledge(message)
 
     def _stop(self) -> None:
-        """Stop the run by counting one interrupt. After an earlier interrupt, do nothing.
+        """Stop the run as a first Ctrl-C would. After an earlier interrupt, do nothing.
 
         A second interrupt would kill the worker processes."""
         if not self.interrupts.count:

@@ -130,7 +130,7 @@ class Sessions:
 
     @property
     def timed(self) -> bool:
-        """Return True if the sessions are a closed loop that ends after a duration."""
+        """Return True if the run starts sessions one after the other until a given duration has passed."""
         return isinstance(self._starts, ClosedLoop) and self._starts.timed
 
     @property

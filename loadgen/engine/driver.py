@@ -606,7 +606,7 @@ def _kind_of(error: OSError) -> Literal["connect", "client_limit"]:
 
 
 class Recorder:
-    """Turns the requests of one worker process that have ended into Records, and updates the live counters.
+    """Turns the ended requests of a worker process into Records, and updates the live counters.
 
     The recorder normally decodes one response per turn of the event loop.
     """

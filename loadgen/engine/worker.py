@@ -319,8 +319,8 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
     """Return the settings of a ReadPacer for this task.
 
-    The settings are the maximum delay of a read in seconds, and the share of a CPU core between 0 and 1. If the worker
-    needs more than this share, reads are delayed.
+    The settings are the maximum delay of a read in seconds, and a share of CPU time from 0 to 1. Reads are
+    delayed if the worker needs more than this share of a CPU core.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

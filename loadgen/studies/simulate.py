@@ -219,8 +219,9 @@ def run_in_memory(
 ) -> Run:
     """Run the plan in virtual time and return the complete Run. No file is written.
 
-    `draw` selects one bootstrap draw of a twin's constants. `resolved` is an earlier result of `resolve_model`.
-    `progress` can end the run early. Raises LoadgenError or WorkloadError.
+    `draw` selects one of the bootstrap draws of a twin's constants (a twin is a simulated server fitted to a real one).
+    `resolved` is an earlier result of `resolve_model`. `progress` can end the run early. Raises LoadgenError or
+    WorkloadError.
     """
     plan = until_file_ends(plan)
     resolved = resolved or resolve_model(plan, server_model, draw)

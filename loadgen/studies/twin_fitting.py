@@ -470,7 +470,8 @@ def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list
 
 
 def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) -> dict[str, float | None]:
-    """Return the figures of a run with the given latencies. Keys are figure names of --assert, such as `ttft.p99`.
+    """Return the figures of a run with the given latencies. The keys are the names that `--assert` uses, such as
+    `ttft.p99`.
 
     Rates cover the whole run up to the last token, because a replay has no separate measurement window. Only complete
     requests count, as in a report.

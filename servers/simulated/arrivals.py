@@ -39,7 +39,7 @@ def open_arrivals(listening: socket.socket) -> TimestampSource:
 
 
 class RequestStamps(PacketRingTimestamps):
-    """Kernel timestamps of the packets that a simulated server receives, by client connection."""
+    """Kernel timestamps of the packets that a simulated server receives, stored per client connection."""
 
     def __init__(self, ring: PacketRing) -> None:
         self._clients = Clients()

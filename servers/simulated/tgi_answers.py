@@ -161,7 +161,7 @@ def _escape(piece: bytes) -> bytes:
 
 
 def _unescape(text: bytes) -> str:
-    """Return the text of a token that is escaped for a JSON string."""
+    """Return the plain text of a token, given its text as a JSON string with escapes."""
     if b"\\" not in text:
         return text.decode()
     unescaped: str = msgspec.json.decode(b'"%b"' % text)

@@ -97,7 +97,7 @@ def _compact_json(value: Any) -> str:
 def call_text(tool: Mapping[str, Any], word: str) -> str:
     """Return the output of the model for a call of `tool`.
 
-    Every string that the schema of the tool does not restrict is `word`. Raises ErrorReply if the schema is not
+    String values that the tool's schema does not restrict are set to `word`. Raises ErrorReply if the schema is not
     supported.
     """
     function = tool["function"]

@@ -139,8 +139,8 @@ class Rotation:
 def error_to_report(errors: Sequence[OSError]) -> OSError:
     """Return the error to report if the connections to all addresses failed.
 
-    This is the first error that the network or the server caused. If this machine caused all errors (LocalLimitError),
-    it is the first error."""
+    This is the first error that the network or the server caused. If this machine caused every error (LocalLimitError),
+    the first of these errors is returned."""
     return next((error for error in errors if not isinstance(error, LocalLimitError)), errors[0])
 
 

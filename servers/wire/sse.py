@@ -232,8 +232,8 @@ class _Events:
     def result(self) -> tuple[list[bytes], list[int]]:
         """Return the payloads and the end offsets of all events.
 
-        Return empty lists if the body has no field of the standard and only plain-text errors, because it is not an
-        event stream."""
+        The lists are empty if the body is not an event stream: it has plain-text errors, and no field of the SSE
+        standard, such as `data`."""
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []
         return self._payloads, self._ends

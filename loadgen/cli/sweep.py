@@ -109,7 +109,7 @@ class SweepCommandOptions:
         str | None,
         Option(
             metavar="PRICE",
-            help="Price of a GPU per hour: 2.50, '$2.50' or '2.50 EUR'. The report then shows the cost of tokens.",
+            help="Price of a GPU per hour, such as '$2.50'. The report then shows the cost of tokens.",
             **OUTPUT,
         ),
     ] = None

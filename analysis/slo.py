@@ -1,4 +1,4 @@
-"""Judges a run by its objectives (--assert), computes its goodput (--goodput), and writes JUnit XML (--junit).
+"""Judges a run by its objectives (--assert), and writes JUnit XML (--junit).
 
 The measured figure decides: an objective passes if the figure meets the bound and fails if it does not. An objective on
 a percentile, a mean or a share is a statement about the server, and the run is a sample, so the figure has a confidence
@@ -14,15 +14,6 @@ With a required confidence (--confidence), the whole interval decides:
 Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
 bound is 0% or 100%, because no sample could prove such a bound. An objective fails if the run has no sample of its
 figure. Latencies and rates cover the measurement window. Counts and shares of request states cover the whole run.
-
-A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
-ignored, such as the TPOT of a single token. The *bound scale* of a request is max(latency / bound) over all bounds, or
-infinity if the request is not complete. It is the smallest factor by which all bounds must be multiplied for the
-request to meet them.
-
-If all bounds are multiplied by x, the attainment is the share of requests with a bound scale of at most x. The sorted
-bound scales therefore give the whole attainment curve. Their 90th percentile is the factor at which 90% of the
-requests meet the bounds.
 """
 
 from __future__ import annotations
@@ -38,25 +29,18 @@ import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, scale_of, server_label, significant, simulated
-from loadgen.analysis.frame import Floats, Frame
+from loadgen.analysis.frame import Frame
 from loadgen.analysis.objectives import (
     GOODPUT_FIGURES,
     LATENCIES,
     SKEW,
     STATES,
-    AttainmentCurve,
-    BoundsMet,
-    Goodput,
     Objective,
     ObjectiveVerdict,
 )
 from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
 from loadgen.analysis.summary import Summary
 
-MAX_POINTS = 300
-"""Maximum number of points of the attainment curve."""
-SHARES = (0.5, 0.9, 0.95, 0.99)
-"""Shares of the requests for which `met_by` reports the scaled bounds."""
 RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
 SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
 """Names of the run's and the server's properties in JUnit XML."""
@@ -256,69 +240,6 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
     elif math.isfinite(evidence.high):
         interval = f"{number(evidence.high)}{suffix} or less"
     return f"{text}, {confidence * 100:.4g}% CI {interval}"
-
-
-def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
-    """Return the `goodput` part of the summary.
-
-    `unrecorded` is the number of requests that a killed run did not record. These requests count as not good.
-    """
-    scales = bound_scale(frame, bounds)
-    ordered = np.sort(np.concatenate((scales[frame.inside], np.full(unrecorded, math.inf))))
-    total, good = len(ordered), int((ordered <= 1).sum())
-    span = frame.span_ns
-    good_ended_inside = int((frame.measured & (scales <= 1) & frame.within(frame.end_ns)).sum())
-    good_per_bound = {bound.text: int((bound_scale(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
-    return Goodput(
-        bounds=[bound.text for bound in bounds],
-        good=good,
-        requests=total,
-        attainment=good / total if total else None,
-        attainment_ci95=stats.share_interval(good, total),
-        per_s=None if span is None else stats.round_to_ns(good_ended_inside / (span[1] - span[0]) * 1e9),
-        each={text: count / total if total else None for text, count in good_per_bound.items()},
-        met_by={f"{share:.0%}": _met_by(ordered, share, bounds) for share in SHARES},
-        curve=attainment_curve(ordered),
-    )
-
-
-def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
-    """Return the bound scale of each request: max(latency / bound) over all bounds.
-
-    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. It is
-    infinite for a request that is not complete.
-    """
-    result = np.zeros(len(frame))
-    for bound in bounds:
-        ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
-        result = np.fmax(result, np.where(np.isnan(ratio), 0.0, ratio))
-    return np.where(frame.complete, result, math.inf)
-
-
-def attainment_curve(ordered: Floats) -> AttainmentCurve:
-    """Return a curve over x: the share of requests that are good if all bounds are multiplied by x.
-
-    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). The curve has at most MAX_POINTS
-    points, evenly spaced by rank. The curve ends below 1 if some requests are not complete.
-    """
-    finite = ordered[np.isfinite(ordered)]
-    ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))
-    x, y = finite[ranks], (ranks + 1) / max(1, len(ordered))
-    return AttainmentCurve(x=np.round(x, 6).tolist(), y=np.round(y, 6).tolist(), n=len(ordered), drawn=len(ranks))
-
-
-def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return the bounds, scaled by the smallest factor at which at least the share `share` of the requests is good.
-
-    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). Return None if too few requests are
-    complete.
-    """
-    index = math.ceil(share * len(ordered)) - 1
-    if index < 0 or not math.isfinite(ordered[index]):
-        return None
-    scale = float(ordered[index])
-    bounds_s = {bound.figure: stats.round_to_ns(scale * bound.bound) for bound in bounds}
-    return BoundsMet(scale=float(f"{scale:.6g}"), bounds_s=bounds_s)
 
 
 def junit(summaries: Sequence[Summary]) -> str:

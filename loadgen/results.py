@@ -230,8 +230,9 @@ def load_and_summarise(
     already read the run file passes the content as `known`.
     """
     from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.goodput import goodput
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
-    from loadgen.analysis.slo import goodput, judge
+    from loadgen.analysis.slo import judge
     from loadgen.analysis.steady_window import load_run
 
     run, frame = known or load_run(path)

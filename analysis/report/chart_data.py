@@ -18,12 +18,15 @@ import numpy as np
 
 from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
-from loadgen.analysis.objectives import Distribution
+from loadgen.analysis.goodput import attainment_curve, bound_scale
+from loadgen.analysis.objectives import Distribution, parse_bounds
 from loadgen.analysis.stats import PERCENTILES, dkw_margin, percentiles, samples_needed
 from loadgen.analysis.steady_window import in_flight
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
 
+BOUNDS_DRAWN = 4
+"""Maximum number of goodput bounds that have a separate curve."""
 LATENCY_BINS_MAX = 60
 FAILURE_MARKS_MAX = 200
 """Maximum number of marks on the time axis for requests that did not complete."""
@@ -121,13 +124,24 @@ def percentile_marks(described: Distribution) -> dict[str, Any]:
     }
 
 
-def goodput_curve(summary: Summary) -> dict[str, Any] | None:
-    """Return a curve: the goodput attainment (`y`) if all latency bounds are multiplied by `x`.
+def goodput_curve(frame: Frame, summary: Summary) -> dict[str, Any] | None:
+    """Return a curve: the share of good requests (`y`) if all latency bounds are multiplied by `x`.
 
-    Return None for a run without bounds.
+    `bound_1`, `bound_2` and so on are the curves of the single bounds, as if each of them were the only bound. There
+    are BOUNDS_DRAWN of them, and those without a bound are empty. A run with one bound has none, because its curve is
+    the curve of all bounds. Return None for a run without bounds.
     """
     result = summary.goodput
-    return None if result is None else {"x": result.curve.x, "y": result.curve.y}
+    if result is None:
+        return None
+    curves: dict[str, Any] = {"x": result.curve.x, "y": result.curve.y}
+    bounds = parse_bounds(result.bounds) if len(result.bounds) > 1 else []
+    for number in range(BOUNDS_DRAWN):
+        curves[f"bound_{number + 1}"] = {"x": [], "y": [], "name": ""}
+        if number < len(bounds):
+            curve = attainment_curve(np.sort(bound_scale(frame, [bounds[number]])[frame.inside]))
+            curves[f"bound_{number + 1}"] = {"x": curve.x, "y": curve.y, "name": f"{bounds[number].text} alone"}
+    return curves
 
 
 def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:

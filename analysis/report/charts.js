@@ -5,6 +5,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const Report = (() => {
   const PAPER_WIDTH = 660; // fits A4 and Letter between the usual margins
+  const HALF_PAPER_WIDTH = 322; // charts that stand side by side
   const PAPER_HEIGHT = { tall: 420, wide: 270 };
   const ROWS_SHOWN = 400;
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -23,10 +24,12 @@ const Report = (() => {
   // On a narrow screen the legend has one line per run, and charts grow by that height (page.css).
   if (several) root.style.setProperty("--legend", `${1.1 * new Set(DATA.runs.map(({ name }) => name)).size}rem`);
 
+  const paperWidth = (container) => container.closest(".charts") ? HALF_PAPER_WIDTH : PAPER_WIDTH;
+
   // Returns the number of lines that the legend needs at the current width.
   function legendLines(container, traces) {
     const widths = traces.filter(({ showlegend = true, name }) => showlegend && name).map(({ name }) => name.length * 6.6 + 45);
-    const available = (root.classList.contains("on-paper") ? PAPER_WIDTH : container.clientWidth || 700) - 76;
+    const available = (root.classList.contains("on-paper") ? paperWidth(container) : container.clientWidth || 700) - 76;
     if (widths.reduce((sum, width) => sum + width, 0) <= available) return 1;
     return Math.ceil(widths.length / Math.max(1, Math.floor(available / Math.max(...widths))));
   }
@@ -41,7 +44,7 @@ const Report = (() => {
       showlegend: several, legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: 12 } },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: colour("line"), font: { color: colour("ink") }, align: "left" },
       dragmode: touch.matches ? false : "zoom", hovermode: "closest",
-      ...(root.classList.contains("on-paper") ? { width: PAPER_WIDTH, height: PAPER_HEIGHT[container.className.split(" ")[1]] ?? 240 } : { autosize: true }),
+      ...(root.classList.contains("on-paper") ? { width: paperWidth(container), height: PAPER_HEIGHT[container.className.split(" ")[1]] ?? 240 } : { autosize: true }),
       ...changes,
     };
     for (const name of Object.keys(merged)) {
@@ -52,10 +55,18 @@ const Report = (() => {
 
   // Unpacks and runs Plotly after the first screen is shown. The page's policy allows the script by its hash.
   async function loadPlotly() {
-    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (character) => character.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = createElement("script", await new Response(stream).text());
-    document.head.append(script);
+    const stream = new Blob([packedPlotly()]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const source = await new Response(stream).text();
+    if (!window.Plotly) document.head.append(createElement("script", source));
+  }
+
+  // Unpacks and runs Plotly before this function returns, for a page that is printed right after it is loaded.
+  function loadPlotlyNow() {
+    document.head.append(createElement("script", new TextDecoder().decode(gunzip(packedPlotly()))));
+  }
+
+  function packedPlotly() {
+    return Uint8Array.from(atob(document.getElementById("plotly").textContent), (character) => character.charCodeAt(0));
   }
 
   function draw(name) {
@@ -295,8 +306,9 @@ const Report = (() => {
       fold.open = printing || fold.dataset.closed !== "yes";
     });
     if (printing) {
+      if (!window.Plotly && charts.size) loadPlotlyNow();
       charts.forEach((_, name) => {
-        window.Plotly?.purge(element(name)); // otherwise the legend keeps its line breaks from the screen
+        Plotly.purge(element(name)); // otherwise the legend keeps its line breaks from the screen
         draw(name);
       });
     }

@@ -186,7 +186,8 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
                 result = _resolved(plotly_trace, run, drawn, several)
                 for axis, scale in drawn["scales"].items():
                     result[axis] = [None if value is None else value * scale["factor"] for value in result[axis]]
-                traces.append(result)
+                if len(result["x"]):
+                    traces.append(result)
     marks = dict.fromkeys(run.mark for run in runs if run.mark)
     title = "  ".join((*marks, chart.title))
     layout = {"title": {"text": title}, "showlegend": several, "template": {"layout": NOTEBOOK_THEME}} | drawn["layout"]
@@ -236,6 +237,14 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
     look = {"color": "@run", "dash": "@dash", "width": 2} | more.pop("line", {})
     base = {"type": "scatter", "mode": "lines", "name": "@name", "x": x, "y": y, "line": look}
     return base | {"hovertemplate": f"{hover}<extra>@name</extra>"} | more
+
+
+def _single_bound(number: int) -> dict[str, Any]:
+    """Return the trace of the requests that meet one of several goodput bounds. It is only drawn for a single run."""
+    look = STEPS | {"color": f"@run-{number + 1}", "width": 1.5, "dash": DASHES[number]}
+    bound = f"$bound_{number}"
+    hover = "%{y:.2%} meet this bound x%{x:.4~g}"
+    return _line(f"{bound}.x", f"{bound}.y", hover, line=look, name=f"{bound}.name", single_run=True)
 
 
 def _distribution_chart(name: str) -> Chart:
@@ -599,12 +608,24 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "goodput",
             "goodput",
-            "Goodput attainment by scale of the bounds",
-            lambda chart_input: chart_data.goodput_curve(chart_input.summary),
-            traces=(_line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS),),
-            layout={"xaxis": _axis("scale of the bounds"), "yaxis": SHARES, "shapes": [AS_REQUESTED]},
+            "Share of requests that would be good if the bounds were k times as wide",
+            lambda chart_input: chart_data.goodput_curve(chart_input.frame, chart_input.summary),
+            traces=(
+                _line(
+                    "$x", "$y", "%{y:.2%} meet all bounds x%{x:.4~g}", line=STEPS, name="all bounds", single_run=True
+                ),
+                _line("$x", "$y", "%{y:.2%} with bounds x%{x:.4~g}", line=STEPS, single_run=False),
+                *(_single_bound(number) for number in range(1, chart_data.BOUNDS_DRAWN + 1)),
+            ),
+            layout={
+                "showlegend": True,
+                "xaxis": _axis("k, factor of the bounds"),
+                "yaxis": SHARES | {"title": {"text": "good requests"}},
+                "shapes": [AS_REQUESTED],
+            },
             table={"scale": "x", "attainment": "y"},
-            note="All latency bounds are multiplied by the factor on the x-axis. At 1 they are as requested.",
+            note="All latency bounds are multiplied by k, the factor on the x-axis. At 1 they are as requested. The "
+            "line of a single bound shows the requests that meet this bound, whatever the others are.",
         ),
         Chart(
             "turns",

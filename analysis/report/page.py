@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 PLOTLY = "plotly-basic.min.js"
 """The chart library. The page contains it compressed, at a third of its size. charts.js runs the library once the first
 screen is visible."""
-SCRIPTS = ("charts.js", "tables.js")
+SCRIPTS = ("gunzip.js", "charts.js", "tables.js")
 HOST = "127.0.0.1"
 TIMEOUT_S = 10.0
 HEADERS = {

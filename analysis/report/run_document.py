@@ -29,6 +29,7 @@ from loadgen.analysis.report.charts import (
     CHARTS,
     DASHES,
     PALETTE,
+    Chart,
     ChartInput,
     ChartRun,
     build_chart_data,
@@ -248,9 +249,16 @@ def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     for chart in visible_charts(drawn):
         captions = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
         lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in captions if text]
-        reference = doc.ChartRef(chart.id, chart.title, lines, chart.shape, chart.zoom, chart.note)
+        reference = doc.ChartRef(chart.id, _title(chart, drawn), lines, chart.shape, chart.zoom, chart.note)
         sections.setdefault(chart.section, []).append(reference)
     return sections
+
+
+def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
+    """Return the title of a chart. The chart of goodput says how many bounds there are, if all runs have as many."""
+    numbers = {len(run.summary.goodput.bounds) for run in drawn if run.summary.goodput}
+    words = {1: "the bound was", 2: "both bounds were"}.get(next(iter(numbers))) if len(numbers) == 1 else None
+    return chart.title.replace("the bounds were", words) if words and chart.id == "goodput" else chart.title
 
 
 def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:

@@ -369,13 +369,19 @@ def goodput(summaries: Summaries) -> Table:
         result = summary.goodput
         if not result:
             continue
+        if len(result.bounds) > 1:
+            for bound, attainment in result.each.items():
+                good = "" if attainment is None else f"{round(attainment * result.requests):,}"
+                bound_cells = (_run(index), TableCell(bound, code=True), good, f"{result.requests:,}")
+                rows.append([*bound_cells, percent(attainment), "", "", ""])
         met = result.met_by["90%"]
         bounds = (", ".join(findings.bound_texts(met, " ")) or "any bounds") if met else UNKNOWN
         interval = interval_text(*(significant(end * 100) for end in result.attainment_ci95))
         figures = (f"{result.good:,}", f"{result.requests:,}", percent(result.attainment), f"{interval}%")
-        rows.append([_run(index), *figures, significant(result.per_s), bounds])
+        every = TableCell("all bounds") if len(result.bounds) > 1 else TableCell(result.bounds[0], code=True)
+        rows.append([_run(index), every, *figures, significant(result.per_s), bounds])
     columns = number_columns("good", "of", "attainment", "95% CI", "goodput, requests/s")
-    heads: Mapping[str, ColumnKind] = {"run": "head", **columns, "90% would have met": "text"}
+    heads: Mapping[str, ColumnKind] = {"run": "text", "bound": "head", **columns, "90% would have met": "text"}
     return table("Good requests", heads, rows, several=len(summaries) > 1)
 
 

@@ -29,9 +29,9 @@ import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, sum_by_row
+from loadgen.analysis.goodput import bound_scale
 from loadgen.analysis.objectives import LATENCIES, Objective, ObjectiveError
 from loadgen.analysis.run.record import State as RequestState
-from loadgen.analysis.slo import bound_scale
 from loadgen.analysis.summary import Summary
 
 MIN_DOUBT = 0.01

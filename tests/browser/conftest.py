@@ -11,11 +11,11 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from loadgen.analysis.frame import build_frame
+from loadgen.analysis.goodput import goodput
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import page_document, prepare_run
 from loadgen.analysis.run.runfile import Telemetry
-from loadgen.analysis.slo import goodput
 from loadgen.analysis.summary import Summary
 from tests.support.chromium import chromium
 from tests.support.runs import burst, failed, header, healthy, loop, part_of, run_of

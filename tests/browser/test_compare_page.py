@@ -12,10 +12,10 @@ from playwright.sync_api import Browser
 
 from loadgen.analysis.compare import ComparedRun, Comparison, compare, figures_table, page_document, read_run
 from loadgen.analysis.compare.gates import parse_gates
+from loadgen.analysis.goodput import goodput
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import prepare_run
-from loadgen.analysis.slo import goodput
 from tests.browser.conftest import NASTY
 from tests.support.runs import burst, footer, header, healthy, write
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.analysis.frame import build_frame
+from loadgen.analysis.goodput import attainment_curve, bound_scale, goodput
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveError, parse_bounds
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.slo import attainment_curve, bound_scale, goodput
 from tests.support.runs import MILLISECOND_NS, complete, failed, rejected
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from loadgen.analysis.frame import Window, build_frame
+from loadgen.analysis.goodput import goodput
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report.findings import findings, verdict
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import load_facts
-from loadgen.analysis.slo import goodput
 from loadgen.analysis.steady_window import choose_window, frame_of_run, in_flight
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import (

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.frame import build_frame
+from loadgen.analysis.goodput import goodput
 from loadgen.analysis.objectives import parse, parse_bounds
 from loadgen.analysis.report.charts import CHARTS
 from loadgen.analysis.report.request_parts import bounds_scatter, latency_bounds, latency_parts
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.slo import goodput, judge
+from loadgen.analysis.slo import judge
 from loadgen.analysis.summary import Summary
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import complete, failed, part_of, run_of

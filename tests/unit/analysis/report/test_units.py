@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.frame import build_frame
+from loadgen.analysis.goodput import goodput
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.report import tables
 from loadgen.analysis.report.findings import goodput_sentences
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.slo import goodput
 from loadgen.analysis.summary import Summary
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import complete, run_of, summarise, text_of, typed

@@ -1,0 +1,90 @@
+"""Computes the goodput of a run: the requests that meet all bounds of --goodput.
+
+A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
+ignored, such as the TPOT of a single token. The *bound scale* of a request is max(latency / bound) over all bounds, or
+infinity if the request is not complete. The bound scale is the smallest factor by which all bounds must be multiplied
+for the request to meet them.
+
+If all bounds are multiplied by x, the attainment is the share of requests with a bound scale of at most x. The sorted
+bound scales therefore give the whole attainment curve. Their 90th percentile is the factor at which 90% of the
+requests meet the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadgen.analysis import stats
+from loadgen.analysis.frame import Floats, Frame
+from loadgen.analysis.objectives import LATENCIES, AttainmentCurve, BoundsMet, Goodput, Objective
+
+MAX_POINTS = 300
+"""Maximum number of points of the attainment curve."""
+SHARES = (0.5, 0.9, 0.95, 0.99)
+"""Shares of the requests for which `met_by` reports the scaled bounds."""
+
+
+def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> Goodput:
+    """Return the `goodput` part of the summary.
+
+    `unrecorded` is the number of requests that a killed run did not record. These requests count as not good.
+    """
+    scales = bound_scale(frame, bounds)
+    ordered = np.sort(np.concatenate((scales[frame.inside], np.full(unrecorded, math.inf))))
+    total, good = len(ordered), int((ordered <= 1).sum())
+    span = frame.span_ns
+    good_ended_inside = int((frame.measured & (scales <= 1) & frame.within(frame.end_ns)).sum())
+    good_per_bound = {bound.text: int((bound_scale(frame, [bound])[frame.inside] <= 1).sum()) for bound in bounds}
+    return Goodput(
+        bounds=[bound.text for bound in bounds],
+        good=good,
+        requests=total,
+        attainment=good / total if total else None,
+        attainment_ci95=stats.share_interval(good, total),
+        per_s=None if span is None else stats.round_to_ns(good_ended_inside / (span[1] - span[0]) * 1e9),
+        each={text: count / total if total else None for text, count in good_per_bound.items()},
+        met_by={f"{share:.0%}": _met_by(ordered, share, bounds) for share in SHARES},
+        curve=attainment_curve(ordered),
+    )
+
+
+def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
+    """Return the bound scale of each request: max(latency / bound) over all bounds.
+
+    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. It is
+    infinite for a request that is not complete.
+    """
+    result = np.zeros(len(frame))
+    for bound in bounds:
+        ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
+        result = np.fmax(result, np.where(np.isnan(ratio), 0.0, ratio))
+    return np.where(frame.complete, result, math.inf)
+
+
+def attainment_curve(ordered: Floats) -> AttainmentCurve:
+    """Return a curve over x: the share of requests that are good if all bounds are multiplied by x.
+
+    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). The curve has at most MAX_POINTS
+    points, evenly spaced by rank. The curve ends below 1 if some requests are not complete.
+    """
+    finite = ordered[np.isfinite(ordered)]
+    ranks = np.unique(np.linspace(0, len(finite) - 1, min(len(finite), MAX_POINTS)).astype(np.int64))
+    x, y = finite[ranks], (ranks + 1) / max(1, len(ordered))
+    return AttainmentCurve(x=np.round(x, 6).tolist(), y=np.round(y, 6).tolist(), n=len(ordered), drawn=len(ranks))
+
+
+def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
+    """Return the bounds, scaled by the smallest factor at which at least the share `share` of the requests is good.
+
+    `ordered` contains the sorted bound scales of all requests (see `bound_scale`). Return None if too few requests are
+    complete.
+    """
+    index = math.ceil(share * len(ordered)) - 1
+    if index < 0 or not math.isfinite(ordered[index]):
+        return None
+    scale = float(ordered[index])
+    bounds_s = {bound.figure: stats.round_to_ns(scale * bound.bound) for bound in bounds}
+    return BoundsMet(scale=float(f"{scale:.6g}"), bounds_s=bounds_s)

@@ -15,6 +15,7 @@ ROOFLINE = """Maximum FLOP/s of one GPU, by FLOPs per byte read. Left of the edg
 edge, compute is the limit. Dots are the GEMMs of one layer and the output head."""
 CURVE = """Throughput and time per output token (TPOT) at increasing numbers of requests in flight. The dotted line is
 the limit of the hardware."""
+STEP = """The dotted line is the shortest time that the hardware allows."""
 MEANING = """`limit` assumes that compute, memory and network run at the rates of the data sheet, fully overlapped and
 without overhead. `expected` uses measured efficiencies of kernels and links, and measured overheads of the
 framework."""
@@ -156,22 +157,38 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
         gemm_rows(result),
         several=True,
     )
-    cards = doc.Cards([_tpot_card(result), _throughput_card(result)])
+    cards = doc.Cards([_ttft_card(result), _tpot_card(result), _throughput_card(result)])
+    spent, *notes = sentences(result)
+    charts = [
+        doc.ChartRef("step", "Expected time of a decode step", [spent, STEP], zoom="none"),
+        doc.ChartRef("curve", "TPOT by throughput", [CURVE]),
+    ]
+    explained: list[doc.Block] = [figures, *map(doc.Paragraph, notes), doc.Paragraph(MEANING)]
     sections = [
-        doc.Section("answer", title, [cards, *map(doc.Paragraph, sentences(result)), figures, doc.Paragraph(MEANING)]),
+        doc.Section("answer", "Expected performance", [cards, *charts]),
+        doc.Section("expected", "Figures", explained),
         doc.Section(
             "roofline", "Roofline", [doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide"), gemms]
-        ),
-        doc.Section(
-            "curve", "Latency against throughput", [doc.ChartRef("curve", "TPOT by throughput", [CURVE], "wide")]
         ),
     ]
     look = doc.RunStyle(title)
     data = {
         "runs": [_run(result, deployment, title)],
-        "charts": [roofline_chart("data sheet", {"prefill": "prefill", "decode": "decode"}), _curve()],
+        "charts": [
+            _step_chart(result),
+            _curve(),
+            roofline_chart("data sheet", {"prefill": "prefill", "decode": "decode"}),
+        ],
     }
     return doc.Document("loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"))
+
+
+def _ttft_card(result: Limits) -> Any:
+    from loadgen.analysis.format import duration
+    from loadgen.analysis.report import Card
+
+    value, unit = duration(result.expected.ttft_s).split(" ")
+    return Card("TTFT expected", value, unit, f"limit {duration(result.limit.ttft_s)}")
 
 
 def _tpot_card(result: Limits) -> Any:
@@ -200,8 +217,54 @@ def _run(result: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
     for name in ("tpot", "limit_tpot"):
         curve[f"{name}_ms"] = [1000 * seconds for seconds in curve[f"{name}_s"]]
     roofline = {"roof": roofline_points(result.flops_per_byte * bandwidth, bandwidth), **points}
-    data = {"roofline": roofline, "curve": curve}
+    parts = _step_parts(result)
+    step = {"name": list(parts), "ms": list(parts.values()), "share": [result.shares[name] for name in parts]}
+    step |= {name: {"x": [milliseconds]} for name, milliseconds in parts.items()}
+    step["limit"] = {"x": [1000 * result.limit.decode_step_s] * 2, "y": [-0.5, 0.5]}
+    data = {"step": step, "roofline": roofline, "curve": curve}
     return {"name": title, "colour": "run-1", "dash": "solid", "window": None, "data": data}
+
+
+def _step_parts(result: Limits) -> dict[str, float]:
+    """Return the parts of an expected decode step in ms, by name, with the longest part first."""
+    parts = sorted(result.shares.items(), key=lambda part: -part[1])
+    return {name: 1000 * result.expected.decode_step_s * share for name, share in parts if share > 0.005}
+
+
+def _step_chart(result: Limits) -> dict[str, Any]:
+    """Return the chart of a decode step: one stacked bar of its parts, and a line at the limit of the hardware."""
+    traces: list[dict[str, Any]] = []
+    for index, (name, milliseconds) in enumerate(_step_parts(result).items()):
+        text = f"{name}<br>{100 * result.shares[name]:.0f}%"
+        bar: dict[str, Any] = {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": f"${name}.x",
+            "y": [""],
+            "text": [text],
+        }
+        bar |= {"marker": {"color": f"@run-{1 + index % 6}"}, "textposition": "inside", "insidetextanchor": "middle"}
+        bar |= {"textangle": 0, "textfont": {"color": "@paper", "size": 14}}
+        traces.append(bar | {"hovertemplate": f"{name}: {milliseconds:.3g} ms<extra></extra>"})
+    limit: dict[str, Any] = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "hardware limit",
+        "x": "$limit.x",
+        "y": "$limit.y",
+    }
+    limit |= {"line": {"color": "@ink", "width": 2, "dash": "dot"}, "yaxis": "y2", "hoverinfo": "skip"}
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.3,
+        "showlegend": True,
+        "xaxis": {"title": {"text": "time of a decode step, ms"}, "rangemode": "tozero"},
+        "yaxis": {"visible": False, "fixedrange": True},
+        "yaxis2": {"visible": False, "overlaying": "y", "range": [-0.5, 0.5], "fixedrange": True},
+    }
+    table = {"part": "name", "ms": "ms", "share": "share"}
+    return {"id": "step", "script": "", "traces": [*traces, limit], "layout": layout, "table": table, "scales": {}}
 
 
 def _roofline_points_of(result: Limits, phase: str) -> dict[str, list[Any]]:

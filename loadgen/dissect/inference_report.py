@@ -272,22 +272,23 @@ def format_text(result: InferenceResult) -> str:
 
 
 def build_document(result: InferenceResult) -> Document:
-    """Return the HTML page: tables for each batch size, the flame chart and the roofline chart."""
+    """Return the HTML page: the flame chart, the roofline chart, and tables for each batch size."""
     from loadgen.analysis import report as doc
 
     title, limits = headings(result)
-    first, *others = [_section(case, result) for case in result.cases]
+    batches = [_section(case, result) for case in result.cases]
+    summary = sentences(result.cases[0], result)[0]
     flame = doc.ChartRef("flame", "One step", [FLAME], "wide")
     roofline = doc.ChartRef("roofline", "What each operator reaches", [ROOFLINE], "wide")
     charts = [
-        doc.Section("flame", "Where a step goes", [flame]),
+        doc.Section("flame", "Where a step goes", [flame, doc.Paragraph(summary)]),
         doc.Section("roofline", "Roofline", [roofline]),
     ]
     data = {"runs": [_run(result, title)], "charts": [_flame_chart(result.cases[0]), _dots_chart(result)]}
     return doc.Document(
         "loadgen dissect",
         title,
-        [first, *charts, *others],
+        [*charts, *batches],
         limits,
         "",
         [doc.RunStyle(title)],
@@ -311,6 +312,7 @@ def _section(case: StepCase, result: InferenceResult) -> Section:
     operator_kinds |= {**number_columns("calls", "time", "share", "bound"), "by": "text"}
     operators = table(f"Operators, {name}", operator_kinds, operator_rows(case), several=True, id="operators")
     lines = [*sentences(case, result), *link_sentences(result.bounds, result.tensor_parallel)]
+    lines = lines[1:] if case is result.cases[0] else lines  # the first sentences are next to the flame chart
     paragraphs = [doc.Paragraph(line) for line in lines]
     return doc.Section(f"batch-{case.batch}", name.capitalize(), [*paragraphs, modules, operators])
 

@@ -169,7 +169,7 @@ def build_document(result: TrainingResult) -> Document:
     time_chart = doc.ChartRef("time", "Where a step goes", [TIME_CHART], size)
     memory_chart = doc.ChartRef("memory", "What memory holds at its peak", [MEMORY_CHART], size)
     sections = [
-        doc.Section("answer", "A training step", [*map(doc.Paragraph, sentences(result)), time_chart, times]),
+        doc.Section("answer", "A training step", [time_chart, *map(doc.Paragraph, sentences(result)), times]),
         doc.Section("peak", "Memory", [memory_chart, memory, doc.Paragraph(MEANING)]),
         doc.Section("model", "Predicted and measured", [parts]),
     ]

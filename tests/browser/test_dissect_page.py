@@ -33,6 +33,7 @@ def opened(browser: Browser, document: Document, folder: Path) -> Iterator[Page]
 def test_it_has_the_bar_of_a_step_and_the_roofline(browser: Browser, tmp_path: Path) -> None:
     """The bar has a piece for each module and each operator, the roofline a dot for each operator that computes."""
     with opened(browser, inference_report.build_document(inference_found()), tmp_path) as page:
+        assert page.evaluate("document.querySelector('main section').contains(document.querySelector('#chart-flame'))")
         expect(page.locator("#chart-flame .barlayer .point")).to_have_count(8)  # four modules, one operator of each
         expect(page.locator("#chart-roofline .scatterlayer .trace .points path")).to_have_count(6)
         expect(page.locator("table.modules").first).to_contain_text("QKV")

@@ -59,8 +59,10 @@ FORMATS = {
 
 Item = TypeVar("Item")
 
+SAMPLING_FIELDS = ("parameters", "sampling_params")
+"""Fields of a request that contain sampling parameters: of TGI and LightLLM, and of SGLang."""
 RESERVED_FIELDS = {
-    **dict.fromkeys(("prompt", "messages", "inputs", "input"), "--workload sets the prompts"),
+    **dict.fromkeys(("prompt", "messages", "inputs", "input", "text", "input_ids"), "--workload sets the prompts"),
     **dict.fromkeys(
         ("max_tokens", "max_completion_tokens", "max_new_tokens"), "--output-tokens sets the length of responses"
     ),
@@ -354,12 +356,15 @@ def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
     `name` is the name of `fields` in error messages. Raises ValueError for a field that only another option may set,
     and WorkloadError for a value that JSON cannot represent."""
     check_value(fields, name)
-    parameters = fields.get("parameters", {})  # of TGI and LightLLM
-    if not isinstance(parameters, Mapping):
-        raise ValueError("'parameters' must be an object")
-    for field, value in (*fields.items(), *parameters.items()):
+    settings = list(fields.items())
+    for field in SAMPLING_FIELDS:
+        parameters = fields.get(field, {})
+        if not isinstance(parameters, Mapping):
+            raise ValueError(f"{field!r} must be an object")
+        settings += parameters.items()
+    for field, value in settings:
         if field == "ignore_eos" and value is True:
-            continue  # needed for servers whose dialect does not set it, such as llama.cpp and SGLang
+            continue  # needed for servers whose dialect does not set it, such as llama.cpp
         if field in RESERVED_FIELDS:
             raise ValueError(f"{field!r} cannot be set here: {RESERVED_FIELDS[field]}")
     return fields

@@ -134,7 +134,7 @@ repository; docs/which-command.md has one line per task.
 app = typer.Typer(
     name="loadgen",
     cls=LazyCommands,
-    help="An exact load tester for LLM inference servers: vLLM, LightLLM and Hugging Face TGI.",
+    help="An exact load tester for LLM inference servers: vLLM, SGLang, LightLLM and Hugging Face TGI.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},  # every command inherits it
     **TYPER_DEFAULTS | {"add_completion": True},

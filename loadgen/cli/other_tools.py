@@ -330,7 +330,9 @@ def _backend(draft: Draft, value: str) -> None:
     if "model" in pairs:
         draft.set("--model", pairs["model"])
     draft.special["backend"] = value
-    if value in ("vllm", "tgi", "lightllm") and draft.tool != "genai-bench":  # there, vllm is any OpenAI-style API
+    if (
+        value in ("vllm", "tgi", "lightllm", "sglang") and draft.tool != "genai-bench"
+    ):  # there, vllm is any OpenAI-style API
         draft.set("--server", value)
     elif value in ENDPOINTS or value.endswith("-chat"):
         draft.set("--endpoint", ENDPOINTS.get(value, "chat"))

@@ -53,7 +53,7 @@ def fit(
     runs: Runs,
     out: Annotated[Path, Option(help="File to write.")] = Path("twin.json"),
     rules: Annotated[
-        str | None, Option(help="Scheduler to simulate: vllm, tgi or lightllm. Default: the server's own.")
+        str | None, Option(help="Scheduler to simulate: vllm, tgi, lightllm or sglang. Default: the server's own.")
     ] = None,
     vintage: Annotated[str, Option(help="Generation of the scheduler: current or 2023.")] = "current",
     gpu: Annotated[

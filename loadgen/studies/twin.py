@@ -85,7 +85,7 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     """Backend, such as vllm."""
     server_version: str
     rules: str
-    """Engine whose scheduling rules apply: vllm, tgi or lightllm."""
+    """Engine whose scheduling rules apply: vllm, tgi, lightllm or sglang."""
     vintage: str
     served: str
     """Model name that the server reports."""

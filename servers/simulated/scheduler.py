@@ -1,4 +1,4 @@
-"""Batch scheduling of an LLM engine: the rules of vLLM, TGI and LightLLM as a state machine without a clock.
+"""Batch scheduling of an LLM engine: the rules of vLLM, TGI, LightLLM and SGLang as a state machine without a clock.
 
     waiting ──admit──> prefilling ──prompt computed, first token──> decoding ──last token──> finished
        ^                   │                                            │

@@ -213,13 +213,13 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
     },
     "sglang": {
         # Prompts come before decoding whenever a waiting request fits, in separate steps of at most
-        # `chunked_prefill_size` tokens: managers/scheduler.py (`get_next_batch_to_run`, `get_new_batch_prefill`). When
-        # the cache is full, requests are retracted and computed again: managers/schedule_batch.py (`retract_decode`).
-        # Limits for a GPU with more than 60 GB, and the memory fraction: server_args.py. The default number of running
-        # requests follows from the size of the cache and is at most 4096: model_executor/model_runner.py. Not modelled:
-        # chunks of a long prompt, the share of the output that admission reserves (`new_token_ratio`), and the choice
-        # of the retracted request (SGLang: the one with the least output). The prefix cache has pages of one token
-        # there (mem_cache/radix_cache.py). Blocks of 16 tokens save most of the time for hashing prompts.
+        # `chunked_prefill_size` tokens: managers/scheduler.py (`get_next_batch_to_run`, `get_new_batch_prefill`).
+        # Admission reserves a share of the remaining output of all running requests (`new_token_ratio` in
+        # managers/schedule_policy.py, 0.7 at first). The rule `peak` is the closest one of this model. Limits for a GPU
+        # with more than 60 GB, and the memory fraction: server_args.py. The default number of running requests follows
+        # from the size of the cache and is at most 4096: model_executor/model_runner.py. Not modelled: chunks of a long
+        # prompt, and retracted requests, which occur when the reserved share was too small. The prefix cache has pages
+        # of one token there (mem_cache/radix_cache.py). Blocks of 16 tokens save most of the time for hashing prompts.
         CURRENT: Engine(
             version="0.5.23",
             policy=Policy(
@@ -227,6 +227,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
                 step_tokens=8192,
                 prefill="separate",
                 decode_steps_per_prefill=0,
+                reserve="peak",
                 block_size=16,
                 prefix_cache=True,
                 memory_fraction=0.88,

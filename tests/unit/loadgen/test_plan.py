@@ -168,6 +168,8 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"header": ("Content-Length: 3",)}, "--header Content-Length: 3: loadgen sets Content-Length itself"),
         ({"extra_body": "{temperature"}, "--extra-body {temperature: is not JSON: "),
         ({"extra_body": {"parameters": 1}}, "--extra-body {'parameters': 1}: 'parameters' must be an object"),
+        ({"extra_body": {"sampling_params": {"n": 2}}}, "'n' cannot be set here: a request has one response"),
+        ({"extra_body": {"input_ids": [1]}}, "'input_ids' cannot be set here: --workload sets the prompts"),
         ({"extra_body": "[1]"}, "--extra-body [1]: must be a JSON object"),
         ({"extra_body": "@nowhere.json"}, "--extra-body @nowhere.json: cannot be read: No such file"),
         ({"extra_body": {"max_tokens": 4}}, "'max_tokens' cannot be set here: --output-tokens sets the length"),

@@ -46,6 +46,10 @@ twin = Typer(
 )
 Runs = Annotated[list[Path], Argument(help="Folders of real runs of one server in one configuration.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
+TwinPage = Annotated[
+    Path | None,
+    Option("--page", metavar="FILE", help="Also write an HTML page that compares the twin with the measured runs."),
+]
 
 
 @twin.command()
@@ -77,6 +81,7 @@ def fit(
     simulated: Annotated[
         bool, Option("--simulated", help="Accept runs of the built-in simulated server that were not made on purpose.")
     ] = False,
+    page: TwinPage = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a twin to runs of a real server.
@@ -127,6 +132,7 @@ def fit(
             print_error(f"{path}: {cached.share:.0%} of its prompt tokens {CACHED_NOTE}")
     text = json.dumps(_builtins(result), indent=1)
     write_text(out, f"{text}\n", "Name another file with --out.")
+    _write_replays(page, result, [observe_run(run) for run in loaded])
     if as_json:
         print(text)
         return
@@ -135,13 +141,15 @@ def fit(
         measured = figures(measured_run, measured_run.ttft_s, measured_run.tpot_s, measured_run.ended_s)
         replayed = {name: (value,) for name, value in simulate_run(measured_run, result).items()}
         print(f"\n{measured_run.name}, replayed ({WHOLE_RUN})\n{_comparison_table(measured, replayed)}")
-    print(f"\n{out}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
+    files = "\n".join(map(str, filter(None, (page, out))))
+    print(f"\n{files}\nnext: loadgen simulate --twin {out} --arrivals poisson:4 --n 500")
 
 
 @twin.command()
 def check(
     file: Annotated[Path, Argument(help="File that `loadgen twin fit` wrote.")],
     runs: Annotated[list[Path], Argument(help="Folders of real runs of that server that were not used for the fit.")],
+    page: TwinPage = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a twin's predictions with real runs.
@@ -154,6 +162,7 @@ def check(
 
     fitted_twin = read_twin(file)
     comparisons = {}
+    replays: list[tuple[ObservedRun, Mapping[str, Sequence[float | None]]]] = []
     for path in runs:
         run = observe_run(_read(path, fallback=True))
         measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
@@ -168,13 +177,58 @@ def check(
             }
             for prediction in predictions
         ]
+        intervals = {
+            prediction.figure: (prediction.value, prediction.low, prediction.high) for prediction in predictions
+        }
+        replays.append((run, intervals))
         if not as_json:
-            intervals = {
-                prediction.figure: (prediction.value, prediction.low, prediction.high) for prediction in predictions
-            }
             print(f"{run.name} ({WHOLE_RUN})\n{_comparison_table(measured, intervals)}\n")
+    if page is not None:
+        _write_page(page, fitted_twin, replays, with_constants=False)
     if as_json:
         print(json.dumps(comparisons, indent=1))
+    elif page is not None:
+        print(page)
+
+
+def _write_replays(page: Path | None, fitted_twin: Twin, runs: Sequence[ObservedRun]) -> None:
+    """Write the page with a replay of the runs to which a twin was fitted. Do nothing if `page` is None."""
+    from loadgen.studies.twin_fitting import simulate_run
+
+    if page is None:
+        return
+    figures = [{name: (value,) for name, value in simulate_run(run, fitted_twin).items()} for run in runs]
+    _write_page(page, fitted_twin, list(zip(runs, figures, strict=True)), with_constants=True)
+
+
+def _write_page(
+    page: Path,
+    fitted_twin: Twin,
+    replays: Sequence[tuple[ObservedRun, Mapping[str, Sequence[float | None]]]],
+    *,
+    with_constants: bool,
+) -> None:
+    """Write the page that compares a twin with measured runs. `replays` holds each run with the twin's figures."""
+    from loadgen.analysis.report import Code
+    from loadgen.analysis.report.page import render
+    from loadgen.studies.twin_fitting import figures, replay_on_twin
+    from loadgen.studies.twin_page import ReplayedRun, twin_document
+
+    runs = []
+    for run, predicted in replays:
+        ttft_s, tpot_s, _ = replay_on_twin(run, fitted_twin)
+        latencies = {"ttft": (run.ttft_s, ttft_s), "tpot": (run.tpot_s, tpot_s)}
+        measured = figures(run, run.ttft_s, run.tpot_s, run.ended_s)
+        runs.append(ReplayedRun(run.name, measured, predicted, latencies))
+    heading, _, constants = _describe_twin(fitted_twin).partition("\n\n")
+    document = twin_document(
+        runs,
+        title=heading.partition(":")[0],
+        subtitle="Replay of the runs to which it was fitted" if with_constants else "Prediction of recorded runs",
+        facts=[Code(constants, "Constants and limits of the twin", scroll=True)] if with_constants else [],
+        rates_note=f"{WHOLE_RUN[0].upper()}{WHOLE_RUN[1:]}.",
+    )
+    write_text(page, render(document), "Name another file with --page.")
 
 
 def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Predicted]:

@@ -495,12 +495,20 @@ def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[
 
     The requests keep their measured send times. `draw` selects one bootstrap draw of the constants.
     """
+    ttft_s, tpot_s, ended_s = replay_on_twin(run, twin, draw)
+    return figures(run, ttft_s, tpot_s, ended_s)
+
+
+def replay_on_twin(run: ObservedRun, twin: Twin, draw: int | None = None) -> tuple[Floats, Floats, float]:
+    """Simulate the requests of a measured run on a twin, and return the result of `replay`.
+
+    `draw` selects one bootstrap draw of the constants.
+    """
     engine = find_engine(twin.rules, twin.vintage)
     values = twin.values(draw)
     step_time = step_time_with(values, engine, twin.deployment(engine))
     limits = StepLimits(engine, twin.kv_tokens, twin.running_limit, twin.step_tokens)
-    ttft_s, tpot_s, ended_s = replay(run, limits, step_time, values)
-    return figures(run, ttft_s, tpot_s, ended_s)
+    return replay(run, limits, step_time, values)
 
 
 def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
@@ -18,6 +19,7 @@ from loadgen.cli.report import report
 from loadgen.dissect import inference_report, training_report
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.throughput_model import Load
+from loadgen.studies.twin_page import ReplayedRun, twin_document
 from tests.browser.conftest import NASTY
 from tests.support.command import in_process
 from tests.support.dissected import inference_found, training_found
@@ -26,7 +28,7 @@ from tests.support.runs import burst, failed, footer, header, healthy, write
 
 PAGES = (
     *("plain", "bounded", "troubled", "many", "repeats", "folder", "comparison", "matrix"),
-    *("frontier", "limits", "inference", "training"),
+    *("frontier", "limits", "inference", "training", "capacity", "twin"),
 )
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
@@ -71,6 +73,26 @@ def limits(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     """What a GPU could reach."""
     made = make_deployment("H100", "llama-2-70b", "fp8", 8)
     return _written(tmp_path_factory.mktemp("limits"), build_document(compute_limits(made, Load(512, 128, 64)), made))
+
+
+@pytest.fixture(scope="module")
+def capacity(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """A capacity plan."""
+    words = ("--rate", "5", "--objective", "ttft.p99 < 1s", "--gpu", "H100=$2.50", "--tp", "1", "--page", "page.html")
+    folder = tmp_path_factory.mktemp("capacity")
+    assert in_process(folder, "plan-capacity", *words)[0] == 0
+    return OnDisk(folder / "page.html")
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """A twin that is compared with one run."""
+    seconds = np.linspace(0.1, 0.2, 40)
+    run = ReplayedRun(
+        "burst", {"ttft.p50": 0.15}, {"ttft.p50": (0.16, 0.1, 0.2)}, dict.fromkeys(("ttft", "tpot"), (seconds, seconds))
+    )
+    document = twin_document([run], title="Twin of vllm", subtitle="", facts=[], rates_note="Rates of the whole run.")
+    return _written(tmp_path_factory.mktemp("twin"), document)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             command = "run" if "--arrivals" in load else "burst"
             code, _, problems = burst(folder / name, *load, *more, command=command)
             assert code in {0, 5}, problems
-    code, out, problems = in_process(folder, "twin", "fit", "burst/run", "closed/run")
+    code, out, problems = in_process(folder, "twin", "fit", "burst/run", "closed/run", "--page", "fit.html")
     assert code == 0, problems
     (folder / "told.txt").write_text(out)
     return folder
@@ -53,6 +53,7 @@ def test_fit_says_what_it_found_and_writes_it(runs: Path) -> None:
     assert (found["gpu"], found["model"], found["tensor"]) == ("H100 SXM", "Llama-3.1-8B", 1)
     assert found["constants"]["bandwidth"]["low"] < found["constants"]["bandwidth"]["value"]
     assert [each["requests"] for each in found["runs"]] == [32, 20]
+    assert "memory bandwidth, relative to" in (runs / "fit.html").read_text("utf-8")
 
 
 def test_prompts_that_the_server_knew_are_a_warning(runs: Path) -> None:
@@ -64,8 +65,10 @@ def test_prompts_that_the_server_knew_are_a_warning(runs: Path) -> None:
 @pytest.mark.alone
 def test_check_holds_it_against_another_run(runs: Path) -> None:
     """Measured, predicted, by how much that is off, and the interval; --json says the same."""
-    code, out, _ = in_process(runs, "twin", "check", "twin.json", "poisson/run")
+    code, out, _ = in_process(runs, "twin", "check", "twin.json", "poisson/run", "--page", "check.html")
     assert (code, "measured" in out, "TTFT p50" in out) == (0, True, True)
+    assert out.splitlines()[-1] == "check.html"
+    assert "Inside the interval" in (runs / "check.html").read_text("utf-8")
     code, out, _ = in_process(runs, "twin", "check", "twin.json", "poisson/run", "--json")
     (rows,) = json.loads(out).values()
     tpot: dict[str, Any] = next(row for row in rows if row["figure"] == "tpot.p50")

@@ -288,6 +288,7 @@ def ttft_heat_map(frame: Frame) -> dict[str, Any] | None:
         "low": [float(f"{edge:.3g}") for edge in edges[row]],
         "high": [float(f"{edge:.3g}") for edge in edges[row + 1]],
         "range_s": [low, high],
+        "time_range_s": [round(begin_ns / 1e9, 6), round((begin_ns + bin_ns * bins) / 1e9, 6)],
         "scale_x": [round(begin_ns / 1e9, 6)],
         "scale_y": [None],
         "scale_n": scale_n.tolist(),

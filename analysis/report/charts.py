@@ -417,8 +417,9 @@ def _heat_layout(data: Sequence[Data]) -> Data:
     scales = [scale_of(value) for value in values]
     texts = [f"{value * factor:,.4g} {unit}" for value, (factor, unit) in zip(values, scales, strict=True)]
     y = _axis("TTFT", tickvals=positions, ticktext=texts, range=[0, chart_data.HEAT_MAP_ROWS], rangemode="normal")
+    x = _axis("time, s", range=data[0]["time_range_s"])
     margin = {"l": 76, "r": 84, "t": 10, "b": 44}
-    return {"showlegend": False, "xaxis": _axis("time, s"), "yaxis": y, "bargap": 0, "margin": margin}
+    return {"showlegend": False, "xaxis": x, "yaxis": y, "bargap": 0, "margin": margin}
 
 
 def _part(name: str, x: str, y: str, colour: str, **more: Any) -> dict[str, Any]:

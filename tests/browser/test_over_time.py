@@ -152,6 +152,7 @@ def test_the_heat_map_has_round_ticks_and_a_colour_scale(opened: Opened) -> None
     no warning."""
     heat = opened.page.locator("#chart-heat")
     assert heat.locator(".ytick text").all_text_contents() == ["100 ms", "120 ms", "140 ms", "160 ms", "180 ms"]
+    assert opened.page.evaluate("document.querySelector('#chart-heat').layout.xaxis.range") == [0, 90]
     assert heat.locator(".ytitle").text_content() == "TTFT"
     assert heat.locator(".colorbar").count() == 1
     assert heat.locator(".cbtitle").text_content() == "requests"

@@ -68,7 +68,7 @@ def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCh
 
 
 def _from_responses(frame: Frame) -> tuple[int, int]:
-    """Return the cached and all prompt tokens of the complete, measured responses that state both numbers."""
+    """Return two sums over the complete, measured responses that state both: cached prompt tokens and prompt tokens."""
     cached = frame.mark(MARK)
     known = frame.complete & frame.measured & ~np.isnan(cached) & ~np.isnan(frame.prompt_reported)
     return int(cached[known].sum()), int(frame.prompt_reported[known].sum())

@@ -41,7 +41,8 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def common(self) -> bool:
-        """Return True if so many responses are held back that the latencies of the run describe it."""
+        """Return True if a large share of the responses is held back. The latencies of the run then describe the
+        buffer."""
         return self.responses >= MIN_SHARE * self.examined
 
 

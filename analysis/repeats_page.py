@@ -126,12 +126,12 @@ def _dot_strip(figure: FigureOverRuns, factor: float, unit: str) -> DotStrip | N
 
 
 def _with_folded_caption(chart: ChartRef) -> ChartRef:
-    """Return the chart with the sentences on each repeat in its folded data."""
+    """Return the chart with its caption, which has a sentence per repeat, moved into the folded data table."""
     return replace(chart, caption=[], folded=chart.caption)
 
 
 def _unfolded(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks with the content of folded blocks in place of these, because they will be folded together."""
+    """Return the blocks, with each folded block replaced by its content. The caller folds all of them together."""
     result: list[Block] = []
     for block in blocks:
         result += block.blocks if isinstance(block, Disclosure) else [block]

@@ -47,7 +47,7 @@ SHARE_DECIMALS = 4
 class Reading(NamedTuple):
     """One reading of a telemetry source (server, GPUs or host).
 
-    `gap` is the reason if the reading failed, and empty otherwise.
+    If the reading failed, `gap` is the reason. Otherwise `gap` is empty.
     """
 
     at_s: float

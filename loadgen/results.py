@@ -224,7 +224,8 @@ def load_and_summarise(
     """Summarise a run and check its objectives. `objectives` and `bounds` replace those in the run's header.
 
     `confidence` is the confidence that the objectives require (--confidence). If it is None, objectives from the header
-    are judged with the confidence in the header, and `objectives` are judged by the measured figures alone.
+    are judged with the confidence in the header. Objectives that the caller passes are judged by the measured figures
+    alone.
 
     The result holds the summary but no Records. With `drawn`, it also holds the data of the charts. A caller that has
     already read the run file passes the content as `known`.

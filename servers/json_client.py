@@ -82,8 +82,8 @@ class JsonResponse(NamedTuple):
     def retry_after_s(self) -> float | None:
         """The time in seconds after which the server allows a retry, or None if the server states no such time.
 
-        The header Retry-After contains a number of seconds or an HTTP date. The number 0 and a date in the past state
-        no time, because a busy server that sends them does not say when it will be ready."""
+        The header Retry-After contains a number of seconds or an HTTP date. The number 0 and a date in the past give
+        None, because they do not say when the busy server will be ready."""
         seconds = 0.0
         try:
             seconds = float(self.retry_after)
@@ -273,7 +273,7 @@ class _DeadlineReader(io.RawIOBase):
         """Return a buffered reader that begins at the final response.
 
         http.client calls this method, because sockets have it. http.client skips only the interim response
-        `100 Continue`, so this method skips `103 Early Hints` and every other one."""
+        `100 Continue`, so this method skips all other interim responses, such as `103 Early Hints`."""
         reader = io.BufferedReader(self)
         try:
             for _ in range(INTERIM_RESPONSES_MAX):

@@ -149,7 +149,7 @@ class Dcgm:
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return the key `gpus`, a list with the current values of each GPU or MIG instance."""
+        """Return a dict. Its key `gpus` holds a list with the current values of each GPU or MIG instance."""
         page = _fetch(self._client, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
         gpus: dict[str, dict[str, Any]] = {}
         for value_name, (metric, factor) in DCGM.items():
@@ -204,10 +204,10 @@ class Nvml:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """Return the key `gpus`, a list with the current values of each GPU.
+        """Return a dict. Its key `gpus` holds a list with the current values of each GPU.
 
-        Values that a GPU does not support are omitted. If a GPU cannot be read, its entry contains the reason as `gap`.
-        Raises GapError if no GPU can be read.
+        Values that a GPU does not support are omitted. If a GPU cannot be read, its list entry contains the reason as
+        `gap`. Raises GapError if no GPU can be read.
         """
         if not self._handles:
             self._open()

@@ -55,7 +55,8 @@ def text_prompt(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> tuple[Prompt, list[TextSpec]]:
-    """Return a function that returns the text prompts of a run, and the specs of a few of its texts (the sample).
+    """Return a prompt builder (`Prompt`) for the text prompts of a run. Also return the specs of a few of the texts
+    (the sample).
 
     The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run
     without texts. The sample is empty if the run needs no generated text. Raises PromptError if a length cannot be

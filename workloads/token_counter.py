@@ -11,8 +11,8 @@ With the following methods, generated prompts have exactly the requested lengths
 If none of these methods is available, lengths are estimated. Each estimate is based on an assumption, which is shown
 with every result:
 
-    server       The server runs short requests (samples), with which words of one token each are found. A prompt of
-                 these words is assumed to have one token per word.
+    server       The server runs short requests (samples). Their token counts show which words are one token each. A
+                 prompt of these words is assumed to have one token per word.
     tokenizer    The tokens that the server adds are unknown, and assumed to be those that the tokenizer file adds.
     approximate  Six letters, three digits or one other character are assumed to be one token.
 
@@ -151,7 +151,7 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
 def _corrected(
     tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
 ) -> TokenCounter:
-    """Return a counter that adds to the tokenizer's count the tokens which the server adds to every prompt.
+    """Return a token counter. Its count is the tokenizer's count plus the tokens that the server adds to every prompt.
 
     The server may add the tokens of a chat template, or a BOS token that the tokenizer does not add. Raises PromptError
     if the server does not add equally many tokens to a short text and to a long one, because the tokenizer then belongs

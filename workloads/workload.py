@@ -59,7 +59,7 @@ class Synthetic(msgspec.Struct, frozen=True):
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):
-    """A workload of generated prompts in which groups of prompts share a prefix. Their number is not limited.
+    """A workload of generated prompts in which groups of prompts share a prefix. The number of prompts is not limited.
 
     Request i belongs to group `i mod groups`. All prompts of a group begin with the same `tokens` tokens. The requested
     input length applies to the whole prompt, including the prefix."""

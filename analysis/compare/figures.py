@@ -459,7 +459,8 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
 
     - The test between runs is the same as for any other figure.
     - The test over all requests of a group is Fisher's exact test, with the exact interval of each share. This test is
-      needed because runs in which every request is complete show no variation, although further runs might.
+      needed for runs in which every request is complete: they show no variation between runs, but further runs might
+      contain incomplete requests.
     """
     if not all(total for _, total in (*a, *b)):
         return _untested("complete", math.nan, math.nan, why=NOTHING_SENT)

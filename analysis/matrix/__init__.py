@@ -189,7 +189,7 @@ class EqualWork(msgspec.Struct, frozen=True):
 
     `server` was measured first, and the lengths of its responses were stored in files. The output lengths requested
     from the other servers were drawn from these files. `lengths` has one entry for each host, model and workload. The
-    key `given` of an entry contains the path of the file.
+    value of the key `given` in an entry is the path of the file.
     """
 
     server: str
@@ -500,8 +500,8 @@ def _differences(
 ) -> Iterator[CellDifference]:
     """Yield the differences between all pairs of measured cells that differ only in the server or only in the host.
 
-    `summaries` contains the summaries of the runs that the figures of each cell cover. Verdicts and intervals are those
-    that `loadgen compare` gives for the same runs with its default options.
+    `summaries` contains, for each cell, the summaries of the runs from which the figures of the cell were computed.
+    Verdicts and intervals are those that `loadgen compare` gives for the same runs with its default options.
     """
     for a, b in combinations(cells, 2):
         equal_names = [name_a == name_b for name_a, name_b in zip(astuple(a.cell), astuple(b.cell), strict=True)]

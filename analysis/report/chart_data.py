@@ -127,9 +127,8 @@ def percentile_marks(described: Distribution) -> dict[str, Any]:
 def goodput_curve(frame: Frame, summary: Summary) -> dict[str, Any] | None:
     """Return a curve: the share of good requests (`y`) if all latency bounds are multiplied by `x`.
 
-    `bound_1`, `bound_2` and so on are the curves of the single bounds, as if each of them were the only bound. There
-    are BOUNDS_DRAWN of them, and those without a bound are empty. A run with one bound has none, because its curve is
-    the curve of all bounds. Return None for a run without bounds.
+    If the run has several bounds, `bound_1`, `bound_2` and so on are further curves, each for one bound alone. The
+    result always has BOUNDS_DRAWN of these curves, and the unused ones are empty. Return None for a run without bounds.
     """
     result = summary.goodput
     if result is None:
@@ -176,7 +175,7 @@ def plotted_ranks(count: int) -> Integers:
 def throughput_series(frame: Frame) -> dict[str, Any]:
     """Return requests sent and output tokens per second, and the maximum number of concurrent streams, over time.
 
-    The run is divided into equal intervals, about THROUGHPUT_BINS_MAX at most. Intervals of the warm-up have negative
+    The run is divided into about THROUGHPUT_BINS_MAX equal intervals, or fewer. Intervals of the warm-up have negative
     times.
     """
     sent = ~np.isnan(frame.sent_ns)
@@ -214,10 +213,10 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
 def latency_series(frame: Frame) -> dict[str, Any] | None:
     """Return p50 and p99 of TTFT, TPOT and E2E, and the failed and rejected requests per second, over time.
 
-    The run is divided into equal intervals, about LATENCY_BINS_MAX at most. A TTFT belongs to the interval in which the
-    first token arrived, a TPOT to the interval in which the last token arrived, and an E2E to the interval in which the
-    response ended. `incomplete_s` contains the end of each request that did not complete, at most FAILURE_MARKS_MAX of
-    them at evenly spaced ranks. Return None if no request ended.
+    The run is divided into about LATENCY_BINS_MAX equal intervals, or fewer. A TTFT belongs to the interval in which
+    the first token arrived, a TPOT to the interval in which the last token arrived, and an E2E to the interval in which
+    the response ended. `incomplete_s` contains the times at which incomplete requests ended. If there are more than
+    FAILURE_MARKS_MAX of these times, an evenly spaced selection is returned. Return None if no request ended.
     """
     grid = _time_grid(frame)
     if not grid:

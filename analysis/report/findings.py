@@ -177,7 +177,8 @@ def incomplete_text(counts: Sequence[RequestCounts]) -> str:
 def incomplete_reasons(counts: Sequence[RequestCounts]) -> dict[str, int]:
     """Return why requests of these runs are not complete: the number of requests by reason, in descending order.
 
-    The kind `http_status` has one reason per HTTP status. A number precedes each reason in texts."""
+    The error kind `http_status` has one reason per HTTP status, such as `HTTP 503`. A reason is worded so that it can
+    follow a number."""
     reasons = Counter[str]()
     for requests in counts:
         for kind, count in requests.errors.items():
@@ -339,8 +340,8 @@ def cached_prompts_finding(summary: Summary) -> Finding | None:
 def held_back_finding(summary: Summary) -> Finding | None:
     """Return a warning if a proxy or the server holds tokens back, or None if the tokens arrive one after the other.
 
-    If a timestamp belongs to a read and the client read late, the client itself may have formed the groups. There is no
-    finding then, because another finding says that the client was the limit.
+    If all tokens of a read share a timestamp and the client was the limit, the client itself may have formed the groups
+    by reading late. There is no warning then, because another finding says that the client was the limit.
     """
     held = summary.held_back
     if held is None or not held.common or (summary.client.source.by_read and not summary.client.ok):
@@ -361,7 +362,7 @@ def held_back_finding(summary: Summary) -> Finding | None:
 
 
 def _counted_by_chunks(summary: Summary) -> int:
-    """Return the number of complete responses whose chunks could be counted, but not their tokens."""
+    """Return the number of complete responses whose chunks could be counted, but whose tokens could not."""
     return summary.tokens.counted_by.get("chunks", 0)
 
 
@@ -655,7 +656,8 @@ def littles_law_sentence(summary: Summary) -> str:
 def hardware_limit_bars(limit: HardwareLimit, run: int | None = None) -> Bullets:
     """Return bars that show throughput, TPOT and TTFT as shares of the hardware limit.
 
-    The share of a latency is its minimum / the measured mean. `run` is the index of the run on a page of several runs.
+    For a latency, the share is the minimum that the hardware allows, divided by the measured mean. `run` is the index
+    of the run on a page of several runs.
     """
     bullets = []
     if limit.throughput_share is not None:

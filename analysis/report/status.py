@@ -82,7 +82,7 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
 
 
 def _excess(entry: ObjectiveVerdict) -> float:
-    """Return by which factor an objective is missed. A figure that the run does not have is missed most."""
+    """Return by which factor an objective is missed. If the run does not have the figure, return infinity."""
     if entry.measured is None:
         return float("inf")
     low, high = sorted((abs(entry.measured), abs(entry.bound)))

@@ -174,7 +174,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def server_title(self) -> str:
-        """Display name of the server backend. An unknown backend has the name in the header or in the plan."""
+        """Display name of the server backend. For an unknown backend, the name in the header or in the plan."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property

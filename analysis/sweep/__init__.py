@@ -269,7 +269,7 @@ def throughput_field(sweeps: Iterable[SweepResult]) -> str:
 def _configuration_name(summary: Summary, gpus: int | None) -> str:
     """Return the server, its version and its hardware, such as `vLLM 0.32.0 on 2 x H100 SXM`.
 
-    A platform that only repeats the GPU is left out."""
+    The name of the platform is left out if it only repeats the name of the GPU."""
     server, limit = summary.server, summary.limit
     title = BACKENDS[server.name].title if server.name in BACKENDS else server.name
     name = " ".join(str(part) for part in (title, server.version) if part)

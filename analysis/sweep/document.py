@@ -323,7 +323,10 @@ def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:
 
 
 def _is_bracket_drawn(sweep: SweepResult) -> bool:
-    """Return True if the frontier chart shows both measured loads around the capacity. Overloads have no throughput."""
+    """Return True if the frontier chart shows both measured loads around the capacity.
+
+    The chart does not show a load that overloaded the server. The run at such a load is ended early and gives no valid
+    throughput."""
     ends = _bracket(sweep)
     return ends is not None and all(step.verdict != "overload" for step in ends)
 

@@ -182,7 +182,7 @@ def _read(name: str, params: Sequence[Any], words: Sequence[str], tool: str = ""
 
 
 def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -> None:
-    """Add an option to the draft that loadgen does not have.
+    """Translate an option that loadgen does not have, and add the result to the draft.
 
     `value` is the value attached to the option, or None. `rest` holds the words after the option. Values of the option
     are removed from `rest`.
@@ -202,7 +202,8 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
 
 
 def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
-    """Add a word that belongs to no option to the draft: a URL, a plan file, or an unknown word.
+    """Add an argument to the draft. An argument is a word that belongs to no option: a URL, a plan file or an unknown
+    word.
 
     A plan file is only accepted if `allowed` is set.
     """
@@ -387,8 +388,8 @@ def _endpoint_type(draft: Draft, value: str) -> None:
 
 
 def _profile(draft: Draft, value: str) -> None:
-    """Translate `--profile` or `--rate-type` of GuideLLM. The flag `--profile` of vllm bench, without a value, has no
-    effect.
+    """Translate `--profile` or `--rate-type` of GuideLLM. vllm bench has a flag `--profile` without a value, which is
+    ignored.
     """
     pairs = _pairs(value)
     if "max_concurrency" in pairs or "streams" in pairs:
@@ -700,7 +701,7 @@ def _compose_load(draft: Draft) -> None:
 
 
 def _compose_profile(draft: Draft, profile: str) -> None:
-    """Set the load of a GuideLLM profile that sends at no rate."""
+    """Set the load of a GuideLLM profile without a request rate, such as `concurrent` or `sweep`."""
     rate = draft.values.pop("--rate", None)
     if profile == "sweep":
         draft.command = "sweep"
@@ -712,7 +713,8 @@ def _compose_profile(draft: Draft, profile: str) -> None:
 
 
 def _compose_rate(draft: Draft, *, constant: bool) -> None:
-    """Set the arrivals of a rate: at constant intervals, with a burstiness, or at random intervals."""
+    """Set the arrivals of a load with a request rate. The intervals are constant, or random with the given
+    burstiness."""
     rate, concurrency = draft.first("--rate"), _number(draft.first("--concurrency"))
     per_worker = _number(rate)
     if draft.tool == "hey" and per_worker and concurrency:
@@ -729,7 +731,9 @@ def _compose_rate(draft: Draft, *, constant: bool) -> None:
 
 
 def _compose_tokenizer(draft: Draft) -> None:
-    """Leave out a tokenizer that is not on this machine. Other tools download it, and cannot count without it."""
+    """Leave out the tokenizer if it is not on this machine.
+
+    Other load testers need a tokenizer and download it. loadgen can let most servers count the tokens."""
     name = draft.first("--tokenizer")
     if not name or name.endswith(".json"):
         return
@@ -766,7 +770,9 @@ def _compose_lengths(draft: Draft) -> None:
 
 
 def _is_sglang(draft: Draft) -> bool:
-    """Return True for a command of sglang.bench_serving, whose range ratio is that of the shortest length."""
+    """Return True for a command of sglang.bench_serving.
+
+    Its range ratio is the shortest length divided by the longest length."""
     return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 
 

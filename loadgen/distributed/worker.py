@@ -209,11 +209,11 @@ class Outgoing:
         self._files[worker].append(rescued)
 
     def acknowledge(self, ack: protocol.PieceAck) -> None:
-        """Record that the master has written a piece. The piece is no longer in flight."""
+        """Record that the master has written a piece of a part file. The piece is no longer in flight."""
         self._in_flight.discard(ack)
 
     def pump(self) -> bool:
-        """Send new bytes of the part files, with at most MAX_PIECES_IN_FLIGHT unacknowledged pieces.
+        """Send new bytes of the part files in pieces. At most MAX_PIECES_IN_FLIGHT pieces may be unacknowledged.
 
         Return True if the master has acknowledged every byte, otherwise False.
         """

@@ -201,7 +201,8 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until every worker has ended or `reached` returns True for it.
+    """Wait for all workers. The wait for a worker is over if `reached` returns True for this worker or the worker has
+    ended.
 
     The first interrupt stops the workers. Workers that are still pending `patience_s` seconds later, or at the second
     interrupt, are killed.

@@ -225,8 +225,8 @@ def check_inputs(plan: Plan) -> None:
 def build_schedule(plan: Plan) -> Schedule:
     """Return the schedule of a plan: the due times of an open loop, or the clients of a closed loop.
 
-    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if the plan has
-    more workers than requests may be in flight.
+    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if the number of
+    workers exceeds the maximum number of requests in flight.
     """
     from loadgen.engine.request_queue import Schedule
 

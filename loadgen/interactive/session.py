@@ -8,7 +8,8 @@ test_start, test_stop       start and end a LiveRun, which writes one run folder
 quitting                    end the current run and stop the simulated server.
 
 Locust's page is served unchanged except for two lines before `</body>`. These lines load a script that fills a section.
-During a run, the script moves the section above Locust's tables, which round. Nothing is loaded from other servers.
+During a run, the script moves the section above Locust's tables, because these tables show rounded figures. Nothing is
+loaded from other servers.
 
 Locust accepts requests from any origin (CORS *). This is unsafe for a page that can start load and read files.
 Therefore loadgen refuses requests from other origins. If the page is served on loopback, it also refuses requests whose
@@ -408,7 +409,10 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, base: str) -> Response:
-    """Add loadgen's headers and section of the page to a response of Locust's web server."""
+    """Adapt a response of Locust's web server to loadgen.
+
+    loadgen's HTTP headers are added to every response, and its section is added to the main page. The column `Average
+    size (bytes)` is renamed, because loadgen reports tokens in this column."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:

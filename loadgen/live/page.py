@@ -81,7 +81,7 @@ class LivePage:
         self._taker = SnapshotTaker(end, time.monotonic)
 
     def name(self, title: str) -> None:
-        """Set the title of the page, unless the run has one."""
+        """Set the title of the page if the current run does not have a title yet."""
         if not self._title:
             self._title = title
             self._send({"title": title[:1_000]})

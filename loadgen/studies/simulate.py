@@ -397,7 +397,7 @@ def _prompts(plan: Plan) -> Prompts:
 def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
     """Return the token ids of a prompt whose beginning occurs in other prompts too. Return "" for any other prompt.
 
-    `shared` holds the spans at the beginning of the prompt that other prompts have too.
+    `shared` describes the beginning that the prompt has in common with other prompts, as consecutive spans of tokens.
     """
     if not shared:
         return ""
@@ -607,9 +607,9 @@ class VirtualRun:
     def _release(self) -> None:
         """Start waiting requests in order, as far as the limit on requests in flight allows.
 
-        A waiting request takes the place of a request that has ended. If the other request ends later than the waiting
-        request is due, the waiting request is scheduled for that later time. This is possible because the engine is
-        simulated ahead of the arrivals.
+        A waiting request takes the place of a request that ends. The engine is simulated ahead of the arrivals, so this
+        end may be later than the due time of the waiting request. The waiting request is then scheduled for the time of
+        the end.
         """
         while self._waiting and self._free_ns:
             request = self._waiting.popleft()

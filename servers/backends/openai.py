@@ -560,7 +560,7 @@ def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: 
 def _read_empty(
     with_choice: list[int], choices: list[Choice], tokens: list[int], total: int | None, rule: EmptyRule
 ) -> None:
-    """Count one token for each choice without text or token ids that `rule` accepts as a token.
+    """Count one token for each choice that has neither text nor token ids, if `rule` accepts the choice as a token.
 
     If the sum of all tokens would then exceed the server's total `total`, none of these choices is counted, because it
     is unknown which of them the server counted."""

@@ -481,7 +481,7 @@ class Scheduler:
         self._free_tokens += job.reserved_tokens
 
     def _drop_stale_completions(self) -> bool:
-        """Remove entries of jobs that no longer decode from the top of the heap `_completions`.
+        """Remove entries from the top of the heap `_completions` as long as their jobs are no longer decoding.
 
         Return True if the heap still has entries, and False if it is empty.
         """

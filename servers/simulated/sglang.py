@@ -207,8 +207,9 @@ def _text_encoder(
 ) -> EventEncoder:
     """Return an encoder for events with one or more tokens.
 
-    `inner` and `final` are events without the field `usage`, in which protocol.TEXT stands for the text. `usage` says
-    what follows: `usage` for the running totals, `null` for null, and an empty text for no such field.
+    `inner` is an event before the last one, and `final` is the last event. In both, protocol.TEXT stands for the text,
+    and the field `usage` is missing. The argument `usage` decides how this field is added: `usage` adds the running
+    totals, `null` adds null, and an empty string adds no field.
     """
     placeholder = protocol.dumps(protocol.TEXT)[1:-1]
     parts = [protocol.json_event(event).removesuffix(b"}\n\n").partition(placeholder) for event in (inner, final)]
@@ -264,7 +265,9 @@ def _whole_reply(identity: Mapping[str, Any], choice: Mapping[str, Any], complet
 
 
 def _identity(state: ServerState, request: CompletionRequest, object_name: str) -> dict[str, Any]:
-    """Return the first fields of a response: id, object, created and model. SGLang repeats any model name."""
+    """Return the first fields of a response: id, object, created and model.
+
+    The model is the name in the request, whatever this name is, as in the real SGLang."""
     return {
         "id": f"{state.mark_word}-{request.index:032x}",
         "object": object_name,
@@ -383,7 +386,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Return the /metrics page with those metrics of SGLang that are simulated.
 
     `prompt_tokens_total` and `generation_tokens_total` grow when a request finishes. `realtime_tokens_total` grows
-    while it runs, and does not contain the first token of a request, which the prefill generates.
+    while a request runs. It does not contain the request's first token, because the prefill generates this token.
     """
     started = [stream for stream in state.streams if stream.token_count]
     ended = sum(state.finished_by_reason.values())

@@ -36,7 +36,7 @@ def compute_headers(characters: int) -> Headers:
 
 
 def stream_headers(characters: int) -> Headers:
-    """Return the headers of an event stream that follow `content-type` and `cache-control`.
+    """Return the headers that follow `content-type` and `cache-control` in the response head of an event stream.
 
     `characters` is the total length of the prompts in characters.
     """

@@ -64,10 +64,11 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 def checked_instants(
     source: TimestampSource, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
 ) -> list[tuple[list[int], Instants]]:
-    """Return the result of `source.instants_batch`, with timestamps replaced that fail the check `in_order`.
+    """Return the result of `source.instants_batch`, but replace timestamps that fail the check `in_order`.
 
     If the timestamps of a response fail the check, the fallback sources are tried in turn. The response gets the
-    timestamps of the first source that passes the check. If none does, it gets those of the last source."""
+    timestamps of the first source that passes the check. If no source passes, the response gets the timestamps of the
+    last source."""
     results = source.instants_batch(responses, to_monotonic)
     for index, (received, ends) in enumerate(responses):
         arrivals, (instants, used) = results[index]

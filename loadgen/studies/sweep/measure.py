@@ -337,8 +337,8 @@ class StepRunner:
     def _has_pilot(self) -> bool:
         """Return True if a pilot measures the full throughput of the server before the first step.
 
-        A sweep has no pilot if it varies the concurrency, has a list of loads or sends sessions. With objectives, it
-        also has none if the user has set the first load or a twin has predicted the capacity.
+        A sweep has no pilot if it varies the concurrency, has a list of loads or sends sessions. A sweep with
+        objectives also has no pilot if the user has set the first load or a twin has predicted the capacity.
         """
         sweep = self.sweep
         if sweep.over != "rate" or sweep.loads or sweep.plan.uses_sessions:

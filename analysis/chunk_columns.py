@@ -1,7 +1,7 @@
 """Compact arrays of exact arrival times and token counts per chunk, for runs with a hundred million chunks.
 
-The arrival time of a chunk is stored as the time since the previous chunk of its request. If there are too many samples
-to sort, percentiles are computed by counting values instead.
+The arrival time of a chunk is stored as the time since the previous chunk of its request. If there are too many values
+to sort, percentiles are computed by counting the values instead.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def chunk_steps(instants: Integers, offsets: Integers) -> NDArray[np.integer]:
 
 
 class OrderStatistics:
-    """Finds single samples by rank, as if all samples were sorted, in a data set that is too large to sort.
+    """Finds samples by rank in a data set that is too large to sort.
 
     `statistics[rank]` equals `sorted_samples[rank]`. Ranks count from 0 in ascending order. The samples are integers
     from 0 to `largest`, and the results are divided by `scale`. The function `blocks` iterates over the samples in
-    blocks. `zeros` additional samples have the value 0 and are not in the blocks. `count` is the total number of
-    samples, including these zeros.
+    blocks. The data set also contains samples with the value 0 that are not in the blocks, and `zeros` is their number.
+    `count` is the total number of samples, including these zeros.
     """
 
     def __init__(

@@ -36,7 +36,10 @@ contain the text unchanged."""
 
 
 class Column(NamedTuple):
-    """A column of a table. A null value means that the event never happened or that the value is unknown."""
+    """A column of a table.
+
+    A null value means that an event, such as the first token, never happened, or that the value is unknown.
+    """
 
     name: str
     kind: Literal["int64", "float64", "string", "bool"]

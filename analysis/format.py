@@ -70,9 +70,9 @@ def interval_text(low: str, high: str) -> str:
 
 
 def confidence_interval(low: str, high: str, *, level: float = 0.95) -> str:
-    """Return a confidence interval after its level, as in "95% CI" followed by the interval.
+    """Return a confidence interval as text that begins with its level, such as `95% CI`.
 
-    `low` and `high` are formatted numbers.
+    `low` and `high` are the ends of the interval as formatted numbers.
     """
     return f"{level * 100:.4g}% CI {interval_text(low, high)}"
 

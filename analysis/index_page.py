@@ -184,7 +184,7 @@ def _entries(runs: Sequence[IndexedRun]) -> list[IndexEntry]:
 def _newest(entries: Sequence[IndexEntry]) -> list[IndexEntry]:
     """Return the newest entries, with at most MAX_INDEXED runs.
 
-    The newest entry is always included. If it has more runs than that, its oldest runs are left out."""
+    The newest entry is always included. If this entry has more than MAX_INDEXED runs, its oldest runs are left out."""
     result: list[IndexEntry] = []
     number = 0
     for entry in entries:
@@ -278,7 +278,9 @@ def _pooled_cell(values: Sequence[float], factor: float, *, mean: bool, thin: bo
 
 
 def _worst_verdict(verdicts: Sequence[tuple[str, Level | Literal[""]]]) -> TableCell:
-    """Return the cell with the worst verdict of a group, and the number of runs that have it if not all do."""
+    """Return the cell with the worst verdict of a group of runs.
+
+    If only some of the runs have this verdict, the cell also states their number."""
     text, level = max(verdicts, key=lambda verdict: ("ok", "note", "warning", "error").index(verdict[1] or "ok"))
     number = sum(other == text for other, _ in verdicts)
     note = "" if number == len(verdicts) else f"{number} of {len(verdicts)} runs"
@@ -286,7 +288,10 @@ def _worst_verdict(verdicts: Sequence[tuple[str, Level | Literal[""]]]) -> Table
 
 
 def _common_cell(cells: Sequence[TableCell], noun: str) -> TableCell:
-    """Return the cell that all runs of a group have, or their number of different cells."""
+    """Return the cell of a group of runs, given the cells of its runs.
+
+    If all these cells are equal, return this cell. Otherwise return a cell with the number of different cells, followed
+    by `noun`."""
     different = {(cell.full_text or cell.text, cell.note) for cell in cells}
     return cells[0] if len(different) == 1 else TableCell(f"{len(different)} {noun}")
 

@@ -75,9 +75,9 @@ class Metric(msgspec.Struct, frozen=True):
         """Return, for each row, how many samples are known to be 0, or None if the caller must sort all samples.
 
         An inter-token latency is 0 for each token that arrived in the same chunk as the previous token. A metric per
-        chunk has no such samples, so all its numbers are 0. If there are many samples, counting the zeros is much
-        faster than sorting them together with the gaps between chunks. The result is None if there are few samples, or
-        if a gap is negative.
+        chunk has no such samples, so the result is 0 for every row. If there are many samples, counting the zeros is
+        much faster than sorting them together with the gaps between chunks. The result is None if there are few
+        samples, or if a gap is negative.
         """
         counts = frame.gap_counts
         if self.per not in ("chunk", "token") or int(counts.sum()) <= MAX_SORTED_GAPS:

@@ -505,10 +505,10 @@ def check_delivery(
     """Compare the requested load with the load that was sent.
 
     `due_ns` and `sent_ns` contain the due time and the send time of each request, in ns from the run's start. The send
-    time is None or NaN for a request that was not sent. `released_ns` contains the time at which a request that had
-    waited because of `--concurrency` could be sent, and NaN for a request that did not wait. `released_ns` is None if
-    no request waited. If requests waited, there is no test of the send times, because the waits change the
-    distribution.
+    time is None or NaN for a request that was not sent. Some requests wait because of `--concurrency`. For these
+    requests, `released_ns` contains the time at which the wait ended. For other requests, `released_ns` contains NaN.
+    `released_ns` is None if no request waited. If requests waited, there is no test of the send times, because the
+    waits change the distribution.
 
     The times between consecutive requests (gaps) are tested against the distribution of the arrival process. The test
     allows for the resolution of each gap: 1 ns for due times, and the p99 of the send delays for send times. Without
@@ -614,9 +614,9 @@ def _quantile_bucket(counts: Counter[int], share: float) -> int | None:
 
 
 def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
-    """Return the confidence intervals of the rates in the window by rate, and a reason.
+    """Return the confidence intervals of the rates in the window, by name of the rate.
 
-    If there are no intervals, the reason says why. Otherwise the reason is None.
+    The second value of the result is None, or the reason if there are no intervals.
     """
     span = frame.span_ns
     if frame.window is None or span is None:

@@ -184,7 +184,7 @@ def _make_new(parent: Path, name: str) -> Path:
 
 
 def _missing_folders(folder: Path) -> list[Path]:
-    """Return the paths that do not exist yet among `folder` and its parents, innermost first."""
+    """Return `folder` and its parents, without those that already exist. The innermost folder comes first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 

@@ -1,4 +1,4 @@
-"""Sends requests outside the load over several connections at the same time.
+"""Sends requests that do not belong to the load, over several connections at the same time.
 
 For example, counting the tokens of 120 texts on a server that is 100 ms away takes 12 s over one connection, and 0.4 s
 over 32 connections.

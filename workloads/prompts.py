@@ -11,7 +11,8 @@ A prompt consists of two or three parts:
     random words    Random words or token ids up to the requested length.
 
 A seed gives the same prompts, byte for byte, on any machine. Prompt i has a separate random generator, seeded with the
-text "seed:i". Only the sequence of `Random.random` is used, the only one that Python guarantees.
+text "seed:i". Only `Random.random` is used, because Python guarantees the same sequence in every version for this
+method alone.
 """
 
 from __future__ import annotations
@@ -83,11 +84,11 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def generates(self) -> bool:
-        """True if the server must run a text to count its tokens. Such a text then stays in its prefix cache."""
+        """True if the server must run the model on a text to count its tokens. The text stays in the prefix cache."""
 
     @property
     def plain(self) -> Tokenizer | None:
-        """A counter with which the server counts a text without running it. None: the server offers no such counter.
+        """A counter with which the server counts tokens without running the model, or None if the server has none.
 
         Its counts exclude the tokens that the endpoint adds. It is used only if `generates` is True."""
 

@@ -144,9 +144,9 @@ class Words(msgspec.Struct, frozen=True):
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
     """Count the tokens of the candidate words, and return the usable words with their numbers of tokens (costs).
 
-    In most vocabularies, every candidate is one token. To check this, a few long texts are counted, which together
-    contain every pair of words. If a text does not have one token per word, each word is counted after another word.
-    Words of more than COST_LIMIT tokens are then left out.
+    In most vocabularies, every candidate is one token. To check this, the tokens of a few long texts are counted.
+    Together, these texts contain every pair of words. If a text does not have one token per word, each word is counted
+    after another word. Words of more than COST_LIMIT tokens are then left out.
 
     The first `openings` words are also counted at the start of a prompt."""
     first = candidates[0]
@@ -366,10 +366,11 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give one prompt the next rank among the prompts of its length if this length is in `short`. Return "".
+        """Give one prompt the next rank among the prompts of its length, and return "".
 
-        Prompts with the same first shared span get a single rank. The method has the interface of a prompt builder
-        (`Prompt`), so that it can be called in place of one."""
+        A prompt gets a rank only if its length, or that of its first shared span, is in the attribute `short`. Prompts
+        with the same first shared span get a single rank. The method has the interface of a prompt builder (`Prompt`),
+        so that it can be called in place of one."""
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:
             self._ranks[start] = self._next_ranks[start[1]]
@@ -481,8 +482,8 @@ def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens 
     """Return a writer for the texts that are recorded in `survey`.
 
     All texts differ in their first words, or in the first words after their shared spans. `count` counts the tokens of
-    texts. It must be given if token counts are not additive. Raises PromptError if a
-    length cannot be reached, or if there are not enough different texts of a length."""
+    texts. It must be given if token counts are not additive. Raises PromptError if a length cannot be reached, or if
+    there are not enough different texts of a length."""
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)
     return TextWriter(words, seed, Openings(words, survey, seed), [shuffled(wheel, seed)] * depth, count, {})
@@ -517,7 +518,7 @@ def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft]
 
 
 def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
-    """Replace the last words of a draft by words with `missing` more tokens (fewer tokens if `missing` is negative)."""
+    """Replace the last words of a draft, so that the draft has `missing` more tokens. `missing` may be negative."""
     freed = 0
     while len(draft.words) > draft.keep:
         freed += words.costs[draft.words.pop()]

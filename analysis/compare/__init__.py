@@ -486,7 +486,7 @@ def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc
 def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return the output tokens per second of several runs over time: their mean, and their minimum and maximum.
 
-    The runs have intervals of different lengths. The result has the longest of them."""
+    The time series of the runs may have intervals of different lengths. The result has the longest of these lengths."""
     series = [data for run in runs if (data := run.data["course"]["course"])["start_s"]]
     if not series:
         return {"course": {"start_s": [], "tokens_per_s": [], "low": [], "high": []}}

@@ -4,7 +4,7 @@ A gate compares B with A. The verdict depends on two values: the observed differ
 the difference. Positive differences mean that B is worse.
 
     observed difference   lower limit   verdict
-    within the bound      (any)         pass, with the smallest difference that the runs would have shown
+    within the bound      (any)         pass, with the smallest difference that these runs could have detected
     beyond the bound      above 0       fail
     beyond the bound      0 or below    inconclusive, with the number of requests or runs that would decide
 

@@ -496,7 +496,7 @@ class MatrixReport:
         return [*blocks, self._table("Outcomes of requests, over all repeats", heads, rows)]
 
     def _order(self) -> list[Block]:
-        """Return the blocks on the order of the runs, the server starts and the plan.
+        """Return the blocks on three topics: the order of the runs, the server starts, and the plan.
 
         The blocks also explain how the order of the runs affects the confidence intervals.
         """

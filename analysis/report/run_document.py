@@ -255,7 +255,10 @@ def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
 
 
 def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
-    """Return the title of a chart. The chart of goodput says how many bounds there are, if all runs have as many."""
+    """Return the title of a chart.
+
+    The title of the goodput chart includes the number of bounds if all runs have the same number.
+    """
     numbers = {len(run.summary.goodput.bounds) for run in drawn if run.summary.goodput}
     words = {1: "the bound was", 2: "both bounds were"}.get(next(iter(numbers))) if len(numbers) == 1 else None
     return chart.title.replace("the bounds were", words) if words and chart.id == "goodput" else chart.title

@@ -111,7 +111,7 @@ def cards(summary: Summary) -> dict[str, Card]:
 
 
 def _goodput_card(summary: Summary) -> Card:
-    """Return the card of goodput: good requests per second, with the count and the time that the rate is made of."""
+    """Return the card of goodput: good requests per second, the number of good requests, and the measured time."""
     result, span_s = summary.goodput, summary.throughput.span_s
     assert result is not None
     good = f"{result.good:,} of {result.requests:,} requests good ({percent(result.attainment)})"
@@ -310,7 +310,7 @@ def failures(summary: Summary, run: int | None = None) -> Table:
 def _reason(kind: str, example: ErrorExample) -> str:
     """Return the reason of an error. Quotation marks enclose the words of the server.
 
-    The HTTP status is named once: servers often repeat it at the end of their message."""
+    Servers often repeat the HTTP status at the end of their message. The result contains the status only once."""
     status = "" if example.http_status in (None, 200) else f"HTTP {example.http_status}"
     detail = example.detail
     if status:
@@ -430,7 +430,9 @@ def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
 
 
 def load(summaries: Summaries, names: Sequence[str]) -> Table:
-    """Return the table of the requested, due and actual load, with one column per run.
+    """Return the table that compares the requested load with the actual load, with one column per run.
+
+    A third version, marked `due`, is the load according to the due times of the requests.
 
     For runs with sessions, the table counts sessions instead of requests.
     """

@@ -1,7 +1,7 @@
 """Estimates the full throughput of a server from the pilot of a sweep: closed loops of growing concurrency.
 
 A closed loop with N requests in flight completes `X(N)` requests per second, and each request takes `N / X(N)` seconds
-(Little's law). `X` grows with N until the server is saturated. A level of the pilot is the closed loop with one
+(Little's law). `X` grows with N until the server is saturated. A level of the pilot is one closed loop with a fixed
 concurrency.
 """
 

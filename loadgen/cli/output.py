@@ -329,7 +329,9 @@ def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> 
 
 
 def planned_end(plan: Plan | None) -> PlannedEnd:
-    """Return what ends the run of a plan. Nothing is known without a plan, and for sessions, which plans count."""
+    """Return the number of requests, the duration and the number of tokens at which the run of a plan ends.
+
+    All of them are None if there is no plan, or if the plan uses sessions."""
     from loadgen.live.snapshot import PlannedEnd
     from loadgen.workloads.lengths import Fixed
 

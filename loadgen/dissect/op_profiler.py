@@ -181,8 +181,8 @@ class OpProfiler(TorchDispatchMode):
     def _record(self, call: _Dispatch) -> None:
         """Record a call of an operator.
 
-        A `record_function` block contains a collective. All calls inside the block are recorded as one operator with
-        the name of the block.
+        Each collective runs inside a `record_function` block. All calls inside the block are recorded as one operator
+        with the name of the block.
         """
         name = str(call.func.overloadpacket.__name__)
         if name.startswith("_record_function"):

@@ -231,9 +231,10 @@ class Joined(Message, frozen=True):
 
 
 class PeerLost(Message, frozen=True):
-    """Event: the other machine was refused, has disconnected, or was silent for too long.
+    """Event: there is no connection to the other machine, and `reason` states why.
 
-    On a worker machine, `node` is set if the master refused this machine.
+    For example, the handshake failed, the other machine has disconnected, or it was silent for too long. On the master,
+    `node` names the worker machine. On a worker machine, `node` is set only if the handshake failed.
     """
 
     node: str
@@ -444,8 +445,8 @@ class Address:
 def address_of(text: str, option: str, *, listening: bool = False) -> Address:
     """Parse HOST or HOST:PORT.
 
-    An address for `listening` may have the host `*` (every address of this machine) and port 0 (any free port). For
-    malformed text, a DistributedError is raised that names `option`.
+    With `listening`, the host may be `*` (every address of this machine), and the port may be 0 (any free port). Raises
+    DistributedError for malformed text. The error message names `option`.
     """
     match = _ADDRESS.fullmatch(text)
     if match and (listening or match["host"] != "*"):

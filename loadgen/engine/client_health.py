@@ -293,7 +293,7 @@ class FirstTokens:
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:
-        """Count the TTFT of a request that has ended, as its Record states it. Only complete requests count.
+        """Count the TTFT from the Record of a request that has ended. Only complete requests count.
 
         A TTFT that was counted while the response was arriving is removed first.
         """

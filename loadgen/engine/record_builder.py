@@ -165,11 +165,11 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
 
 
 def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
-    """Search these responses for the mark that identifies a simulated server. Stop at the first response with an
-    answer.
+    """Search these responses for the mark that identifies a simulated server.
 
-    The server has to be identified only once per health sample, so most responses are not searched. Error responses do
-    not end the search, because they may come from a gateway instead of the server.
+    The search ends at the first response that contains the mark or an event. The server has to be identified only once
+    per health sample, so most responses are not searched. Responses without events, such as HTTP errors, do not end the
+    search, because they may come from a gateway instead of the server.
     """
     for response in responses:
         head = bytes(response.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
@@ -321,7 +321,7 @@ def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int
 
 
 def raw_offsets(ends: Sequence[int], bounds: array[int]) -> list[int]:
-    """Convert offsets in the body, at which events end, to offsets in the received bytes.
+    """Convert the end offsets of events from offsets in the body to offsets in the received bytes.
 
     `bounds` holds the start and end of each piece of the body in the received bytes.
     """

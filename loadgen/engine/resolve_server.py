@@ -198,10 +198,10 @@ def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> 
 
 
 def _test_request(plan: Plan, dialect: Dialect) -> Request:
-    """Return a request for one token, which tests before a run whether the server accepts the dialect.
+    """Return the request that is sent before a run to test whether the server accepts the dialect.
 
-    The request includes the user's extra body fields, because a gateway may require them. Fields that set a minimum
-    length are left out, because they would contradict the length of one token.
+    The request asks for one token. It includes the user's extra body fields, because a gateway may require them. Fields
+    that set a minimum length are left out, because they would contradict the length of one token.
     """
     fields = {name: value for name, value in fill_fields(plan.extra_body).items() if not name.startswith("min_")}
     tokens = 1 if dialect.streams else 0

@@ -81,8 +81,8 @@ class Bursts(msgspec.Struct, frozen=True):
         """Return how long to wait before a reading, and the time limit of the reading, both in seconds.
 
         A time limit of 0 means that no reading may begin yet. `now_ns` is the current time in ns from the start of the
-        run. Readings wait until each request of a burst has been sent, was dropped or has failed. Failed requests are
-        included because a request that gets no connection fails without being sent.
+        run. During a burst, readings wait until every request of the burst has been sent or dropped, or has failed.
+        Failed requests are included because a request that gets no connection fails without being sent.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
@@ -96,8 +96,8 @@ class Bursts(msgspec.Struct, frozen=True):
 def find_bursts(due_ns: Iterable[int] | None) -> Bursts:
     """Return the bursts of an open loop with these due times.
 
-    `due_ns` is None for a closed loop, and the result is empty. A closed loop also begins with a burst, but this
-    function does not know its size.
+    For a closed loop, `due_ns` is None, and the result contains no bursts. A closed loop also begins with a burst, but
+    this function does not know its size.
     """
     result: dict[int, int] = {}
     number = 0
@@ -304,7 +304,9 @@ def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | 
 
 
 def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], Source] | str]:
-    """Return, for each telemetry source by name, the function that opens it or the reason why it is not measured."""
+    """Return a dict with one entry per telemetry source, by name.
+
+    The value is the function that opens the source, or the reason why the source is not measured."""
     from loadgen.engine.resolve_server import access_for
 
     access = access_for(plan)

@@ -357,8 +357,8 @@ class ServerReadings:
     def new_figures(self) -> dict[str, float | None]:
         """Return the figures of the newest reading since the last call, for the charts.
 
-        The figures are the numbers of requests that the server runs and that wait in its queue, and the used share of
-        the KV cache. A figure is None if there is no new reading, or if the server does not report it."""
+        The figures are the number of requests that the server runs, the number of requests in its queue, and the used
+        share of the KV cache. A figure is None if there is no new reading, or if the server does not report it."""
         try:
             with self._file.open("rb") as stream:
                 stream.seek(self._position)

@@ -124,9 +124,10 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 
 
 class PromptCount:
-    """Describes the phase before the start of a run. Many prompts take long, so their number is shown while it grows.
+    """Describes the phase before the start of a run.
 
-    Two calls with the same number mean that all prompts have been built.
+    Building many prompts takes long, so the number of built prompts is shown while it grows. If the number has not
+    changed since the last call, all prompts have been built.
     """
 
     def __init__(self, planned: int | None) -> None:
@@ -182,7 +183,10 @@ def status_line(snapshot: LiveSnapshot, width: int, preparing: str, *, unicode: 
 def panel_lines(
     snapshot: LiveSnapshot, snapshots: Sequence[LiveSnapshot], width: int, *, unicode: bool
 ) -> list[tuple[str, bool]]:
-    """Return the lines of the panel, each with True if it shows a problem. No line is as wide as `width`."""
+    """Return the lines of the panel, each with True if it shows a problem.
+
+    Every line is shorter than `width` characters.
+    """
     sparkline_columns = min(MAX_SPARKLINE_COLUMNS, width - LABEL_COLUMNS - VALUE_COLUMNS - NOTE_COLUMNS - 6)
     blocks = BLOCKS if unicode else ASCII_BLOCKS
     bar = progress_bar(snapshot, MAX_BAR_COLUMNS, unicode=unicode)
@@ -244,7 +248,9 @@ def sparkline(values: Sequence[float | None], columns: int, blocks: str) -> str:
 
 
 def progress_bar(snapshot: LiveSnapshot, columns: int, *, unicode: bool) -> str:
-    """Return the progress bar with two blanks behind it, or an empty text without room or without a known end."""
+    """Return a progress bar, followed by two spaces.
+
+    Return an empty string if there is no room for a bar, or if the end of the run is not known."""
     if snapshot.done is None or columns < MIN_BAR_COLUMNS:
         return ""
     completed, remaining = "━╌" if unicode else "#-"

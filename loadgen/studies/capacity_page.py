@@ -138,7 +138,7 @@ def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def _line(option: CapacityOption, index: int, rate_per_s: float, *, priced: bool) -> dict[str, Any]:
-    """Return the step line of a candidate: the cost, or the number of GPUs, by request rate."""
+    """Return the chart line of a candidate (a step function): its cost, or its number of GPUs, by request rate."""
     assert option.replica_per_s
     assert option.gpus
     hour_cost = (option.cost_per_hour or 0.0) / option.gpus

@@ -227,7 +227,9 @@ def replay(
 
 
 def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
-    """Simulate the front end, and return the jobs of a run in the order in which they reach the scheduler."""
+    """Simulate the engine's path from the socket to the scheduler (the front end) for the requests of a run.
+
+    Return the jobs in the order in which they reach the scheduler."""
     jobs = deque[Job]()
     lengths = zip(run.prompt_tokens, run.output_tokens, strict=True)
     for index, (sent_ns, (prompt, output)) in enumerate(zip(run.sent_ns, lengths, strict=True)):
@@ -300,7 +302,7 @@ class FitProblem:
         self._step_time: tuple[Any, Any] = (None, None)  # step parameters and the model of step durations for them
 
     def choose_step_budget(self, logarithms: Floats) -> bool:
-        """Choose the token budget of a step that best explains the measured number of prefill steps.
+        """Choose the token budget per step for which the simulation best matches the measured number of prefill steps.
 
         The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. A budget
         replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. The budget is not changed if the user
@@ -512,7 +514,7 @@ def replay_on_twin(run: ObservedRun, twin: Twin, draw: int | None = None) -> tup
 
 
 def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
-    """Estimate the constants of a linear step duration from timestamps alone, by non-negative least squares.
+    """Estimate the constants of a linear model of the step duration from timestamps, by non-negative least squares.
 
     While a request decodes, the engine executes one step per token of this request. These steps also produce the tokens
     of other requests and process prompts. Each request therefore gives one equation:

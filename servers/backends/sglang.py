@@ -151,7 +151,7 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 def _server_info(get_json: base.GetJson) -> dict[str, Any]:
     """Return the server's facts about itself, or an empty dict if the server or a gateway does not publish them.
 
-    Earlier versions have the route only under its second name."""
+    The route is `/server_info`. Earlier versions have only `/get_server_info`."""
     for path in ("/server_info", "/get_server_info"):
         with suppress(UnauthorizedError):  # this route may need an administrator's key
             status, answer = get_json(path)

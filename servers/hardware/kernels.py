@@ -69,8 +69,8 @@ def power_scale(gpu: Gpu) -> float:
 def gemm_s(gpu: Gpu, number_format: Format, m: Any, n: Any, k: Any) -> Seconds:
     """Return the duration of `C[m, n] = A[m, k] @ B[k, n]`, where B holds weights.
 
-    The duration is about the longer of computation and memory access (see `_smooth_max`). The times to start the kernel
-    and to quantise activations are added.
+    The duration is approximately the computation time or the memory access time, whichever is longer (see
+    `_smooth_max`). The times to start the kernel and to quantise activations are added.
     """
     rate = rates(gpu, number_format)
     m = as_float(m)
@@ -93,8 +93,8 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
     """Return the computation time of a GEMM, for the fastest tile size and split of the inner dimension.
 
-    The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the longer of its
-    computation and its loads from L2, plus a constant.
+    The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the maximum of its
+    computation time and of the time to load it from L2, plus a constant.
     """
     best: Any = math.inf
     row_bytes = weight_bytes = number_format.operand_bytes

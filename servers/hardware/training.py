@@ -211,7 +211,7 @@ def mfu(training: TrainingSetup, seconds: float) -> float:
 
 
 def _layer_times(training: TrainingSetup) -> tuple[float, float, float]:
-    """Return three times of the forward pass of one layer for one micro-batch, in seconds.
+    """Return three durations in the forward pass of one layer for one micro-batch, in seconds:
 
     - the time of the whole layer without all-reduces.
     - the part of this time that is spent on attention scores and their products.

@@ -282,7 +282,7 @@ def _watch(spec: LaunchSpec, url: str) -> Callable[[], str]:
     """Return a function that returns the state of the container as text.
 
     The function is called until the server answers at `url`. It raises LaunchError if the container has ended, is
-    unhealthy, or has been healthy for more than `unreachable_s` seconds."""
+    unhealthy, or has been healthy for more than `unreachable_s` seconds without an answer at `url`."""
     healthy_s: list[float] = []
 
     def watch() -> str:

@@ -68,8 +68,8 @@ class CompletionRequest:
     def streamed(self) -> bool:
         """True if the response is streamed.
 
-        Responses on /generate_stream are always streamed, and responses on /generate never, unless `generate_streams`
-        is set. On other routes, the body's field `stream` decides.
+        Usually, the body's field `stream` decides. Responses on /generate_stream are always streamed. Responses on
+        /generate are never streamed by default. If `generate_streams` is set, the field also decides on /generate.
         """
         field_decides = self.path != "/generate" or self.generate_streams
         return self.path == "/generate_stream" or (field_decides and bool(self.body.get("stream")))

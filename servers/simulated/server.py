@@ -509,7 +509,7 @@ class CompletionHandler:
         """Prepare the head of a streamed response.
 
         The head is usually sent together with the first event. An earlier head could reach a Go proxy before the proxy
-        has finished with the request body. The proxy then cuts 1 or 2% of the streams.
+        has finished with the request body. In this case, the proxy breaks off 1 or 2% of the streams.
         """
         stream.chunked = not wrong_length
         headers = self._protocol.stream_headers + stream.encoding.head

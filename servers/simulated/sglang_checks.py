@@ -139,8 +139,8 @@ def prompt_ids(request: CompletionRequest, prompt: Any) -> Sequence[int]:
 def output_limit(state: ServerState, request: CompletionRequest, prompt_tokens: int, requested: int | None) -> int:
     """Return the maximum number of output tokens. Raises ErrorReply if prompt and output do not fit the context.
 
-    A response that fits the context, but not the tokens that the scheduler can use, is shortened without a word.
-    `requested` is None if the request has no maximum.
+    A response may fit into the context, but exceed the number of tokens that the scheduler can use. Such a response is
+    shortened without an error. `requested` is None if the request has no maximum.
     """
     context = state.max_model_len
     if prompt_tokens >= context:

@@ -67,10 +67,10 @@ class ReadPacer:
         """Start without a delay between sweeps.
 
         - `max_delay_s` is the maximum delay in seconds.
-        - `busy` is the share of a CPU core, used or waited for by this thread, above which the delay grows.
+        - `busy` is a share of a CPU core. The delay grows if this thread uses or waits for more than this share.
         - `rate_dropped` returns True if packets have arrived more slowly since its last call. This can mean that
           responses have ended, so the current delay ends early.
-        - `by_read` returns True if timestamps depend on the time of a read. As long as it does, the delay is 0.
+        - `by_read` returns True if timestamps depend on the time of a read. While it returns True, the delay is 0.
         """
         self.rate_dropped = rate_dropped
         self._by_read = by_read
@@ -134,7 +134,7 @@ class RateDropDetector:
 
         The rate counts as lower if `rate < FEWER * min(previous COMPARED rates)`. Several previous rates are compared,
         because rates vary: the tokens of many streams arrive together at each step of the engine. The result is also
-        True if nothing arrived in the last two intervals between calls, but something did since the last drop."""
+        True if segments have arrived since the last drop, but none in the last two intervals between calls."""
         lowest = min(self._per_ns)
         previous = self._per_ns[-1]
         asked_ns, self._asked_ns = self._asked_ns, time.monotonic_ns()

@@ -120,8 +120,8 @@ def open_packet_socket(
 def set_packet_capability(*, effective: bool) -> None:
     """Make this thread's capability to open packet sockets effective, or give it up permanently.
 
-    A capability from an executable file is only permitted at first. It must be made effective before a packet socket is
-    opened. Open sockets keep working after the thread has given up the capability."""
+    If the capability comes from the executable file, it must be made effective before a packet socket is opened. Open
+    sockets keep working after the thread has given up the capability."""
     if effective:
         take_capability(CAP_NET_RAW)
     else:
@@ -136,8 +136,9 @@ def dropped_segments(packets: socket.socket) -> int:
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
     """Return the BPF program with which the kernel filters the packets of the socket.
 
-    For each packet, the program returns the number of bytes that the kernel stores: the headers of a TCP segment from
-    `addresses` to `ports` that has data, SYN or FIN, and 0 bytes of every other packet.
+    For each packet, the program returns the number of bytes that the kernel stores. The kernel stores the headers of a
+    packet if it is a TCP segment from `addresses` to `ports`, and has data, SYN or FIN. Of other packets, it stores 0
+    bytes.
 
     In the code of this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets
     `accept` and `reject` are the two ends of the program. Register X contains the offset of the TCP header."""

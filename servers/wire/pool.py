@@ -112,7 +112,8 @@ class Pool:
     def _begin(self) -> Awaitable[Connection] | None:
         """Start opening one connection. Return an awaitable of the connection, or None if no more work is needed.
 
-        No more work is needed if the connection is open at once, and is then in the pool, or if the attempt failed."""
+        No more work is needed in two cases: the connection was opened at once and put into the pool, or the attempt
+        failed."""
         with suppress(OSError):
             opening = self._connect()
             if not isinstance(opening, Connection):

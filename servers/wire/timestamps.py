@@ -179,7 +179,7 @@ class SocketTimestamps(TimestampSource):
         This method opens a socket, sends a datagram to the same socket, and waits until it arrives with a timestamp.
         Without this, the first responses of a run could lack timestamps: Linux starts to take timestamps shortly after
         the first socket requests them (net/core/dev.c, `net_enable_timestamp` defers to a work queue). The socket stays
-        open, because Linux stops to take timestamps when the last such socket is closed."""
+        open, because Linux stops taking timestamps when the last such socket is closed."""
         primer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         primer.bind(("127.0.0.1", 0))
         primer.settimeout(0.1)

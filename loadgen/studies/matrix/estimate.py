@@ -188,7 +188,7 @@ def _runs_time(estimates: Sequence[Estimate]) -> str:
 
 
 def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    """Estimate the duration of a run or a sweep without measurements.
+    """Estimate the duration of a run or a sweep for which there are no earlier measurements.
 
     A sweep is assumed to need its maximum number of runs.
     """

@@ -34,7 +34,7 @@ CARDS = (
 """Figures with a card, in the order of the page. The first figure that the repeats have is the largest."""
 TITLES = {"requests_per_s": "Requests", "skew": "Burst skew"}
 """Titles of cards that differ from `figure_title`."""
-FOLDED = ("percentiles", "failures", "sending", "lengths", "client", "machines")
+FOLDED = ("objectives", "percentiles", "failures", "sending", "lengths", "client", "machines")
 """Sections with a table row or a paragraph per repeat, which the page folds into one section."""
 STRIP_MARGIN = 5.0
 """Distance between the ends of a dot strip and its outermost dot or interval end, as a percentage of its width."""
@@ -49,7 +49,10 @@ def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Do
     tables = [block for block in answer.blocks if isinstance(block, Table)]
     of_runs = [block for block in answer.blocks if not isinstance(block, Table)]
     scorecard = _joint_scorecard(summaries, repeats)
-    shown = [replace(answer, blocks=[scorecard, *tables]), section(repeats)]
+    between = section(repeats)
+    figures = Disclosure("Mean, interval and repeats of every figure", [between.blocks[0]])
+    between = replace(between, blocks=[figures, *between.blocks[1:]])
+    shown = [replace(answer, blocks=[scorecard, *tables]), between]
     details: list[Block] = [Disclosure("Results and validity of each repeat", of_runs)]
     for part in others:
         charts: list[Block] = [_with_folded_caption(block) for block in part.blocks if isinstance(block, ChartRef)]

@@ -54,7 +54,8 @@ def joint_verdict(summaries: Sequence[Summary], joint: Sequence[Finding]) -> Fin
         return Finding("invalid", "error", f"Invalid: {reason} ({which}).")
     warnings = sum(finding.level in ("warning", "error") for finding in joint)
     if warnings:
-        return Finding("warning", "warning", f"Valid, with {pluralise(warnings, 'warning')} below.")
+        valid = "Simulated" if summaries[0].server.virtual else "Valid"
+        return Finding("warning", "warning", f"{valid}, with {pluralise(warnings, 'warning')} below.")
     if summaries[0].server.virtual:
         return verdicts[0]
     return Finding("valid", "ok", f"Valid: every check passed in all {len(summaries)} repeats.")
@@ -90,17 +91,19 @@ def _joint_finding(finding_id: str, known: Sequence[Sequence[Finding]], summarie
     ]
     affected = list(dict.fromkeys(index for index, _ in worst))
     first = worst[0][1]
-    if level == "ok" and finding_id == "client":
+    if level == "ok" and finding_id == "client" and not summaries[0].server.virtual:
         return Finding(finding_id, level, _client_sentence(summaries), first.anchor)
     sentences = {finding.sentence for _, finding in worst}
     everywhere = len(affected) == len(summaries)
     if everywhere and len(sentences) == 1:
         return first
-    if level == "ok" and everywhere and finding_id in PASSED:
-        return Finding(finding_id, level, PASSED[finding_id], first.anchor)
-    return Finding(
-        finding_id, level, f"{_capitalised(_repeats_text(affected, summaries))}: {first.sentence}", first.anchor
-    )
+    which = _repeats_text(affected, summaries)
+    if level == "ok" and finding_id in PASSED:
+        where = "every repeat" if everywhere else which
+        return Finding(finding_id, level, f"{PASSED[finding_id]} in {where}.", first.anchor)
+    if len(sentences) > 1:
+        which += f", for example {_repeats_text(affected[:1], summaries)}"
+    return Finding(finding_id, level, f"{_capitalised(which)}: {first.sentence}", first.anchor)
 
 
 def _client_sentence(summaries: Sequence[Summary]) -> str:

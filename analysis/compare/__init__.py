@@ -55,7 +55,7 @@ from loadgen.analysis.format import (
 )
 from loadgen.analysis.metrics import metric_by_key
 from loadgen.analysis.repeats import start_states
-from loadgen.analysis.report import tables, terminal
+from loadgen.analysis.report import status, tables, terminal
 from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, chart_spec, visible_charts
 from loadgen.analysis.report.findings import hardware_limit_sentence
 from loadgen.analysis.report.run_document import DEFINITIONS, ReportedRun
@@ -432,7 +432,23 @@ def page_document(
         scripts=["compare.js"],
         data=data,
         version=a[0].summary.run.version,
+        chips=_chips(comparison, [run.summary for run in (*a, *b)]),
     )
+
+
+def _chips(comparison: Comparison, summaries: Sequence[Summary]) -> list[doc.Chip]:
+    """Return the status strip: validity and requests of all runs of A and B, and the gates (--fail-if)."""
+    chips = [status.validity(summaries), status.requests(summaries)]
+    failed = [gate.condition for gate in comparison.gates if gate.verdict == "fail"]
+    unclear = [gate.condition for gate in comparison.gates if gate.verdict == "inconclusive"]
+    total = len(comparison.gates)
+    if failed:
+        chips.append(doc.Chip("Gates", f"{len(failed)} of {total} failed: {', '.join(failed)}", "error"))
+    elif unclear:
+        chips.append(doc.Chip("Gates", f"{len(unclear)} of {total} inconclusive: {', '.join(unclear)}", "warning"))
+    elif total:
+        chips.append(doc.Chip("Gates", f"all {total} passed", "ok"))
+    return chips
 
 
 def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:

@@ -202,7 +202,25 @@ class MatrixReport:
             scripts=["matrix.js"] if data and summary.cells else [],
             data=data or {},
             version=summary.version,
+            chips=self._chips(),
         )
+
+    def _chips(self) -> list[doc.Chip]:
+        """Return the status strip: the cells that were measured, those that are valid, and the requests."""
+        cells = self.summary.cells
+        if not cells:
+            return []
+        measured = [cell for cell in cells if cell.state == "measured"]
+        valid = [cell for cell in cells if cell.valid]
+        planned = sum(sum(cell.requests.values()) for cell in cells)
+        complete = sum(cell.requests.get("complete", 0) for cell in cells)
+        every = len(measured) == len(cells)
+        known: doc.Level = "ok" if len(valid) == len(cells) else "error"
+        return [
+            doc.Chip("Cells", f"{len(measured):,} of {len(cells):,} measured", "ok" if every else "warning"),
+            doc.Chip("Measurement", f"{len(valid):,} of {pluralise(len(cells), 'cell')} valid", known),
+            doc.Chip("Requests", f"{complete:,} of {planned:,} complete", "ok" if complete == planned else "error"),
+        ]
 
     def _cells_of(self, group: tuple[str, str]) -> list[CellSummary]:
         return [cell for cell in self.cells if (cell.model, cell.workload) == group]

@@ -299,7 +299,36 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     mark = next((sweep.mark for sweep in results if sweep.mark), "")
     data = {"runs": _chart_data(sweeps, link), "load": unit, "per": per}
     subtitle = "" if several else results[0].model or ""
-    return Document("loadgen sweep", title, sections, subtitle, mark, styles, ["frontier.js"], data, results[0].version)
+    return Document(
+        "loadgen sweep",
+        title,
+        sections,
+        subtitle,
+        mark,
+        styles,
+        ["frontier.js"],
+        data,
+        results[0].version,
+        chips=_chips(results),
+    )
+
+
+def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
+    """Return the status strip: how many steps (runs at one load) are valid, and whether the capacity was found."""
+    steps = [step for sweep in sweeps for step in sweep.steps]
+    valid = sum(step.client == "ok" for step in steps)
+    settled = sum(map(_is_settled, sweeps))
+    text = "found" if sweeps[0].state is not None else "all loads measured"
+    if settled < len(sweeps):
+        text = "less exact than requested" if len(sweeps) == 1 else f"{settled} of {len(sweeps)} sweeps are settled"
+    return [
+        doc.Chip(
+            "Measurement",
+            f"{valid:,} of {pluralise(len(steps), 'step')} valid",
+            "ok" if valid == len(steps) else "error",
+        ),
+        doc.Chip("Capacity", text, "ok" if settled == len(sweeps) else "warning"),
+    ]
 
 
 def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:

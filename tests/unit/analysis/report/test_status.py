@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from loadgen.analysis.compare import Comparison
+from loadgen.analysis.compare import _chips as compare_chips
+from loadgen.analysis.compare.gates import GateResult
 from loadgen.analysis.objectives import ObjectiveVerdict
 from loadgen.analysis.report import status
 from tests.support.runs import MILLISECOND_NS as MS
@@ -106,3 +109,16 @@ def test_a_simulation_in_virtual_time_claims_no_validity(tmp_path: Path) -> None
     summary.server.virtual = True
     assert status.validity([summary]) == status.MODELLED
     assert "valid" not in status.MODELLED.text.lower()
+
+
+def test_a_comparison_has_chips(tmp_path: Path) -> None:
+    """A comparison counts the runs of A and B together, and names the gates that failed."""
+    gate = GateResult("tpot.p50 worse by 5%", "fail", "")
+    comparison = Comparison("A", "B", 1, 1, "", "", 0.05, 0.1, [], [], [], [], [gate])
+    summaries = [summary_of(tmp_path / name, burst(30, 4)) for name in ("a", "b")]
+    chips = compare_chips(comparison, summaries)
+    assert [(chip.label, chip.text) for chip in chips] == [
+        ("Measurement", "2 of 2 runs valid"),
+        ("Requests", "all 60 complete"),
+        ("Gates", "1 of 1 failed: tpot.p50 worse by 5%"),
+    ]

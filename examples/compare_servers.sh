@@ -1,12 +1,12 @@
 #!/bin/sh
-# Sends the same burst to vLLM, TGI and LightLLM. Prints one line for each: output tokens per second, p50 and p99 of TTFT.
+# Sends the same burst to vLLM, TGI, LightLLM and SGLang. Prints one line for each: output tokens per second, p50 and p99 of TTFT.
 #
 #   examples/compare_servers.sh --n 1000 --input-tokens 512 --output-tokens 128
 #
 # All options are passed to `loadgen burst`. A server that is not running is simulated, and its line says so; --real forbids this.
 set -eu
 
-for server in vllm tgi lightllm; do
+for server in vllm tgi lightllm sglang; do
     loadgen burst --server "$server" --json "$@" | python3 -c '
 import json, sys
 summary = json.load(sys.stdin)

@@ -46,8 +46,11 @@ def test_prometheus_reads_them_all(desk: Desk) -> None:
     while not wanted <= {name for name, up in ask("up").items() if up} or not ask("vllm:generation_tokens_total"):
         assert time.monotonic() < deadline_s, ask("up")
         time.sleep(0.5)
-    figures = ("vllm:num_requests_running", "tgi_queue_size", "lightllm_batch_current_size")
-    assert [len(ask(figure)) for figure in figures] == [1, 1, 1]
+    figures = (
+        *("vllm:num_requests_running", "tgi_queue_size", "lightllm_batch_current_size"),
+        "sglang:num_running_reqs",
+    )
+    assert [len(ask(figure)) for figure in figures] == [1, 1, 1, 1]
     desk.compose("--profile", "sim", "--profile", "monitoring", "down")
 
 

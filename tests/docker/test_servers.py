@@ -32,7 +32,9 @@ def test_by_composes_own_commands(desk: Desk, server: str) -> None:
     assert time.monotonic() - began_s < 60, "stop_grace_period was sat out"
 
 
-@pytest.mark.parametrize(("server", "way"), [("vllm", "shell"), ("tgi", ".env"), ("lightllm", "hosts file")])
+@pytest.mark.parametrize(
+    ("server", "way"), [("vllm", "shell"), ("tgi", ".env"), ("lightllm", "hosts file"), ("sglang", "shell")]
+)
 def test_by_loadgen_servers(desk: Desk, server: str, way: str) -> None:
     """Wherever its port was set, the server is found; and each command says what is so, from `up` to after `down`."""
     variable, port = f"{server.upper()}_PORT", PORTS[server] + 100

@@ -15,7 +15,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.simulated import running
 
 ROOT = Path(__file__).parents[2]
-SERVERS = ("vllm", "tgi", "lightllm")
+SERVERS = ("vllm", "tgi", "lightllm", "sglang")
 SMALL = ["--n", "8", "--input-tokens", "16", "--output-tokens", "4", "--no-report"]
 CLIENT_LIMITED = 5  # a busy machine may be the limit, which is no fault of an example
 

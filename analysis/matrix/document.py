@@ -28,6 +28,7 @@ from loadgen.analysis.format import (
     scale_of,
     significant,
     times_speed,
+    typeset_minus,
     unit_of,
 )
 from loadgen.analysis.frame import Floats
@@ -64,6 +65,8 @@ POINTS_PER_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
 """Figures with a column in the page's table of cells. matrix.json contains further figures."""
 MAIN = "output_tokens_per_s"
+NO_WINNER, NO_RANKING = "no winner", "no ranking"
+"""Names in place of the leading server, if no server leads and if the servers are not compared."""
 BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95% interval of the mean."
 CURVES = """Share of complete requests at or below each latency, over all repeats of a cell. Thin lines are single
 repeats. If thin lines are far apart, runs differ more than requests do."""
@@ -120,7 +123,9 @@ class MatrixReport:
         if self.summary.cells:
             blocks.append(self._figures_table(COMPARED))
         blocks += self._sweeps()
-        blocks += [Paragraph(f"{lead.label}: {lead.note} {figures}") for lead, figures in self._ranking()]
+        for lead, figures in self._ranking():
+            prefix = f"{lead.value.capitalize()}: " if lead.value in (NO_WINNER, NO_RANKING) else ""
+            blocks.append(Paragraph(f"{lead.label}: {prefix}{lead.note} {figures}"))
         blocks.append(doc.Findings(self.findings()))
         return self._document([Section("answer", "", blocks)])
 
@@ -140,6 +145,7 @@ class MatrixReport:
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
         leads = [lead for lead, _ in self._ranking()]
+        leads = [msgspec.structs.replace(lead, note=typeset_minus(lead.note)) for lead in leads]
         answer: list[Block] = [
             doc.Cards(leads),
             doc.Findings(self._validity_findings()),
@@ -149,6 +155,7 @@ class MatrixReport:
         for index, group in enumerate(self.groups):
             answer.append(ChartRef(f"bars-{index}", self._group_title(group), [], "wide", "none"))
             curves += [ChartRef(chart["id"], chart["title"], chart["text"]) for chart in self._charts(group)]
+        memory = self._memory()
         if not self.groups:
             answer.append(Paragraph("Nothing was measured yet."))
         order = [
@@ -162,14 +169,14 @@ class MatrixReport:
         sections = [
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
             *swept,
-            Section("figures", "Ranking", [Paragraph(MEANS), self._figures_table(SHOWN), *self._limits()]),
+            Section("figures", "Ranking", [Paragraph(MEANS), self._figures_table(SHOWN, page=True), *self._limits()]),
             Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
-            Section("differences", "Differences", self._differences()),
-            Section("memory", "Memory", self._memory()),
+            Section("differences", "Differences", [doc.Disclosure("Ratios between cells", self._differences())]),
+            *([Section("memory", "Memory", [doc.Disclosure("Memory of each cell", memory)])] if memory else []),
             Section("lengths", "Requested and reported output lengths", self._lengths(), "Lengths"),
             *order,
             *self._published(),
-            Section("runs", "Runs", [self._runs()]),
+            Section("runs", "Runs", [doc.Disclosure("Runs, cell by cell", [self._runs()])]),
         ]
         return self._document(sections, self._script_data(measured))
 
@@ -242,7 +249,7 @@ class MatrixReport:
             if not cells:
                 continue
             figures = [f"{self.servers[cell.server]} {_with_note(figure(cell, MAIN))}" for cell in cells]
-            leader, lead = self._lead(cells) if len(cells) > 1 else ("no ranking", "Only one server was measured.")
+            leader, lead = self._lead(cells) if len(cells) > 1 else (NO_RANKING, "only one server was measured.")
             label = f"{self._group_title(group)}, {platform}" if len(self.groups) > 1 else platform
             result.append((doc.Card(label, leader, "", lead), f"{', '.join(figures)}."))
         return result
@@ -258,18 +265,18 @@ class MatrixReport:
     def _lead(self, cells: Sequence[CellSummary]) -> tuple[str, str]:
         """Return the name of the leading server, and a sentence on its lead over the second server.
 
-        `cells` must be in the order of `_ranked`. The name is `no winner` or `no ranking` if no server leads.
+        `cells` must be in the order of `_ranked`. The name is NO_WINNER or NO_RANKING if no server leads.
         """
         invalid = " and ".join(self.servers[cell.server] for cell in cells if not cell.valid)
         bottleneck = f"the client was the limit in every run of {invalid}." if invalid else ""
         first, second = cells[:2]
         if not second.valid:
-            return "no ranking", f"No ranking: {bottleneck}"
+            return NO_RANKING, bottleneck
         if first.clock != second.clock:
-            return "no ranking", f"No ranking: the cells ran{times_speed(first.clock, second.clock)}."
+            return NO_RANKING, f"the cells ran{times_speed(first.clock, second.clock)}."
         difference = self._difference(first, second, MAIN)
         if difference is None or difference.ratio is None:
-            return "no ranking", "No ranking."
+            return NO_RANKING, "the difference is unknown."
         ratios = [difference.ratio, *(difference.ci95 or ())]
         if difference.a != first.cell:
             ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
@@ -280,12 +287,12 @@ class MatrixReport:
         if won:
             text = f"{leader} leads {runner_up} by {lead}% ({certainty})."
         else:
-            text = f"No winner: {leader} {lead}% compared with {runner_up} ({certainty}{_reason(difference)})."
+            text = f"{leader} {lead}% compared with {runner_up} ({certainty}{_reason(difference)})."
         if invalid:
             text += f" Not ranked: {bottleneck}"
         if not difference.equal_work:
             text += " Their output lengths differ: unequal work."
-        return leader if won else "no winner", text
+        return leader if won else NO_WINNER, text
 
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
         """Return the difference between two cells in the figure `name`, or None if the difference is unknown.
@@ -342,7 +349,9 @@ class MatrixReport:
             Finding("client", "error" if limited else "ok", client, "runs"),
         ]
 
-    def _table(self, title: str, heads: dict[str, ColumnKind], rows: Iterable[tuple[CellName, Cells]]) -> doc.Table:
+    def _table(
+        self, title: str, heads: dict[str, ColumnKind], rows: Iterable[tuple[CellName, Cells]], id_: str = ""
+    ) -> doc.Table:
         """Return a table with one row per cell.
 
         Each row starts with the platform and the server of the cell. The model and the workload follow if the matrix
@@ -355,20 +364,27 @@ class MatrixReport:
         for cell, cells in rows:
             server = TableCell("", run=indices[cell.server])
             table_rows.append((self.platforms[cell.host], *(getattr(cell, name) for name in extra), server, *cells))
-        return table(title, name_heads | heads, table_rows, several=True)
+        return table(title, name_heads | heads, table_rows, several=True, id=id_)
 
-    def _figures_table(self, names: Sequence[str]) -> doc.Table:
+    def _scale(self, name: str) -> tuple[float, str]:
+        """Return the factor and the unit in which all cells show the figure `name`."""
+        means = [cell.figures[name].mean for cell in self.cells]
+        return unit_of(name, max((mean for mean in means if mean is not None), default=None))
+
+    def _figures_table(self, names: Sequence[str], *, page: bool = False) -> doc.Table:
+        """Return the table of figures, with one row per cell. On the page, each column has one unit, in its heading."""
         cells = [cell for host in self.platforms for group in self.groups for cell in self._ranked(group, host)]
         cells += [cell for cell in self.summary.cells if not cell.runs]
         rows = list[tuple[CellName, Cells]]()
         for cell in cells:
-            figures = (self._marked(cell, name) for name in names)
+            figures = (self._marked(cell, name, self._scale(name) if page else None) for name in names)
             runs = TableCell(f"{len(cell.runs)}/{cell.planned}")
             if cell.runs and not cell.valid:
                 runs = msgspec.structs.replace(runs, note="invalid", level="error")
             rows.append((cell, (runs, *figures, _number(cell.lengths.mean, 1))))
-        heads = number_columns("runs", *map(figure_title, names), "tokens each")
-        return self._table("Means over the repeats", heads, rows)
+        titles = [f"{figure_title(name)}, {self._scale(name)[1]}" if page else figure_title(name) for name in names]
+        heads = number_columns("runs", *titles, "tokens each")
+        return self._table("Means over the repeats", heads, rows, "ranking")
 
     def _sweeps(self) -> list[Block]:
         heads, rows = sweep_rows(self.summary.sweeps)
@@ -397,13 +413,13 @@ class MatrixReport:
         heads: dict[str, ColumnKind] = {"hardware": "text", **columns, "bound by": "text"}
         return [self._table("Hardware limits, from the first valid run of each cell", heads, rows)]
 
-    def _marked(self, cell: CellSummary, name: str) -> TableCell:
+    def _marked(self, cell: CellSummary, name: str, scale: tuple[float, str] | None) -> TableCell:
         """Return the table cell for the figure `name` of a matrix cell, with a mark if the figure stands out.
 
         ▲ means significantly better than all other servers on the platform. ▼ means significantly worse than at least
-        one of them.
+        one of them. With `scale`, the cell has the unit of its column and does not name it.
         """
-        unmarked = figure(cell, name)
+        unmarked = figure(cell, name, scale)
         rivals = [
             rival
             for rival in self._cells_of((cell.model, cell.workload))
@@ -463,7 +479,7 @@ class MatrixReport:
             if cache and not levels:
                 rows.append((cell, ("server", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, cache_peak)))
         if not rows:
-            return [Paragraph("No run has a reading of memory.")]
+            return []
         columns = number_columns("before", "peak", "after", "total", "KV cache, peak")
         heads: dict[str, ColumnKind] = {"memory of": "text", **columns}
         notes = dict.fromkeys(note for cell in self.summary.cells for note in cell.memory.notes)
@@ -493,7 +509,8 @@ class MatrixReport:
             rows.append((cell, (" or ".join(requested), _number(lengths.mean, 1), *quantiles, f"{lengths.differ:,}")))
         heads: dict[str, ColumnKind] = {"requested, each": "text"}
         heads |= number_columns("mean", "min", "median", "p90", "max", "not as requested")
-        return [Paragraph(text), self._table("Tokens of complete responses, as counted by the server", heads, rows)]
+        lengths_table = self._table("Tokens of complete responses, as counted by the server", heads, rows)
+        return [Paragraph(text), doc.Disclosure("Output lengths of each cell", [lengths_table])]
 
     def _failures(self) -> list[Block]:
         blocks: list[Block] = [] if self.summary.failures else [Paragraph("No run failed to start.")]
@@ -511,7 +528,8 @@ class MatrixReport:
             rows.append((cell, (cell.state, *(f"{cell.requests[state]:,}" for state in STATES), reasons)))
         if not rows:
             return blocks
-        return [*blocks, self._table("Outcomes of requests, over all repeats", heads, rows)]
+        outcomes = self._table("Outcomes of requests, over all repeats", heads, rows)
+        return [*blocks, doc.Disclosure("Outcomes of requests", [outcomes])]
 
     def _order(self) -> list[Block]:
         """Return the blocks on three topics: the order of the runs, the server starts, and the plan.
@@ -528,7 +546,7 @@ class MatrixReport:
             lines = [first, ROUNDS if summary.starts > 1 else ONE_START, COLD]
         if summary.equal_work:
             lines.append(f"For equal work, {self.servers[summary.equal_work.server]} came first in each round.")
-        blocks: list[Block] = [Paragraph(line) for line in lines]
+        blocks: list[Block] = [doc.Disclosure("Order of starts and runs", [Paragraph(line) for line in lines])]
         if summary.server_starts:
             blocks.append(doc.Disclosure("Server starts", [self._starts_table()]))
         plan = doc.Code(json.dumps(summary.plan, indent=2), "The plan", scroll=True)
@@ -596,9 +614,7 @@ class MatrixReport:
         """
         figures = []
         for name in SHOWN:
-            means = [cell.figures[name].mean for cell in self.cells]
-            known = [mean for mean in means if mean is not None]
-            factor, unit = unit_of(name, max(known, default=None))
+            factor, unit = self._scale(name)
             figures.append({"name": name, "title": figure_title(name), "unit": unit, "factor": factor})
         metrics = []
         for name in SAMPLED:
@@ -647,16 +663,16 @@ def _mark(summary: MatrixSummary) -> str:
     return next((sweep.result.mark for sweep in summary.sweeps if sweep.result and sweep.result.mark), "")
 
 
-def figure(cell: CellSummary, name: str) -> TableCell:
+def figure(cell: CellSummary, name: str, scale: tuple[float, str] | None = None) -> TableCell:
     """Return a table cell with the mean of a figure over the repeats and the 95% interval of the mean.
 
     If there are too few runs for an interval, or if the interval includes 0, the range of the runs replaces the
-    interval.
+    interval. `scale` is the factor and the unit of the table column, whose heading names the unit.
     """
     result = cell.figures[name]
     if result.mean is None:
         return TableCell(UNKNOWN)
-    factor, unit = unit_of(name, result.mean)
+    factor, unit = scale or unit_of(name, result.mean)
     interval = [significant(end * factor, 4) for end in result.ci95 or () if end > 0]
     note = interval_text(*interval) if len(interval) == 2 else ""
     if not note:
@@ -664,7 +680,7 @@ def figure(cell: CellSummary, name: str) -> TableCell:
         if len(values) > 1:
             ends = (significant(values[index] * factor, 4) for index in (0, -1))
             note = f"runs: {interval_text(*ends)}"
-    return TableCell(f"{significant(result.mean * factor, 4)} {unit}", result.mean, note)
+    return TableCell(f"{significant(result.mean * factor, 4)}{'' if scale else f' {unit}'}", result.mean, note)
 
 
 def _e2e_line(title: str, cell: CellSummary) -> str:

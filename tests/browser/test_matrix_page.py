@@ -130,6 +130,7 @@ def test_distributions_stand_per_platform_and_per_server(opened: Opened) -> None
 
 def test_tables_say_what_matrix_json_says(opened: Opened) -> None:
     """Figures, differences, lengths, failures, what was skipped, and what was published elsewhere."""
+    opened.page.evaluate("document.querySelectorAll('.fold').forEach((fold) => fold.open = true)")
     rows = opened.page.locator("#figures tbody tr")
     hosts = [host["name"] for host in opened.found["hosts"]]
     measured = [cell for cell in opened.found["cells"] if cell["runs"]]
@@ -138,7 +139,7 @@ def test_tables_say_what_matrix_json_says(opened: Opened) -> None:
     assert rows.count() == len(opened.found["cells"])
     for row, cell, mark in zip(rows.all(), ranked, "▲▼▲▼", strict=False):
         text = row.locator("td.number").nth(1).inner_text()
-        assert text.startswith(f"{significant(rate[id(cell)], 4)} tokens/s {mark}")
+        assert text.startswith(f"{significant(rate[id(cell)], 4)} {mark}")
     links = opened.page.locator("#runs tbody a")
     assert links.count() == 8
     folder = Path(unquote(urlsplit(opened.page.url).path)).parent
@@ -154,6 +155,36 @@ def test_tables_say_what_matrix_json_says(opened: Opened) -> None:
     assert NASTY in opened.page.locator("#failures").inner_text()
     assert "does not fit" in opened.page.locator("#failures").inner_text()
     assert "arXiv 2311.03687" in opened.page.locator("#published").inner_text()
+
+
+def test_it_is_short_and_every_figure_is_in_sight_at_1024(folder: Path, browser: Browser) -> None:
+    """At most 900 visible words. The columns up to E2E do not scroll, and tiles use the width."""
+    page = browser.new_page(viewport={"width": 1024, "height": 900})
+    page.goto((folder / "matrix.html").as_uri())
+    words = page.evaluate("document.body.innerText.split(/\\s+/).length")
+    assert words <= 900
+    heads = page.locator("#figures table.ranking thead th")
+    titles = heads.all_inner_texts()
+    last = next(index for index, title in enumerate(titles) if title.startswith("E2E p99"))
+    box = heads.nth(last).bounding_box()
+    assert box
+    assert box["x"] + box["width"] <= 1024
+    cards = page.locator("#answer .card")
+    first, final = cards.first.bounding_box(), cards.last.bounding_box()
+    assert first
+    assert final
+    assert final["x"] + final["width"] - first["x"] > 800
+    page.close()
+
+
+def test_no_winner_is_said_once(tmp_path: Path, browser: Browser) -> None:
+    """The tile says so, and its note gives the figures."""
+    same = dict.fromkeys(("vllm", "tgi", "lightllm"), 1.0)
+    page = browser.new_page()
+    page.goto((fabricate(tmp_path / "m", pace=same) / "matrix.html").as_uri())
+    tile = page.locator("#answer .card").first.inner_text()
+    assert tile.lower().count("no winner") == 1
+    page.close()
 
 
 def test_the_bars_can_be_taken_away(opened: Opened) -> None:

@@ -338,7 +338,8 @@ def _stamps(run: Run, frame: Frame) -> StampFacts:
 
 
 def _ring_given_up(samples: Sequence[Telemetry]) -> int | None:
-    """Return the number of workers that stopped using packet timestamps, or None if no sample contains this fact."""
+    """Return the number of workers that stopped using packet timestamps, or None if no sample contains this
+    information."""
     known = [sample for sample in samples if "ring_given_up" in sample.values]
     return len({sample.worker for sample in known if sample.values["ring_given_up"]}) if known else None
 

@@ -162,7 +162,7 @@ class Frame(msgspec.Struct, frozen=True):
         return np.array([outcome.state == state for outcome in self.outcomes], np.bool_)[self.outcome_index]
 
     def mark(self, name: str) -> Floats:
-        """Return the entry `name` of `Record.marks` for each row, or NaN for a row without this entry.
+        """Return the entry `name` of `Record.marks` for each row, or NaN for a row whose marks lack this entry.
 
         An entry is a time in ns if its name ends in `_ns`, otherwise a count.
         """

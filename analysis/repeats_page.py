@@ -112,7 +112,8 @@ def _cards(repeats: RepeatsSummary) -> list[Card]:
 
 
 def _dot_strip(figure: FigureOverRuns, factor: float, unit: str) -> DotStrip | None:
-    """Return the picture of a figure over the repeats. Its scale spans the values and the interval of their mean."""
+    """Return a strip with one dot per repeat, which shows the values of a figure. Return None if there are fewer than
+    two values or no mean."""
     values = [value for value in figure.values if value is not None]
     if figure.mean is None or len(values) < 2:
         return None

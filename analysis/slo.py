@@ -140,11 +140,11 @@ def _of_this_run(figure: float | None, requests: int) -> _Evidence | None:
 def _latency(objective: Objective, frame: Frame, confidence: float) -> _Evidence | None:
     """Return the measured figure of an objective on a latency, with its interval and `requests_needed`.
 
-    `requests_needed` is the number of requests with which the bound would lie outside the interval.
+    `requests_needed` is the number of requests that would make the interval so narrow that the bound lies outside it.
 
     - Percentile: the ends of the interval are order statistics (two of the sorted samples). The p-quantile is below the
-      bound if at least the share p of the samples is below the bound. `requests_needed` is thus the number that shows
-      whether this share is above or below p.
+      bound if at least the share p of the samples is below the bound. `requests_needed` is therefore the number of
+      requests needed to show whether the share is above or below p.
     - Mean: the interval is that of Student's t. Its width is proportional to `1 / sqrt(requests)` (Cochran, section
       4.6).
     """

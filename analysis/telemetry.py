@@ -255,11 +255,11 @@ PHASES = ("queue", "prefill", "decode", "inference")
 
 
 def mean_phases(run: Run) -> dict[str, float]:
-    """Return the mean duration of each phase of a request in s, by the server's own metrics.
+    """Return the mean duration in s of each phase of a request, computed from the server's own metrics.
 
     The entry `requests` is the number of requests that the server counted. The means cover the requests that the server
-    finished between the first and the last reading, without those of the warm-up if the readings allow it. The result
-    is empty if the server publishes no such metrics or reset them.
+    finished between two readings: the reading at the start of the run (or the first reading, if there was none at the
+    start) and the last reading. The result is empty if the server publishes no such metrics or reset them.
     """
     valid = [reading for reading in readings(run, "server") if not reading.gap]
     start = next((index for index, reading in enumerate(valid) if reading.moment == "start"), 0)

@@ -84,9 +84,9 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 def _with_scheme(text: str) -> str:
     """Return the URL with `http://` or `https://` at its start. A missing scheme is added, a doubled scheme removed.
 
-    Without a scheme, the text must begin with a port, or with a host that has a port or a dot, is `localhost` or is an
-    IPv6 address. Raises ValueError for other text, because it may not be a host. Port 443 and public host names without
-    a port get https, all other hosts get http."""
+    Text without a scheme must begin with a port such as `8000`, `localhost`, an IPv6 address in brackets, a host name
+    with a dot, or a host name with a port. Raises ValueError for other text, because it may not be a host. Port 443 and
+    public host names without a port get https, all other hosts get http."""
     scheme = _SCHEME.match(text)
     if scheme:
         rest = text[scheme.end() :]

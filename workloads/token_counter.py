@@ -154,8 +154,8 @@ def _corrected(
     """Return a token counter. Its count is the tokenizer's count plus the tokens that the server adds to every prompt.
 
     The server may add the tokens of a chat template, or a BOS token that the tokenizer does not add. Raises PromptError
-    if the server does not add equally many tokens to a short text and to a long one, because the tokenizer then belongs
-    to another model."""
+    if the server adds different numbers of tokens to a short text and to a long text. The tokenizer then belongs to
+    another model."""
     if server is None:
         return TokenCounter(tokenizer.count, description, words)
     texts = [f"{words[0]} {text} {words[0]}" for text in (words[-1], " ".join(words[:SAMPLE_WORDS]))]

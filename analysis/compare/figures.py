@@ -6,9 +6,9 @@ The verdict on each figure is better, worse, no difference or inconclusive. Ther
   (loadgen.analysis.compare.run_variance).
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
-Two runs of one server differ by chance. In both methods, this variation widens an interval by at most RUN_VARIATION, or
-by more if the runs themselves show more variation. Only a difference that this variation cannot explain is reported as
-better or worse.
+Two runs of one server differ by chance. In both methods, an interval is widened for this variation, by at most
+RUN_VARIATION. The maximum is larger if the runs themselves show more variation. Only a difference that this variation
+cannot explain is reported as better or worse.
 """
 
 from __future__ import annotations
@@ -181,9 +181,9 @@ def compare_groups(
 ) -> Iterator[ComparedFigure]:
     """Compare two groups of runs by one value per run, and yield one row per figure.
 
-    At least one group must have two or more runs. Figures on pairs of requests, such as `ttft.pairs`, are skipped,
-    because samples of several runs are not pooled. If the seeds determine the load, each run of A is compared with the
-    run of B that has the same seed.
+    At least one group must have two or more runs. Figures that compare pairs of requests, such as `ttft.pairs`, are
+    skipped, because samples of several runs are not pooled. If the seeds determine the load, each run of A is compared
+    with the run of B that has the same seed.
     """
     paired = have_equal_random_loads(a, b)
     if paired:
@@ -253,7 +253,9 @@ def _untested(figure: str, a: float, b: float, *, why: str) -> ComparedFigure:
 
 
 class Variation(NamedTuple):
-    """Random variation between two runs of one server. All values refer to the logarithm of the ratio B / A."""
+    """Random variation between two runs of one server, A and B.
+
+    All values refer to the logarithm of the ratio B / A, where A and B are the values of a figure in these runs."""
 
     piece_error: float
     """Standard error of the time of one piece of a run (`run_variance.piece_error`)."""
@@ -276,7 +278,7 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """Errors of the logarithm of the ratio B / A of one figure in two single runs."""
+    """Errors of `log(B / A)`, where A and B are the values of one figure in two single runs."""
 
     sampling: float
     """Standard error from the sample of requests and from timestamps."""

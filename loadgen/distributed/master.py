@@ -95,7 +95,8 @@ class Machine:
 
     @property
     def unsent_hint(self) -> str:
-        """Return a message for a lost machine: the folder on that machine that holds its unsent records."""
+        """Return a hint for the case that this machine is lost. It names the machine's folder with the unsent
+        records."""
         return f"Its unsent records are on that machine, in {self.folder}"
 
 

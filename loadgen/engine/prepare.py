@@ -291,10 +291,11 @@ def with_chat_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """If only the end of the prompt file ends the load, return the plan with `n` set to the number of file entries.
+    """Set `n` to the number of entries in the prompt file if only the end of this file limits the load.
 
-    Entries are prompts or sessions. If the plan limits the load in another way, it is returned unchanged. Raises
-    WorkloadError for a malformed file, and PlanError for a file with fewer entries than workers.
+    Return the plan with this `n`. Entries are prompts or sessions. If the plan limits the load in another way, it is
+    returned unchanged. Raises WorkloadError for a malformed file, and PlanError for a file with fewer entries than
+    workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan

@@ -143,7 +143,7 @@ class LocustSession:
 
         Only one user at a time is inside this context. Before a user enters the context, gevent reads the sockets.
         Without this rule, gevent would run up to fifty greenlets before it reads the sockets again. Streams that start
-        together also end together, so many tokens would be read late and share one timestamp.
+        together also end together. Many tokens would then be read late and share one timestamp.
         """
         with self._turns:
             gevent.sleep(SOCKET_CHECK_S)
@@ -411,8 +411,8 @@ def _files(plan: Plan) -> set[str]:
 def _complete(response: Response, base: str) -> Response:
     """Adapt a response of Locust's web server to loadgen.
 
-    loadgen's HTTP headers are added to every response, and its section is added to the main page. The column `Average
-    size (bytes)` is renamed, because loadgen reports tokens in this column."""
+    loadgen's HTTP headers are added to every response, and its section is added to the main page. Column titles name
+    tokens instead of bytes, because loadgen reports tokens in place of sizes."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:

@@ -93,7 +93,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedEnd(NamedTuple):
-    """What ends a run. Each field is None if it is unknown or does not end the run."""
+    """The limits that end a run. A field is None if the limit is unknown or does not exist."""
 
     requests: int | None = None
     duration_s: float | None = None

@@ -159,7 +159,7 @@ def capacity_option(
     compute_figures: ComputeFigures,
     met: ObjectivesMet,
 ) -> CapacityOption:
-    """Return the number of GPUs of the candidate's type that serve `per_s` requests per second, and their costs.
+    """Return how many GPUs of the candidate's type are needed for `per_s` requests per second, and their costs.
 
     `plan` describes the requests. The candidate replaces the hardware of the server model `base`. Raises LoadgenError.
     """

@@ -493,7 +493,8 @@ class VirtualRun:
         )
 
     def _report_progress(self) -> None:
-        """Call the progress callback with the current counts. Note the reason if the run must end."""
+        """Call the progress callback with the current counts. If the callback returns a reason to end the run, store
+        the reason."""
         assert self._progress is not None
         now_ns = self._engine.now_ns
         self._progress_ns = now_ns - now_ns % PROGRESS_NS + PROGRESS_NS

@@ -173,7 +173,7 @@ def predict_step(
 ) -> Step:
     """Return the predicted duration of one step, by component.
 
-    - Prefill: `prompts` sequences with `tokens` new tokens each, and `before` tokens each that are already in the KV
+    - Prefill: `prompts` sequences. Each has `tokens` new tokens, after `before` tokens that are already in the KV
       cache.
     - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
 

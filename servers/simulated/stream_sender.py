@@ -111,7 +111,7 @@ class Stream:
         return [event for event in result if event]
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """Return (events, number of tokens) without a fault, in the form of a fault hook.
+        """Fault hook that causes no fault. Return (events, number of tokens).
 
         For a stream without a fault hook, StreamSender sends one event for every token. A stream in which some tokens
         have no event therefore uses this function as its hook.

@@ -39,8 +39,8 @@ REST_S = 5.0
 def select_addresses(target: Target) -> Target:
     """Connect to each address of the target, and return the target with only the addresses that the run uses.
 
-    The target is returned unchanged if it has only one address, or if no address accepts a connection. If none does,
-    the requests of the run fail later and record the error."""
+    The target is returned unchanged if it has only one address, or if no address accepts a connection. If no address
+    accepts a connection, the requests of the run fail later and record the error."""
     if len(target.addresses) == 1:
         return target
     failures = _try_all(target.addresses)

@@ -31,7 +31,8 @@ class PortRange(NamedTuple):
 
 
 def ports_for_worker(worker: int, workers: int) -> PortRange | None:
-    """Return the range of local ports for worker number `worker` of `workers`. All workers get equally many ports.
+    """Return the range of local ports for worker number `worker` of `workers`. All workers get the same number of
+    ports.
 
     Return None, which means all ports, if there is only one worker or if the kernel cannot limit a socket to a range.
     """

@@ -184,8 +184,8 @@ class OrderStatistics:
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
     """Count the values of the next digit in one step of a radix search.
 
-    Each number in `block` has `total_bits` bits. Only numbers whose leading bits are in `groups` are counted. The other
-    `bits` bits of a number are still unknown, and the first `digit` bits of them are the next digit. The result is a
+    Each number in `block` has `total_bits` bits. Only numbers whose leading bits are in `groups` are counted. The last
+    `bits` bits of each number are still unknown. The next digit is the first `digit` of these bits. The result is a
     flat array with one counter per group and digit value.
     """
     length = len(groups) << digit

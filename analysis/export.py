@@ -238,7 +238,7 @@ FORMS = {"csv": _csv, "parquet": _parquet}
 
 
 def _csv_value(value: Any) -> Any:
-    """Return a value in the form in which CSV files contain it.
+    """Return a value as it is written to a CSV file.
 
     Booleans become `true` and `false`. Text that a spreadsheet would execute as a formula gets an apostrophe in front.
     """

@@ -1,9 +1,9 @@
 """The hardware limit of a run: the best throughput and latency that the run's GPUs allow for its load.
 
 The limit is computed only if the GPU, the model and the load are known. A simulated server reports the GPU that it
-simulates. For a real server, `--gpu-model` names the GPU. Without this option, NVML or DCGM reports the GPU, if the
-machine has a single GPU or all GPUs in use are of the same model. Workloads of sessions or shared prefixes have no
-limit, because a prefix cache may save an unknown part of the work.
+simulates. For a real server, `--gpu-model` names the GPU. Without this option, the GPU that NVML or DCGM reports is
+used. In this case, the machine must have a single GPU, or all GPUs in use must be of the same model. Workloads of
+sessions or shared prefixes have no limit, because a prefix cache may save an unknown part of the work.
 """
 
 from __future__ import annotations

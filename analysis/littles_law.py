@@ -5,7 +5,8 @@ in flight equals the throughput times the mean latency. A run measures all three
 L, throughput and latency cover different requests. For example, a window may contain the end of a stall, but not the
 requests that waited in it.
 
-Over a whole run, the law is exact for complete requests. The other requests in flight are the incomplete ones.
+Over a whole run, the law is exact if L counts only complete requests. Incomplete requests in flight are counted
+separately.
 
 A shorter window cuts about L requests at each end: these began before the window or ended after it. In lambda W, a cut
 request counts with its full latency, whose mean is E[W]. In L, it counts only with its time inside the window. A

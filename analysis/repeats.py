@@ -202,7 +202,9 @@ def start_states(summaries: Sequence[Summary]) -> list[str]:
 
 
 def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
-    """Return the report section on the variation between runs: the main figures with their intervals and values."""
+    """Return the report section on the variation between runs.
+
+    The section contains the main figures with their intervals, and the value of each run."""
     few = repeats.runs <= MAX_VALUES
     heads: dict[str, ColumnKind] = {"figure": "head", "unit": "unit", "mean": "number", "95% CI": "number"}
     rows, needed = [], dict[str, str]()

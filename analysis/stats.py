@@ -151,8 +151,9 @@ def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
     The minimum for p50, p90, p95, p99 and p99.9 is 11, 64, 130, 662 and 6636. The rule is that of MLPerf
-    (mlcommons/inference, early stopping, at 99% confidence). The rule requires the smallest n for which the
-    probability that fewer than two samples lie beyond the quantile is at most 1%. With q = share, this probability is
+    (mlcommons/inference, early stopping, at 99% confidence). With n samples, fewer than two of them may lie beyond the
+    quantile. The probability of this must be at most 1%, and the result is the smallest such n. With q = share, the
+    probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """
@@ -471,7 +472,7 @@ def share_difference_interval(
         difference - sqrt((p_b - l_b)**2 + (u_a - p_a)**2)  to  difference + sqrt((u_b - p_b)**2 + (p_a - l_a)**2).
 
     The source is Newcombe, "Interval estimation for the difference between independent proportions", 1998, method 10,
-    which uses Wilson's intervals. With exact single intervals, the result is never too narrow.
+    which uses Wilson's intervals. If `single_interval` returns exact intervals, the result is never too narrow.
     """
     low_a, high_a = single_interval(*a)
     low_b, high_b = single_interval(*b)

@@ -67,8 +67,9 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    For 99% of the samples of complete requests, the error is at most the error bar. An error bar without samples is
-    None. The error bar of E2E is the error of a single timestamp, because E2E ends with the last token of a read.
+    `own` is the maximum error of a token that was read alone. For 99% of the samples of complete requests, the error is
+    at most the error bar. An error bar without samples is None. The error bar of E2E is the error of a single
+    timestamp, because E2E ends with the last token of a read.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]

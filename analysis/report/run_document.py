@@ -316,7 +316,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
 
 
 def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
-    """Return the sentence on the lengths of each run, and the folded table of the token counts."""
+    """Return a sentence on the lengths in each run, and a table of token counts that readers can unfold."""
     several = len(summaries) > 1
     blocks: list[Block] = [
         Paragraph(findings.lengths_sentence(summary), "", index if several else None)

@@ -228,7 +228,8 @@ class Driver:
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """Return the next requests whose connection the server has closed. These connections are dropped."""
+        """For the next group of requests, drop each connection that the server has closed. Return the affected
+        requests."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1

@@ -9,8 +9,8 @@ the client therefore raises its priority as far as it is permitted to:
 
 Linux first shares the cores between sessions, and then between the processes of one session (sched(7), "The autogroup
 feature"). The nice value of a process therefore has no effect on a server that was started in another terminal. Each
-worker creates a new session, and its autogroup gets the nice value too. Cores are shared between control groups in the
-same way. Across containers, only the real-time policy helps.
+worker creates a new session, and the autogroup of this session gets the nice value too. Cores are shared between
+control groups in the same way. Across containers, only the real-time policy helps.
 
 The real-time policy lets the client preempt the server whenever a packet arrives. With SCHED_RR the median TTFT of a
 busy server was 0.4 to 0.7 ms longer, so this policy is never chosen automatically.

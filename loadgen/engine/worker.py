@@ -169,7 +169,7 @@ def own_prompts(prompts: Prompts, worker: int, workers: int, turns: int = 1) -> 
     """Return the prompts of a run, with empty texts in place of the prompts that other workers send.
 
     Building prompts is slow, so each worker builds only the prompts that it sends. `turns` is the number of turns per
-    session, because all turns of a session belong to the same worker.
+    session. All turns of a session belong to the same worker.
     """
 
     def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:

@@ -129,7 +129,10 @@ def _cost(cost: float | None, currency: str) -> str:
 
 
 def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Return the best candidate of each GPU type. If some candidates have a price, the others are left out."""
+    """Return the best candidate of each GPU type.
+
+    If some candidates have a price, candidates without a price are left out.
+    """
     priced = [option for option in options if option.cost_per_hour is not None]
     best: dict[str, CapacityOption] = {}
     for option in priced or options:

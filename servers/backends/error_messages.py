@@ -123,7 +123,8 @@ def is_rejection(status: int, body: bytes) -> bool:
 
     - The HTTP status, or a status code in the error, is one of REJECTION_STATUSES.
     - The type of the error is one that means overload, such as `rate_limit_error`.
-    - The message of the error says that the server is overloaded, and the error has no status code except TGI's 422.
+    - The message of the error says that the server is overloaded, and the error has no status code or the code 422
+      (TGI).
     """
     if status in REJECTION_STATUSES:
         return True

@@ -83,7 +83,7 @@ Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 
 
 class StepEnd(NamedTuple):
-    """The observations of a step's overload detector, which the run file does not contain."""
+    """Observations of a step's overload detector. The run file does not contain them."""
 
     overloaded: bool
     """True if the step was ended as an overload."""

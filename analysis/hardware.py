@@ -145,6 +145,7 @@ def align_columns(table: Sequence[Sequence[str]]) -> str:
 def build_document(result: Limits, deployment: Deployment) -> Document:
     """Return the report page with the figures, the GEMMs, the roofline and the latency-throughput curve."""
     from loadgen.analysis import report as doc
+    from loadgen.analysis.report.status import COMPUTED
     from loadgen.analysis.report.tables import number_columns, table
 
     title, load = headings(result)
@@ -180,7 +181,10 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
             roofline_chart("data sheet", {"prefill": "prefill", "decode": "decode"}),
         ],
     }
-    return doc.Document("loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"))
+    chips = [COMPUTED]
+    return doc.Document(
+        "loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"), chips=chips
+    )
 
 
 def _ttft_card(result: Limits) -> Any:

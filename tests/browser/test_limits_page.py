@@ -26,6 +26,7 @@ def test_it_has_a_roofline_and_a_curve(browser: Browser, tmp_path: Path) -> None
         page.evaluate("Report.drawAll()")
         assert page.locator("h1").inner_text() not in page.locator("h2").all_inner_texts()
         assert page.locator("dl.cards dt").first.inner_text() == "TTFT expected"
+        assert page.locator(".status").inner_text().endswith("Computed figures of a model; nothing was measured")
         bars = page.evaluate("document.querySelector('#chart-step').data.filter(({ type }) => type === 'bar')")
         assert len(bars) >= 3
         assert sum(bar["x"][0] for bar in bars) == pytest.approx(1000 * limits.expected.decode_step_s, rel=0.01)

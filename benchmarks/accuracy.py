@@ -1,6 +1,7 @@
 """Measures the errors of TTFT, TPOT and receive timestamps against the log of a simulated server.
 
     python -m benchmarks.accuracy                                # 1000 streams, 64 tokens, 500 ms, then 20 ms apart
+    python -m benchmarks.accuracy --server vllm --endpoint responses     # another endpoint of the server
     python -m benchmarks.accuracy --busy --itl 40ms              # other processes compete for every core
     python -m benchmarks.accuracy --stop 2s --output-tokens 256  # every worker process is stopped for 2 s in mid-run
     python -m benchmarks.accuracy --n 20000 --workers 2 --itl 4s --output-tokens 8     # time to open connections
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make one run and print its errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="tgi", choices=("vllm", "tgi", "lightllm"))
+    parser.add_argument("--endpoint", help="endpoint of the server; default: its native one")
     parser.add_argument("--n", type=int, default=1000)
     parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--itl", type=seconds, help="time between tokens; default 20ms, over TLS 100ms")
@@ -77,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.concurrency:
         closed_loop(asked)
         return
-    point = CalibrationPoint(asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps)
+    point = CalibrationPoint(
+        asked.server, asked.n, asked.itl, asked.output_tokens, asked.workers, asked.stamps, asked.endpoint
+    )
     with tempfile.TemporaryDirectory() as folder, others(busy=asked.busy):
         if asked.stop:
             Thread(target=stop_workers, args=(Path(folder) / "run", asked.stop), daemon=True).start()

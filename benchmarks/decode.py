@@ -37,6 +37,14 @@ SGLANG = (
     b'"finish_reason":null,"prompt_tokens":4,"weight_version":"default","num_retractions":0,"queue_time":0.0003926230001525255,'
     b'"reasoning_tokens":0,"completion_tokens":1,"cached_tokens":3,"dp_rank":null}}\n\n'
 )
+RESPONSES = (
+    b'event: response.output_text.delta\ndata: {"content_index":0,"delta":" rilo","item_id":"msg_8fcb3af09d733775",'
+    b'"logprobs":[],"output_index":0,"sequence_number":7,"type":"response.output_text.delta"}\n\n'
+)
+MESSAGES = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta",'
+    b'"text":" rilo"}}\n\n'
+)
 EVENTS = {
     ("vllm", "completions"): VLLM,
     ("vllm", "chat"): CHAT,
@@ -44,6 +52,8 @@ EVENTS = {
     ("lightllm", "generate"): LIGHTLLM,
     ("sglang", "generate"): SGLANG,
     ("openai", "chat"): CHAT,
+    ("openai", "responses"): RESPONSES,
+    ("openai", "messages"): MESSAGES,
 }
 
 

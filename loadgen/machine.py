@@ -101,6 +101,7 @@ class CalibrationPoint(msgspec.Struct, frozen=True):
     output_tokens: int
     workers: int
     stamps: str = "auto"
+    endpoint: str | None = None  # None: the native endpoint of the server
 
 
 class Calibration(msgspec.Struct, kw_only=True, frozen=True):

@@ -17,9 +17,8 @@ import msgspec
 
 from loadgen.servers.auth import NO_AUTH, Access
 from loadgen.servers.backends.base import ServerFacts, model_cards
-from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.dialect import REFUSABLE, Dialect
 from loadgen.servers.backends.error_messages import one_line
-from loadgen.servers.backends.openai import REFUSABLE
 from loadgen.servers.errors import DECODE_ERRORS, NoEndpointError, RefusedModelError, ServerError, UnreachableError
 from loadgen.servers.server_url import API_PATH, parse_server_url
 from loadgen.workloads.request import Request

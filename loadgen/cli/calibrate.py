@@ -154,7 +154,9 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
     )
     with spawn(config) as url:
         values = {"url": url, "out": run, "input-tokens": INPUT_TOKENS} | {
-            name.replace("_", "-"): value for name, value in asdict(point).items() if name != "itl_s"
+            name.replace("_", "-"): value
+            for name, value in asdict(point).items()
+            if name != "itl_s" and value is not None
         }
         options = [f"--{name}={value}" for name, value in values.items()]
         command = [sys.executable, "-m", "loadgen", "burst", "--no-report", "--quiet", *options]

@@ -158,6 +158,8 @@ ENDPOINT_PATHS = {
     "/chat/completions": "chat",
     "/completions": "completions",
     "/embeddings": "embeddings",
+    "/responses": "responses",
+    "/messages": "messages",
     "/generate_stream": "",
     "/generate": "",
 }

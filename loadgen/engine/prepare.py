@@ -150,11 +150,11 @@ def prepare(
         return f": {describe_plan(plan, requested, exact=has_exact_lengths(plan, requested, facts))}"
 
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
-        dialect = dialect_for(plan, probed, access, say)
+        dialect = dialect_for(plan, probed, say)
         announce_trace(plan, schedule, say)
         if about_file:
             say("; ".join(filter(None, (about_file, repetition))))
-        with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
+        with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access_for(plan, dialect)) as tokenizer:
             prompts = build_prompts(plan, schedule, dialect, tokenizer, probed, show)
             if repetition:
                 prompts = replace(prompts, counting_method=f"{prompts.counting_method}; {repetition}")

@@ -65,13 +65,14 @@ Say = Callable[[str], None]
 """Callback that prints one line per step."""
 
 
-def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] = bearer_header) -> Access:
+def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
     """Return the HTTP headers and the TLS settings of a plan. The headers contain the API key.
 
-    `key_headers` returns the headers that carry the API key, as `Dialect.headers` does. If the plan has a header with
-    the same name, the plan's header is used instead. Environment variables in the plan's headers are filled in. Raises
-    PlanError if a variable is not set, and SecretError for a secret that cannot be used.
+    The key is sent as the dialect requires, by default as the dialect of the plan's endpoint requires. If the plan has
+    a header with the same name, the plan's header is used instead. Environment variables in the plan's headers are
+    filled in. Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
     """
+    key_headers = dialect.headers if dialect else _key_headers(plan)
     headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
     name = plan.api_key_env
@@ -85,12 +86,24 @@ def access_for(plan: Plan, key_headers: Callable[[str | None], dict[str, str]] =
     return Access(headers, tls)
 
 
+def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:
+    """Return the function that makes the headers for an API key on the plan's endpoint.
+
+    If the plan names no server yet, its key is sent both as the endpoint requires and as a bearer token.
+    """
+    dialect = BACKENDS[plan.server or GENERIC].dialects.get(plan.endpoint or "")
+    if dialect is None:
+        return bearer_header
+    headers = dialect.headers
+    return headers if plan.server else lambda key: bearer_header(key) | headers(key)
+
+
 def request_headers(plan: Plan, dialect: Dialect) -> dict[str, str]:
     """Return the headers of every request to the endpoint of this dialect.
 
     Raises the errors that `access_for` raises.
     """
-    headers = access_for(plan, dialect.headers).headers
+    headers = access_for(plan, dialect).headers
     return headers if dialect.streams else {"Accept": "application/json", **headers}
 
 
@@ -156,7 +169,7 @@ def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str
     return {"url": address.url, "endpoint": plan.endpoint or address.endpoint or None}
 
 
-def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoint: str | None = None) -> Dialect:
+def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None = None) -> Dialect:
     """Return the API dialect of the server for an endpoint, by default for the endpoint that the plan names.
 
     If neither `endpoint` nor the plan names an endpoint, the native endpoint of the backend is tried first, and then
@@ -173,6 +186,7 @@ def dialect_for(plan: Plan, facts: ServerFacts, access: Access, say: Say, endpoi
         check_version(result, facts)
     if needs_test_request(result, facts):
         request = _test_request(plan, result)
+        access = access_for(plan, result)
         result = choose_endpoint(dialects, facts, request, say, timeout_s=plan.timeout_s, access=access)
     if not plan.force:
         check_version(result, facts)

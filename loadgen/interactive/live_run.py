@@ -121,8 +121,7 @@ class LiveTarget(msgspec.Struct):
         """
         name = endpoint or self.plan.endpoint or ""
         if name not in self._dialects:
-            access = access_for(self.plan)
-            self._dialects[name] = dialect_for(self.plan, self.facts, access, self.say, name or None)
+            self._dialects[name] = dialect_for(self.plan, self.facts, self.say, name or None)
         return self._dialects[name]
 
     def headers(self, dialect: Dialect) -> Mapping[str, str]:
@@ -160,7 +159,7 @@ class LiveTarget(msgspec.Struct):
         To build prompts of exact length, the server may have to count tokens. Raises PlanError and WorkloadError.
         """
         if dialect.endpoint not in self._prompts:
-            plan, access = self.plan, access_for(self.plan)
+            plan, access = self.plan, access_for(self.plan, dialect)
             schedule = prepare.build_schedule(plan)
             prepare.check_prompt_file(plan, schedule)
             with open_tokenizer(self.facts, dialect, timeout_s=plan.timeout_s, access=access) as server:

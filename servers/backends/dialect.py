@@ -30,6 +30,18 @@ TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 Encode = Callable[[Request, str], bytes]
 
+REFUSABLE = {
+    "continuous_usage_stats": "",  # before `stream_options`, the field that contains it, because refusals name both
+    "stream_options": "",
+    "ignore_eos": "",
+    "min_tokens": "",
+    "do_sample": "",
+    "temperature": "",
+    "store": "",
+    "max_tokens": "max_completion_tokens",
+}
+"""Fields that some servers or gateways refuse, with the newer name that they accept. Empty: the field is left out."""
+
 
 def bearer_header(key: str | None) -> dict[str, str]:
     """Return the Authorization header for an API key, or an empty dict if there is no key."""

@@ -23,6 +23,7 @@ import msgspec
 
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import (
+    REFUSABLE,
     Answer,
     ChunkCounts,
     Dialect,
@@ -32,7 +33,9 @@ from loadgen.servers.backends.dialect import (
     encode_body,
 )
 from loadgen.servers.backends.lenient import end_marker
+from loadgen.servers.backends.messages import api_key_headers, messages_dialect
 from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
+from loadgen.servers.backends.responses import responses_dialect
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
 from loadgen.workloads.request import Request
 
@@ -169,17 +172,6 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 INCLUDE_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 RUNNING_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 """Field that requests `usage` in each chunk and at the end. vLLM, SGLang and TensorRT-LLM can send it in each chunk."""
-
-REFUSABLE = {
-    "continuous_usage_stats": "",  # before `stream_options`, the field that contains it, because refusals name both
-    "stream_options": "",
-    "ignore_eos": "",
-    "min_tokens": "",
-    "do_sample": "",
-    "temperature": "",
-    "max_tokens": "max_completion_tokens",
-}
-"""Fields that some servers or gateways refuse, with the newer name that they accept. Empty: the field is left out."""
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
 _USAGES = msgspec.json.Decoder(DetailedUsage)
@@ -620,7 +612,12 @@ OPENAI = base.Backend(
     title="OpenAI-style",
     phrase="an OpenAI-style server",
     native="completions",
-    dialects={"completions": _dialect("completions", count=_TOKENIZE), "chat": _dialect("chat", count_text=_TOKENIZE)}
+    dialects={
+        "completions": _dialect("completions", count=_TOKENIZE),
+        "chat": _dialect("chat", count_text=_TOKENIZE),
+        "responses": responses_dialect("openai", extra_fields=lambda _: {}, count_text=_TOKENIZE),
+        "messages": messages_dialect("openai", headers=api_key_headers, count_text=_TOKENIZE),
+    }
     | {endpoint: pooling.pooling_dialect("openai", endpoint) for endpoint in pooling.PATHS},
     identify=_identify,
     tested_count=_TOKENIZE,

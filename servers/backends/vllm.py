@@ -7,6 +7,8 @@ following fields. A version that does not support a field ignores it.
 - `continuous_usage_stats` adds token counts to each chunk. Under load, a chunk contains several tokens.
 - `include_usage` adds an event with the total token counts.
 
+`/v1/responses` accepts `ignore_eos`. `/v1/messages` has no such field, so a model may end its response early there.
+
 Two fields are never sent. `return_token_ids` makes the first event repeat the prompt's token ids, and `stop` makes the
 server hold text back. Every response ends with `[DONE]`, even a failed one.
 """
@@ -20,7 +22,9 @@ from typing import Any
 
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import Route, VersionRule
+from loadgen.servers.backends.messages import bearer_headers, messages_dialect
 from loadgen.servers.backends.openai import RUNNING_USAGE, messages, openai_dialect, unless_marker
+from loadgen.servers.backends.responses import responses_dialect
 from loadgen.servers.ladder import LADDER_ARCHITECTURE, PLUGIN_FOLDER
 from loadgen.workloads.request import Request
 
@@ -28,6 +32,11 @@ from loadgen.workloads.request import Request
 def _exact(request: Request) -> dict[str, Any]:
     exact = {"min_tokens": request.output_tokens, "ignore_eos": True} if request.ignore_eos else {}
     return exact | RUNNING_USAGE
+
+
+def _ignore_eos(request: Request) -> dict[str, Any]:
+    # The Responses API of vLLM has no `min_tokens`.
+    return {"ignore_eos": True} if request.ignore_eos else {}
 
 
 def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
@@ -83,6 +92,8 @@ VLLM = base.Backend(
     dialects={
         "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),
         "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_UNKNOWN_VERSION,)),
+        "responses": responses_dialect("vllm", extra_fields=_ignore_eos, count=_COUNT_CHAT),
+        "messages": messages_dialect("vllm", headers=bearer_headers, count=_COUNT_CHAT),
         "embeddings": pooling.pooling_dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
         "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
     },

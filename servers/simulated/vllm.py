@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from loadgen.servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks
+from loadgen.servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks, vllm_messages
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
 from loadgen.servers.simulated.state import (
     DURATION_HISTOGRAMS,
@@ -194,6 +194,7 @@ PROTOCOL = ServerProtocol(
         "/v1/completions": completions,
         "/v1/chat/completions": chat,
         "/v1/responses": responses,
+        "/v1/messages": vllm_messages.messages,
         "/v1/embeddings": partial(pooling.embeddings, _pooled_tokens),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), partial(pooling.rerank, _pooled_tokens)),
     },
@@ -205,6 +206,7 @@ PROTOCOL = ServerProtocol(
         ("GET", "/load"): protocol.json_reply({"server_load": 0}),  # needs --enable-server-load-tracking to count
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
+        ("POST", "/v1/messages/count_tokens"): vllm_messages.count_tokens,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/detokenize"): _detokenize,
     },

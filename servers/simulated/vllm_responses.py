@@ -53,9 +53,14 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
         fields |= {"sequence_number": next(sequence_numbers), "type": f"response.{name}"}
         return b"event: response.%b\ndata: %b\n\n" % (name.encode(), protocol.dumps(dict(sorted(fields.items()))))
 
+    delta_start = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":"'
+    delta_end = b'","item_id":%b,"logprobs":[],"output_index":0,"sequence_number":' % protocol.dumps(item["id"])
+
     def encode(first: int, tokens: int, last: bool) -> bytes:
-        text = b"".join(completion.texts[first : first + tokens]).decode()
-        delta = event("output_text.delta", **_CONTENT_POSITION, delta=text, **item_id, logprobs=[])
+        # The event is joined from parts, because a stream has one per token.
+        text = b"".join(completion.texts[first : first + tokens])
+        number = b"%d" % next(sequence_numbers)
+        delta = delta_start + text + delta_end + number + b',"type":"response.output_text.delta"}\n\n'
         return delta + (final_events() if last else b"")
 
     def whole() -> dict[str, Any]:

@@ -54,10 +54,11 @@ def split_events(body: bytes, *, closed: bool = False) -> Split:
     """Split a response body into server-sent events.
 
     Return the payloads, the offset of each event's end, and the remaining bytes that do not form an event. `closed` is
-    True if the response ended as HTTP requires, so that no more bytes can follow. No input raises an error. The usual
-    body has LF line ends and one `data` line per event, and takes about 0.1 us per event. Any other body is split line
-    by line, in about 1 us per event."""
-    usual = _split_usual(body)
+    True if the response ended as HTTP requires, so that no more bytes can follow. No input raises an error.
+
+    The usual body has LF line ends, one `data` line per event, and a name for every event or for none. Its events take
+    about 0.1 us each, or 0.4 us with names. Any other body is split line by line, in about 2 us per event."""
+    usual = _split_usual(body) or _split_named(body)
     if usual is None:
         return _split_exact(body, closed=closed)
     payloads, ends, rest = usual
@@ -108,6 +109,23 @@ def _split_usual(body: bytes) -> Split | None:
     step = len(between)
     ends = accumulate([step + len(payload) for payload in payloads])
     return payloads, [*ends], body[closed:]
+
+
+def _split_named(body: bytes) -> Split | None:
+    """Split a body in which every event has a line with its name and a line with its JSON. Return None for any other
+    body, and for a body with an event that is named as an error."""
+    closed = body.rfind(b"\n\n") + 2
+    if closed < 2 or b"\r" in body or not body.startswith(b"event: "):
+        return None
+    blocks = body[: closed - 2].split(b"\n\n")
+    parts = [block.partition(b"\ndata: {") for block in blocks]
+    names = {name for name, _, _ in parts}
+    # If each block has a separator, three line ends per event leave room for no other line.
+    usual = all(separator for _, separator, _ in parts) and body.count(b"\n", 0, closed) == 3 * len(blocks)
+    if not usual or any(not name.startswith(b"event: ") or _ERROR_NAME.search(name) for name in names):
+        return None
+    ends = accumulate([len(block) + 2 for block in blocks])
+    return [b"{" + payload for _, _, payload in parts], [*ends], body[closed:]
 
 
 def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:

@@ -31,12 +31,27 @@ CACHED_TOKENS = {
     "sglang-0.5.23/generate_stop_stream.txt": 3,
     "sglang-0.5.23/generate_incremental.txt": 3,
     "sglang-0.5.23/stream-interval-4/generate_stream.txt": 3,
+    "sglang-0.5.23/responses_stream.txt": 19,
+    "sglang-0.5.23/messages_full_stream.txt": 19,
+    "sglang-0.5.23/stream-interval-4/messages_stream.txt": 19,
+    "sglang-0.5.23/stream-interval-4/responses_stream.txt": 19,
+    "written/vllm-0.33.0/responses.txt": 0,
+    "written/vllm-0.33.0/responses_reasoning.txt": 0,
+    "written/vllm-0.33.0/responses_tools.txt": 0,
+    "written/openai/responses_summary.txt": 0,
+    "written/openai/responses_filtered.txt": 0,
+    "written/anthropic/messages_thinking.txt": 12,
     "written/lightllm-1.2.0/chat.txt": 0,
     "written/lightllm-1.2.0/completions.txt": 0,
     "written/lightllm-00eb78eb/completions_usage_after_done.txt": 0,
 }
 """Transcripts whose usage states how many prompt tokens were cached."""
-FIRST_ANSWER = {"written/vllm-0.33.0/chat_reasoning.txt": 3}
+FIRST_ANSWER = {
+    "written/vllm-0.33.0/chat_reasoning.txt": 3,
+    "written/vllm-0.33.0/responses_reasoning.txt": 11,
+    "written/vllm-0.33.0/messages_thinking.txt": 7,
+    "written/anthropic/messages_thinking.txt": 7,
+}
 """Transcripts that begin with reasoning: the first event with other text."""
 
 
@@ -94,6 +109,11 @@ def _wire(tokens: list[int], end_event: int | None, finish: str, error: str = ""
     return Answer(tokens, end_event, None, sum(tokens), "wire", finish, kind, error)
 
 
+def _chunks(tokens: list[int], end_event: int | None, prompt: int | None, finish: str, error: str) -> Answer:
+    """A failed stream of a protocol whose usage comes at the end: the pieces are no count of tokens."""
+    return Answer(tokens, end_event, prompt, sum(tokens), "chunks", finish, "in_band_error", error)
+
+
 def _several(tokens: list[int], end_event: int, prompt: int, output: int, *, text_bytes: int, phrases: int) -> Answer:
     """A stream of chunks that hold several tokens, of which only the total is known."""
     answer = _server(tokens, end_event, prompt, output, "length")
@@ -109,6 +129,20 @@ def _rejected(events: int, end_event: int | None, said: str) -> Answer:
 _TOO_LONG = "the input prompt token len 12001 is too long > 2047 (invalid_request_error)"
 _COMPLETIONS, _CHAT = ("vllm", "completions"), ("vllm", "chat")
 _GENERATE = ("sglang", "generate")
+_RESPONSES, _MESSAGES = ("openai", "responses"), ("openai", "messages")
+_TOO_LONG_CHAT = "The input (6017 tokens) is longer than the model's context length (4096 tokens)."
+
+
+def _hidden(answer: Answer, hidden: int, text_bytes: int) -> Answer:
+    """An answer with tokens that the server counted and did not stream."""
+    answer.hidden_tokens, answer.text_bytes = hidden, text_bytes
+    return answer
+
+
+def _ended(answer: Answer, finish: str) -> Answer:
+    answer.finish_reason = finish
+    return answer
+
 
 STREAMS = (
     # vLLM: recorded
@@ -313,4 +347,86 @@ STREAMS = (
         ("openai", "chat"),
         Answer([0, 1, 0], None, None, 1, "chunks", "", "in_band_error", "CUDA out of memory"),
     ),
+    # The Responses API and the Messages API: recorded, then written
+    Stream("sglang-0.5.23/responses_stream.txt", _RESPONSES, _server([0] * 4 + [1] * 6 + [0] * 4, 13, 20, 6, "length")),
+    Stream("sglang-0.5.23/messages_stream.txt", _MESSAGES, _server([0, 0] + [1] * 8 + [0] * 3, 12, 20, 8, "length")),
+    Stream("sglang-0.5.23/messages_full_stream.txt", _MESSAGES, _server([0, 0, *[1] * 4, 0, 0, 0], 8, 20, 4, "length")),
+    Stream(
+        "sglang-0.5.23/stream-interval-4/messages_stream.txt",
+        _MESSAGES,
+        _several([0, 0, 1, 1, 1, 0, 0, 0], 7, 20, 8, text_bytes=32, phrases=2),
+    ),
+    Stream(
+        "sglang-0.5.23/stream-interval-4/responses_stream.txt",
+        _RESPONSES,
+        _several([0] * 4 + [1] * 3 + [0] * 4, 10, 20, 6, text_bytes=27, phrases=1),
+    ),
+    Stream(
+        "sglang-0.5.23/err_long_messages_stream.txt",
+        _MESSAGES,
+        _chunks([0, 0, 0], 2, None, "", f"{_TOO_LONG_CHAT} (invalid_request_error)"),
+    ),
+    Stream(
+        "sglang-0.5.23/err_long_responses_stream.txt",
+        _RESPONSES,
+        _chunks([0, 0, 0], 2, None, "failed", f"{_TOO_LONG_CHAT} (server_error)"),
+    ),
+    Stream(
+        "written/vllm-0.33.0/responses.txt",
+        ("vllm", "responses"),
+        _several([0] * 4 + [1] * 3 + [0] * 4, 10, 5, 4, text_bytes=17, phrases=1),
+    ),
+    Stream(
+        "written/vllm-0.33.0/responses_reasoning.txt",
+        ("vllm", "responses"),
+        _server([0] * 4 + [1, 1] + [0] * 5 + [1, 1, 1, 0, 0], 15, 5, 5, "stop"),
+    ),
+    Stream(
+        "written/vllm-0.33.0/responses_tools.txt",
+        ("vllm", "responses"),
+        _server([0, 0, 1, 1, 1, 0, 0, 0], 7, 5, 3, "stop"),
+    ),
+    Stream(
+        "written/openai/responses_summary.txt",
+        _RESPONSES,
+        _hidden(_server([0] * 9 + [1, 1, 0, 0], 12, 8, 66, "stop"), hidden=64, text_bytes=4),
+    ),
+    Stream(
+        "written/openai/responses_failed.txt",
+        _RESPONSES,
+        _chunks([0, 1, 0], 2, None, "failed", "The server had an error. (server_error)"),
+    ),
+    Stream("written/openai/responses_filtered.txt", _RESPONSES, _server([0, 0, 1, 0], 3, 8, 1, "content_filter")),
+    Stream(
+        "written/openai/responses_error.txt",
+        _RESPONSES,
+        _chunks([0, 0], None, None, "", "The server had an error. (error, server_error)"),
+    ),
+    Stream("written/vllm-0.33.0/messages.txt", ("vllm", "messages"), _server([0, 0, 1, 1, 0, 0, 0], 6, 5, 2, "length")),
+    Stream(
+        "written/vllm-0.33.0/messages_thinking.txt",
+        ("vllm", "messages"),
+        _server([0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0], 11, 5, 4, "stop"),
+    ),
+    Stream(
+        "written/vllm-0.33.0/messages_tools.txt",
+        ("vllm", "messages"),
+        _server([0, 1, 1, 1, 0, 0, 0], 6, 5, 3, "tool_use"),
+    ),
+    Stream(
+        "written/anthropic/messages_thinking.txt",
+        _MESSAGES,
+        _ended(_several([0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0], 11, 19, 5, text_bytes=12, phrases=1), "stop"),
+    ),
+    Stream(
+        "written/anthropic/messages_overloaded.txt",
+        _MESSAGES,
+        Answer([0, 0], None, 8, 0, "chunks", "", "rejected", "Overloaded (overloaded_error)"),
+    ),
+    Stream(
+        "written/anthropic/messages_failed.txt",
+        _MESSAGES,
+        _chunks([0, 0, 0, 1, 0], None, 8, "", "Internal server error (api_error)"),
+    ),
+    Stream("written/anthropic/messages_refused.txt", _MESSAGES, _server([0, 0, 1, 0, 0, 0], 5, 8, 1, "content_filter")),
 )

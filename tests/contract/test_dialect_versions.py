@@ -22,6 +22,7 @@ VERSIONS = {
     "vllm-0.32.0": "0.32.0",
     "vllm-0.33.0": "0.33.0",
     "openai": "",
+    "anthropic": "",
     "sglang-0.5.23": "0.5.23",
     "transformers-5.19": "",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from loadgen.servers.backends import BACKENDS
@@ -14,11 +15,17 @@ ASK = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16)
 STREAM = b'"stream":true,"stream_options":{"include_usage":true}}'
 CHAT = b'{"messages":[{"role":"user","content":"To be"}],'
 RUNNING = b'{"include_usage":true,"continuous_usage_stats":true}'
+RESPONSES = b'{"model":"m","input":"To be","max_output_tokens":16,"temperature":0.0,"store":false,'
+MESSAGES = (
+    b'{"model":"m","messages":[{"role":"user","content":"To be"}],"max_tokens":16,"temperature":0.0,"stream":true}'
+)
 EXACT = b'"min_tokens":16,"ignore_eos":true,"stream_options":%b}' % RUNNING
 
 GREEDY = {
     ("vllm", "completions"): b'{"model":"m","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true,' + EXACT,
     ("vllm", "chat"): CHAT + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,' + EXACT,
+    ("vllm", "responses"): RESPONSES + b'"stream":true,"ignore_eos":true}',
+    ("vllm", "messages"): MESSAGES,
     ("tgi", "generate"): b'{"inputs":"To be","parameters":{"max_new_tokens":16,"details":true,"do_sample":false}}',
     ("tgi", "completions"): b'{"model":"tgi","prompt":"To be","max_tokens":16,"temperature":0.0,"stream":true}',
     ("tgi", "chat"): CHAT + b'"model":"tgi","max_tokens":16,"temperature":0.0,' + STREAM,
@@ -46,6 +53,8 @@ GREEDY = {
     ),
     ("openai", "chat"): CHAT
     + b'"model":"m","max_tokens":16,"temperature":0.0,"stream":true,"stream_options":%b}' % RUNNING,
+    ("openai", "responses"): RESPONSES + b'"stream":true}',
+    ("openai", "messages"): MESSAGES,
 }
 PARAMETERS = {("tgi", "generate"): "parameters", ("lightllm", "generate"): "parameters"} | {
     ("sglang", "generate"): "sampling_params"
@@ -134,8 +143,66 @@ def test_an_answer_may_end_by_itself(key: tuple[str, str]) -> None:
     """Then nothing that would force its length is sent, and the rest is as it was."""
     asked = Request(id=7, prompt="To be", input_tokens=3, output_tokens=16, ignore_eos=False)
     body = DIALECTS[key].encode(asked, "m")
-    forced = (b'"min_tokens":16,"ignore_eos":true,', b"") if key[0] == "vllm" else (b'_eos":true', b'_eos":false')
+    forced = (b'_eos":true', b'_eos":false')
+    if key[0] == "vllm":
+        forced = (b',"ignore_eos":true', b"") if key[1] == "responses" else (b'"min_tokens":16,"ignore_eos":true,', b"")
     assert body == GREEDY[key].replace(*forced)
+
+
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+CHAT_HISTORY = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"), ("user", "To be"))
+
+
+def test_a_chat_of_the_responses_api_is_its_input() -> None:
+    """Every message keeps its role, and images are parts of the last message."""
+    request = msgspec.structs.replace(ASK, messages=CHAT_HISTORY, images=(IMAGE,))
+    parts = [{"type": "input_text", "text": "To be"}, {"type": "input_image", "image_url": IMAGE}]
+    assert json.loads(DIALECTS["openai", "responses"].encode(request, "m"))["input"] == [
+        *({"role": role, "content": content} for role, content in CHAT_HISTORY[:-1]),
+        {"role": "user", "content": parts},
+    ]
+
+
+def test_a_chat_of_the_messages_api_has_its_system_message_apart() -> None:
+    """System messages are a field of the request. An image is its bytes, or the URL at which the server finds it."""
+    request = msgspec.structs.replace(ASK, messages=CHAT_HISTORY, images=(IMAGE, "http://127.0.0.1/cat.png"))
+    sent = json.loads(DIALECTS["openai", "messages"].encode(request, "m"))
+    assert sent["system"] == "Be brief."
+    assert [message["role"] for message in sent["messages"]] == ["user", "assistant", "user"]
+    assert [part.get("source") for part in sent["messages"][-1]["content"]] == [
+        None,
+        {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+        {"type": "url", "url": "http://127.0.0.1/cat.png"},
+    ]
+
+
+def test_the_messages_api_has_its_own_headers() -> None:
+    """Anthropic's server takes the key as x-api-key. vLLM takes it as a bearer token. Both get the version."""
+    version = {"anthropic-version": "2023-06-01"}
+    assert DIALECTS["openai", "messages"].headers("k") == version | {"x-api-key": "k"}
+    assert DIALECTS["vllm", "messages"].headers("k") == version | {"Authorization": "Bearer k"}
+    assert DIALECTS["openai", "messages"].headers(None) == DIALECTS["vllm", "messages"].headers("") == version
+
+
+def test_a_test_request_has_the_prompt_length_in_its_usage() -> None:
+    """Prompt tokens from the cache are part of the prompt, although the Messages API counts them apart."""
+    responses = DIALECTS["openai", "responses"].count_by_running
+    assert responses.body("To be", "m")["max_output_tokens"] == 1
+    assert responses.read({"usage": {"input_tokens": 7}}) == 7
+    messages = DIALECTS["openai", "messages"].count_by_running
+    usage = {"input_tokens": 3, "cache_read_input_tokens": 12, "cache_creation_input_tokens": 4}
+    assert messages.read({"usage": usage}) == 19
+    assert messages.read({"usage": {"input_tokens": 3, "cache_read_input_tokens": None}}) == 3
+
+
+@pytest.mark.parametrize("endpoint", ["responses", "messages"])
+def test_a_refused_field_is_left_out(endpoint: str) -> None:
+    """A server may refuse a temperature, for example OpenAI's for reasoning models."""
+    dialect = DIALECTS["openai", endpoint]
+    assert "temperature" in dialect.refusable_fields
+    changed = dialect.without(("temperature",), 16)
+    assert b"temperature" not in changed.encode(ASK, "m")
+    assert b'tokens":16' in msgspec.json.encode(changed.count_by_running.body("To be", "m"))
 
 
 @pytest.mark.parametrize("key", DIALECTS, ids="-".join)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.answers import DONE, Key, chunk, ending, token, usage, whole
+from tests.support.answers import DONE, Key, chunk, end_events, ending, token, whole
 from tests.support.dialects import DIALECTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/wire-faults.md"
@@ -19,6 +19,11 @@ OVERLOAD = '{"error":{"message":"The request queue is full.","type":"SERVICE_UNA
 HEARTBEATS = ": keep-alive\n\ndata:\n\nevent: ping\ndata: ping\n\nid: 7\n\n"
 TOKEN_FIELDS = {("tgi", "generate"): "token", ("lightllm", "generate"): "token", ("sglang", "generate"): "meta_info"}
 """Field of an event that contains the tokens, in dialects where this field is not `choices`."""
+OTHER_TYPES = {
+    "responses": '{"type":"response.output_text.delta","delta":["a"]}',
+    "messages": '{"type":"content_block_delta","delta":"a"}',
+}
+"""A token in a field of another type, for endpoints whose events have a type."""
 OPENAI = [key for key in DIALECTS if key[1] != "generate"]
 Fault = Callable[[Key], tuple[list[str], dict[str, Any]] | None]
 """Returns the events of a dialect and how they are sent, or None if the dialect cannot have this fault."""
@@ -92,9 +97,9 @@ FAULTS: dict[str, Fault] = {
         lambda key: _interrupted(key, "upstream connect error: boom")
     ),
     "the finish reason `error`": _events(lambda key: whole(key, reason="error")),
-    "the end marker, without any token": _events(lambda _: [DONE], generate=False),
-    "the end marker and a total of 0": _events(lambda _: [usage(0), DONE], generate=False),
-    "the end marker and a total of 3, without any token": _events(lambda _: [usage(3), DONE], generate=False),
+    "the end marker, without any token": _events(end_events, generate=False),
+    "the end marker and a total of 0": _events(lambda key: end_events(key, 0), generate=False),
+    "the end marker and a total of 3, without any token": _events(lambda key: end_events(key, 3), generate=False),
     "a total of 0 with three tokens": _events(lambda key: whole(key, total=0)),
     "heartbeats of every form": _written(lambda key: HEARTBEATS + HEARTBEATS.join(_stream([e]) for e in whole(key))),
     "no blank line at the end": _written(lambda key: _stream(whole(key)).rstrip("\n")),
@@ -106,7 +111,7 @@ FAULTS: dict[str, Fault] = {
         lambda key: [f'{whole(key)[0][:-1]},"usage":[],"created":"now"}}', *whole(key)[1:]], generate=False
     ),
     "the tokens in a field of another type": _events(
-        lambda key: [f'{{"{TOKEN_FIELDS.get(key, "choices")}":"a"}}', *whole(key)[1:]]
+        lambda key: [OTHER_TYPES.get(key[1], f'{{"{TOKEN_FIELDS.get(key, "choices")}":"a"}}'), *whole(key)[1:]]
     ),
     "fewer tokens than requested": _events(lambda key: whole(key, 2, reason="stop")),
     "more tokens than requested": _events(lambda key: whole(key, 4)),
@@ -126,6 +131,13 @@ WHOLE = {
 """Faults of which a response may have any and be complete."""
 
 
+def _which(names: list[str]) -> str:
+    """Return the endpoints, if the names are those of every dialect with these endpoints; otherwise the names."""
+    endpoints = dict.fromkeys(name.split()[1] for name in names)
+    every = [" ".join(key) for key in DIALECTS if key[1] in endpoints]
+    return ", ".join(endpoints if every == names else names)
+
+
 def page() -> str:
     """Return the page, with one row per fault and outcome."""
     rows = []
@@ -135,7 +147,7 @@ def page() -> str:
         for key, (events, more) in kept.items():
             outcomes.setdefault(ending(key, *events, **more), []).append(" ".join(key))
         for (state, kind, detail), names in outcomes.items():
-            whose = {len(DIALECTS): "all", len(OPENAI): "all but generate"}.get(len(names), ", ".join(names))
+            whose = {len(DIALECTS): "all", len(OPENAI): "all but generate"}.get(len(names), _which(names))
             quote = "``" if "`" in detail else "`"
             said = quote + detail.replace("|", "\\|") + quote if detail else ""
             rows.append(f"| {name} | {whose} | *{state}* | {f'`{kind}`' if kind else ''} | {said} |")

@@ -20,6 +20,7 @@ ROUTES = [
     *((name, "/v1/chat/completions", CHAT) for name in simulated_backends()),
     *((name, path, GENERATE) for name in ("tgi", "lightllm") for path in ("/generate", "/generate_stream", "/")),
     ("vllm", "/v1/responses", {"model": "m", "input": "a", "max_output_tokens": 3}),
+    ("vllm", "/v1/messages", CHAT),
     ("vllm", "/v1/embeddings", {"model": "m", "input": "a"}),
     ("vllm", "/v1/rerank", {"model": "m", "query": "a", "documents": ["b"]}),
 ]

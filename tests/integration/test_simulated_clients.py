@@ -86,6 +86,37 @@ def test_openai_chat_streamed(client: openai.OpenAI) -> None:
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [5]
 
 
+@pytest.fixture
+def vllm() -> Iterator[openai.OpenAI]:
+    """The OpenAI client of a simulated vLLM, the one with the Responses API."""
+    with (
+        running(SimulatedConfig(server="vllm", model="m", ttft_s=0.005, itl_s=0.0005)) as started,
+        openai.OpenAI(base_url=f"{started.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+def test_openai_responses_whole(vllm: openai.OpenAI) -> None:
+    """One message of the length asked, with its counts, and incomplete because of its limit."""
+    answer = vllm.responses.create(model="m", input="say something", max_output_tokens=9)
+    assert (answer.status, len(answer.output_text.split())) == ("incomplete", 9)
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 9
+
+
+def test_openai_responses_streamed(vllm: openai.OpenAI) -> None:
+    """Every event is one that the client knows, numbered in order. The pieces add up to the text of the last event."""
+    events = list(vllm.responses.create(model="m", input="say something", max_output_tokens=5, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    pieces = [event.delta for event in events if event.type == "response.output_text.delta"]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == "".join(pieces)
+    assert len(pieces) == 5
+    assert last.response.usage is not None
+    assert last.response.usage.output_tokens == 5
+
+
 def test_openai_sees_errors_as_errors() -> None:
     """A prompt that does not fit is an error of the class that the status stands for."""
     for name, error in (("vllm", openai.BadRequestError), ("tgi", openai.UnprocessableEntityError)):

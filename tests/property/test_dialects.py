@@ -16,13 +16,25 @@ from tests.support.dialects import DIALECTS
 
 OPENAI_KEYS = "choices usage delta text finish_reason token_ids completion_tokens prompt_tokens role error message"
 NATIVE_KEYS = "token generated_text details generated_tokens finished count_output_tokens input_length"
-KEYS = st.sampled_from(f"{OPENAI_KEYS} {NATIVE_KEYS}".split())
+TYPED_KEYS = "type response item status input_tokens output_tokens message content_block stop_reason thinking name"
+KEYS = st.sampled_from(f"{OPENAI_KEYS} {NATIVE_KEYS} {TYPED_KEYS}".split())
+TYPES = st.sampled_from(
+    [
+        *("response.output_text.delta", "response.completed", "response.output_item.added", "response.x.delta"),
+        *("message_start", "content_block_start", "content_block_delta", "message_delta", "message_stop"),
+    ]
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
-EVENTS = st.one_of(VALUES.map(lambda value: json.dumps(value).encode()), st.binary(max_size=20), st.just(b"[DONE]"))
+TYPED_EVENTS = st.builds(
+    lambda type_, value: {"type": type_, **value}, TYPES, st.dictionaries(KEYS, VALUES, max_size=4)
+)
+EVENTS = st.one_of(
+    (VALUES | TYPED_EVENTS).map(lambda value: json.dumps(value).encode()), st.binary(max_size=20), st.just(b"[DONE]")
+)
 
 
 @given(st.lists(EVENTS, max_size=6))

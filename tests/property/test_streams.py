@@ -18,7 +18,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.servers.backends import repeated_events as alike
 from loadgen.servers.wire import sse
 from loadgen.servers.wire.sse import split_events
-from tests.support.answers import DONE, Key, chunk, recorded, usage, whole
+from tests.support.answers import DONE, TYPED, Key, chunk, recorded, usage, whole
 from tests.support.dialects import DIALECTS
 from tests.support.loopback import chunked
 
@@ -98,7 +98,7 @@ class Written:
 def payloads_of(key: Key, tokens: int, draw: Any) -> list[str]:
     """The payloads of a whole response. The last one proves its end."""
     events = whole(key, tokens)
-    if key[1] == "generate":
+    if key[1] in ("generate", *TYPED):
         return events
     parts = PARTS if key[0] != "lightllm" else PARTS[1:]  # there, two roles mean that every chunk is a token
     make = draw(st.sampled_from(parts))

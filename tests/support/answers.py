@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import Any, cast
 
 from loadgen.analysis.run.record import Record
@@ -21,12 +22,22 @@ ASKED = 3
 DONE = "[DONE]"
 
 
+TYPED = ("responses", "messages")
+"""Endpoints whose events have a type and whose usage comes with the end."""
+_STATUSES = {"length": "incomplete", "content_filter": "incomplete", "stop": "completed", "error": "failed"}
+_STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "stop": "end_turn"}
+
+
 def usage(output: int | str) -> str:
     return f'{{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":{output}}}}}'
 
 
 def chunk(key: Key, word: str, reason: str = "") -> str:
     """Return the JSON of one chunk of an OpenAI stream, with the text `word`."""
+    if key[1] == "responses":
+        return f'{{"type":"response.output_text.delta","delta":"{word}"}}'
+    if key[1] == "messages":
+        return f'{{"type":"content_block_delta","delta":{{"type":"text_delta","text":"{word}"}}}}'
     said = f'"delta":{{"content":"{word}"}}' if key[1] == "chat" else f'"text":"{word}"'
     end = f',"finish_reason":"{reason}"' if reason else ""
     return f'{{"choices":[{{{said}{end}}}]}}'
@@ -48,12 +59,29 @@ def token(key: Key, number: int | str, *, last: bool = False, total: int | str =
     return f'{{"token":{{"id":{number}}},"generated_text":{text},"details":{details}}}'
 
 
+def end_events(key: Key, total: int | str | None = None, reason: str = "length") -> list[str]:
+    """Return the events that end a response of any endpoint but `generate`. `total` is the token count in them."""
+    counts = "" if total is None else f'"input_tokens":5,"output_tokens":{total}'
+    if key[1] == "responses":
+        status = _STATUSES[reason]
+        cause = {"length": "max_output_tokens"}.get(reason, reason)
+        details = f'{{"reason":"{cause}"}}' if status == "incomplete" else "null"
+        response = f'"status":"{status}","incomplete_details":{details},"usage":{{{counts}}}'
+        return [f'{{"type":"response.{status}","response":{{{response}}}}}']
+    if key[1] == "messages":
+        stop = f'"delta":{{"stop_reason":"{_STOP_REASONS.get(reason, reason)}"}}'
+        return [f'{{"type":"message_delta",{stop},"usage":{{{counts}}}}}', '{"type":"message_stop"}']
+    return [*([] if total is None else [usage(total)]), DONE]
+
+
 def whole(key: Key, tokens: int = ASKED, total: int | str | None = None, reason: str = "length") -> list[str]:
     """Return the events of a complete response with the given number of tokens.
 
     `total` is the token count that the server reports (default: the true number).
     """
     stated = tokens if total is None else total
+    if key[1] in TYPED:
+        return [*(chunk(key, word) for word in ascii_lowercase[:tokens]), *end_events(key, stated, reason)]
     if key[1] != "generate":
         return [*(chunk(key, word) for word in "abcdef"[:tokens]), chunk(key, "", reason), usage(stated), DONE]
     last = token(key, tokens, last=True, total=stated, reason=reason)

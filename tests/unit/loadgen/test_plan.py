@@ -162,7 +162,11 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"lengths": "guessed"}, "--lengths guessed: unknown; choose 'server', 'tokenizer', 'approximate' or 'exact'"),
         ({"output_tokens": "max:0"}, "--output-tokens max:0: lengths '0': length 0 is outside 1 to 10000000"),
         ({"workers": 4, "n": 2}, "4 workers for 2 requests: use --workers 2 or fewer"),
-        ({"endpoint": "speech"}, "--endpoint speech: unknown; choose 'completions', 'chat', 'embeddings', 'rerank' or"),
+        (
+            {"endpoint": "speech"},
+            "--endpoint speech: unknown; choose 'completions', 'chat', 'responses', 'messages', 'embeddings', "
+            "'rerank' or",
+        ),
         ({"header": ("X-Lane",)}, "--header X-Lane: must be written 'Name: value'"),
         ({"header": ("X-Lane: a\r\nX-Other: b",)}, "must be written 'Name: value'"),
         ({"header": ("Content-Length: 3",)}, "--header Content-Length: 3: loadgen sets Content-Length itself"),

@@ -63,6 +63,16 @@ def test_white_space_around_a_key_is_not_sent(written: str, monkeypatch: pytest.
     assert token_of({"LOADGEN_TOKEN": written.format(KEY)}) == KEY
 
 
+def test_the_key_is_sent_as_the_endpoint_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anthropic's protocol has a header of its own. Before the server is known, the key is sent in both ways."""
+    monkeypatch.setenv("LOADGEN_API_KEY", KEY)
+    version, own, bearer = ({"anthropic-version": "2023-06-01"}, {"x-api-key": KEY}, {"Authorization": f"Bearer {KEY}"})
+    assert access_for(Plan(server="openai", n=1, endpoint="messages")).headers == version | own
+    assert access_for(Plan(server="vllm", n=1, endpoint="messages")).headers == version | bearer
+    assert access_for(Plan(url="http://127.0.0.1:1", n=1, endpoint="messages")).headers == version | own | bearer
+    assert access_for(Plan(server="openai", n=1, endpoint="responses")).headers == bearer
+
+
 @pytest.mark.parametrize("written", REFUSED)
 def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line break inside, control characters, letters beyond ASCII: a sentence that names the variable."""

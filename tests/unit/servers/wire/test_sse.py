@@ -8,6 +8,7 @@ import json
 import pytest
 
 from loadgen.servers.backends.lenient import DONE, end_marker
+from loadgen.servers.wire import sse
 from loadgen.servers.wire.sse import is_event_stream, split_events
 from tests.support.answers import DONE as END
 from tests.support.answers import Key, recorded, whole
@@ -86,6 +87,38 @@ def test_an_error_outside_data_is_an_event(block: bytes) -> None:
     assert json.loads(payloads[1])["error"]
     assert b"boom" in payloads[1]
     assert ends == sorted(ends)
+
+
+NAMED = b'event: a.b\ndata: {"x":1}\n\nevent: c\ndata: {"y":"2"}\n\n'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        NAMED,
+        NAMED + b"event: c\ndata: {",
+        NAMED + b'event: error\ndata: {"message":"boom"}\n\n',
+        NAMED + b"event: ping\ndata: ping\n\n",
+        NAMED + b": keep-alive\n\n" + NAMED,
+        NAMED + b"\n" + NAMED,
+        NAMED + b'event: c\ndata: {"y":\ndata: 2}\n\n',
+        NAMED + b'data: {"y":\nevent: c\ndata: {}\n\n',
+        NAMED + b'event: c\n\ndata: {"y":2}\nid: 7\n\n',
+        NAMED + b"data: [DONE]\n\n",
+        NAMED.replace(b"\n", b"\r\n"),
+        b"event: c\n\n",
+        b"event: ",
+    ],
+)
+@pytest.mark.parametrize("closed", [True, False])
+def test_named_events_are_split_as_line_by_line(body: bytes, closed: bool) -> None:
+    """The fast path for streams whose events all have names gives what the standard says."""
+    assert split_events(body, closed=closed) == sse._split_exact(body, closed=closed)
+
+
+def test_a_stream_of_named_events_takes_the_fast_path() -> None:
+    """Each event has its payload and its end, and no line is looked at on its own."""
+    assert sse._split_named(NAMED) == ([b'{"x":1}', b'{"y":"2"}'], [len(NAMED) - 26, len(NAMED)], b"")
 
 
 def test_an_error_event_without_data_is_an_error() -> None:

@@ -1,0 +1,108 @@
+"""Builds the Answer of a stream of typed events, for the APIs Responses of OpenAI and Messages of Anthropic.
+
+Both protocols send one event for each piece of generated content, and a last event that ends the response. Token counts
+are reported once, at the end, and never per event. A piece of content therefore counts as one token. If the server's
+total is larger, pieces contain several tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from loadgen.servers.backends.dialect import Answer
+from loadgen.servers.backends.stream_events import finalise, join_halves, note_error
+
+
+class GeneratedPiece(NamedTuple):
+    """The generated content of one event. The text may be empty, for example if a token is half of a character."""
+
+    text: str
+    reasoning: bool = False
+    tool_call: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """True if the text belongs to the answer, and not to reasoning or to a tool call."""
+        return not (self.reasoning or self.tool_call)
+
+
+class Totals(NamedTuple):
+    """The token counts that the server reported for a response. None: the server did not report this count."""
+
+    prompt: int | None = None
+    output: int | None = None
+    reasoning: int | None = None  # Part of `output`
+    cached: int | None = None  # Part of `prompt` that was in the server's prefix cache
+
+
+def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | None], totals: Totals) -> Answer:
+    """Return an Answer with the tokens of each event and the counts of the server.
+
+    `pieces` has the content of each event up to the first unreadable event, and None for an event without content. The
+    caller adds the end of the response and calls `finish_answer`."""
+    tokens = [int(piece is not None and piece.text != "") for piece in pieces]
+    answer = Answer(tokens + [0] * (len(payloads) - len(pieces)), chunk_counts="chunk")
+    answer.prompt_tokens = totals.prompt or None
+    if totals.cached is not None:
+        answer.counts["cached_prompt_tokens"] = totals.cached
+    _count_empty_pieces(answer, pieces, totals, _hidden_reasoning(pieces, totals))
+    _note_first_answer(answer, pieces)
+    for index, piece in enumerate(pieces):
+        if piece is None:
+            note_error(answer, payloads[index])
+    return answer
+
+
+def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, broken: str) -> Answer:
+    """Complete an Answer of `build_answer` that has its end event. `broken` describes an unreadable event.
+
+    If the server counted more tokens than there were pieces, the size of the text is stored. A later check uses it to
+    find out whether pieces contain several tokens, or whether tokens were hidden."""
+    finalise(answer, totals.output, broken)
+    if answer.counted_by == "wire":
+        answer.counted_by = "chunks"
+    if any(answer.tokens) and answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens):
+        texts = [piece.text for piece in pieces if piece is not None]
+        streams_thinking = "think>" in "".join(texts)  # reasoning that was streamed as the answer
+        answer.hidden_tokens = 0 if streams_thinking else _hidden_reasoning(pieces, totals)
+        answer.text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        answer.phrase_chunks = sum(len(text.split(None, 1)) > 1 for text in texts)
+    return answer
+
+
+def answer_text(pieces: Sequence[GeneratedPiece | None]) -> str:
+    """Return the text of a response for the next turn of a chat, without reasoning and tool calls."""
+    return join_halves("".join(piece.text for piece in pieces if piece is not None and piece.answers))
+
+
+def without_fields(fields: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a request without those that the server refuses."""
+    return {name: value for name, value in fields.items() if name not in dropped}
+
+
+def _hidden_reasoning(pieces: Sequence[GeneratedPiece | None], totals: Totals) -> int:
+    """Return the number of reasoning tokens that the server counted but did not stream."""
+    streamed = any(piece is not None and piece.reasoning for piece in pieces)
+    return 0 if streamed else totals.reasoning or 0
+
+
+def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, hidden: int) -> None:
+    """Count one token for each piece without text after the first text.
+
+    The pieces are counted only if the sum of all tokens then equals the server's total."""
+    missing = (totals.output or 0) - hidden - sum(answer.tokens)
+    first = next((index for index, tokens in enumerate(answer.tokens) if tokens), len(pieces))
+    empty = [index for index, piece in enumerate(pieces) if index > first and piece is not None and not piece.text]
+    if len(empty) == missing:
+        for index in empty:
+            answer.tokens[index] = 1
+
+
+def _note_first_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None]) -> None:
+    """If the response begins with reasoning, store the index of the first event with other content."""
+    with_text = [(index, piece) for index, piece in enumerate(pieces) if piece is not None and piece.text]
+    if with_text and with_text[0][1].reasoning:
+        first_answer = next((index for index, piece in with_text if not piece.reasoning), None)
+        if first_answer is not None:
+            answer.events["first_answer_ns"] = first_answer

@@ -1,0 +1,99 @@
+"""The route /v1/messages (Anthropic's Messages API) of a simulated vLLM.
+
+The content of a response is one block of text. The source in vLLM 0.32.0 is entrypoints/anthropic. No recording of the
+real server was available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from loadgen.servers.simulated import protocol, tokenizer, vllm_checks
+from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
+from loadgen.servers.simulated.state import ServerState
+
+_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+
+
+def messages(state: ServerState, request: CompletionRequest) -> Encoding:
+    """Encode the response to POST /v1/messages. Raises ErrorReply."""
+    body = request.body
+    missing = [name for name in ("messages", "max_tokens") if body.get(name) is None]
+    if missing:
+        raise vllm_checks.missing_fields(body, *missing)
+    try:
+        ids = _prompt_ids(state, body)
+        max_tokens = vllm_checks.requested_tokens(state, body["max_tokens"], 0)
+        max_tokens = min(max_tokens, state.max_model_len - len(ids))
+        vllm_checks.check_sampling(body, max_tokens)
+    except ErrorReply as problem:
+        raise ErrorReply(_translated(problem.reply)) from None
+    completion = state.complete(request, len(ids), max_tokens, "stop")
+    stop_reason = _STOP_REASONS[completion.finish_reason]
+    usage = {"input_tokens": len(ids), "output_tokens": completion.output_tokens}
+    message: dict[str, Any] = {
+        "id": f"chatcmpl-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
+        "content": [],
+        "model": state.config.model,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(ids), "output_tokens": 0},
+    }
+    whole: dict[str, Any] = {"id": message["id"], "type": "message", "role": "assistant"}
+    whole |= {"content": [{"type": "text", "text": completion.text}], "model": state.config.model}
+    whole |= {"stop_reason": stop_reason, "usage": usage}
+    start = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
+
+    def encode(first: int, tokens: int, _last: bool) -> bytes:
+        return start + b"".join(completion.texts[first : first + tokens]) + b'"},"index":0}\n\n'
+
+    return Encoding(
+        completion,
+        encode,
+        lambda _: protocol.json_reply(whole),
+        failure=(_event("error", error={"type": "internal_error", "message": "EngineCore encountered an issue."}),),
+        merges=True,
+        opening=(
+            _event("message_start", message=message),
+            _event("content_block_start", content_block={"type": "text", "text": ""}, index=0),
+        ),
+        closing=(
+            _event("content_block_stop", index=0),
+            _event("message_delta", delta={"stop_reason": stop_reason}, usage=usage),
+            _event("message_stop"),
+        ),
+    )
+
+
+def count_tokens(state: ServerState, fields: Mapping[str, Any]) -> Reply:
+    """Return the response to POST /v1/messages/count_tokens: the number of prompt tokens. Raises ErrorReply."""
+    if fields.get("messages") is None:
+        raise vllm_checks.missing_fields(fields, "messages")
+    try:
+        count = len(_prompt_ids(state, fields))
+    except ErrorReply as problem:
+        raise ErrorReply(_translated(problem.reply)) from None
+    return protocol.json_reply({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+
+def _prompt_ids(state: ServerState, body: Mapping[str, Any]) -> Sequence[int]:
+    """Return the token ids of the chat that consists of `system` and `messages`. Raises ErrorReply."""
+    vllm_checks.check_model(state, body)
+    chat = list(body["messages"])
+    if body.get("system"):
+        chat.insert(0, {"role": "system", "content": body["system"]})
+    return vllm_checks.prompt_ids(state, tokenizer.chat_text(chat), add_bos=True)
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), protocol.dumps({"type": name, **fields}))
+
+
+def _translated(reply: Reply) -> Reply:
+    """Return an error response of the OpenAI routes in the format of this route."""
+    error = msgspec.json.decode(reply.body)["error"]
+    content = {"type": "error", "error": {"type": error["type"], "message": error["message"]}}
+    return Reply(protocol.dumps(content), reply.status)

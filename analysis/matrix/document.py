@@ -309,7 +309,11 @@ class MatrixReport:
         interruption of the matrix.
         """
         result = [*self._cell_findings(), *sweep_findings(self.summary.sweeps, self._name)]
-        differing = dict.fromkeys(self.servers[cell.server] for cell in self.summary.cells if cell.lengths.differ)
+        differing = dict.fromkeys(
+            self.servers[cell.server]
+            for cell in self.summary.cells
+            if cell.lengths.differ and not self._sets_lengths(cell)
+        )
         if differing:
             text = f"Output lengths of {', '.join(differing)} not as requested."
             result.append(Finding("lengths", "warning", text, "lengths"))
@@ -321,6 +325,12 @@ class MatrixReport:
             text = "The matrix was interrupted. Use --resume to continue it."
             result.append(Finding("interrupted", "warning", text))
         return result
+
+    def _sets_lengths(self, cell: CellName) -> bool:
+        """Return True if the other servers get the output lengths of this cell's server (`equal_work`).
+
+        The responses of this server end by themselves, as the plan wants."""
+        return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 
     def _cell_findings(self) -> list[Finding]:
         """Return findings on the number of measured cells, on complete requests, and on a client that was the limit."""
@@ -506,7 +516,8 @@ class MatrixReport:
             requested = dict.fromkeys(str(run.output_tokens_asked) for run in cell.runs)
             lengths = cell.lengths
             quantiles = map(_number, (lengths.min, lengths.p50, lengths.p90, lengths.max))
-            rows.append((cell, (" or ".join(requested), _number(lengths.mean, 1), *quantiles, f"{lengths.differ:,}")))
+            differ = UNKNOWN if self._sets_lengths(cell) else f"{lengths.differ:,}"
+            rows.append((cell, (" or ".join(requested), _number(lengths.mean, 1), *quantiles, differ)))
         heads: dict[str, ColumnKind] = {"requested, each": "text"}
         heads |= number_columns("mean", "min", "median", "p90", "max", "not as requested")
         lengths_table = self._table("Tokens of complete responses, as counted by the server", heads, rows)

@@ -188,3 +188,14 @@ def test_a_matrix_of_which_nothing_was_measured_has_a_report(tmp_path: Path) -> 
     found = json.loads((folder / "matrix.json").read_text("utf-8"))
     assert {cell["state"] for cell in found["cells"]} == {"failed"}
     assert "0 of 2 cells measured, 0 of 4 runs; 2 failed." in terminal(folder)
+
+
+def test_lengths_that_the_plan_wants_are_no_warning(found: dict[str, Any], tmp_path: Path) -> None:
+    """Responses of the server of `equal_work` end by themselves. Other servers must send the requested length."""
+    found = json.loads(json.dumps(found))
+    for cell in found["cells"]:
+        cell["lengths"]["differ"] = 5 * (cell["server"] in ("tgi", "vllm"))
+    for equal_work, servers in ((None, "vLLM, TGI"), ({"server": "tgi", "lengths": []}, "vLLM")):
+        found["equal_work"] = equal_work
+        (tmp_path / "matrix.json").write_text(json.dumps(found), "utf-8")
+        assert f"Output lengths of {servers} not as requested." in terminal(tmp_path)

@@ -187,6 +187,7 @@ METRICS = {
         "lightllm_request_success",
         "lightllm_request_first_token_duration",
     ),
+    "sglang": ("sglang:generation_tokens", "sglang:num_requests", "sglang:time_to_first_token_seconds"),
 }
 
 

@@ -118,9 +118,10 @@ def _state_sentence(states: Sequence[str]) -> str:
 
 
 def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
-    """Return the figures of a run that are compared between runs, by the name that --assert uses.
+    """Return those figures of a run that can be compared with other runs, by name.
 
-    A figure is None if the run does not have it. A figure from too few samples is None too, unless `thin` is True.
+    The names are those that --assert uses, such as `ttft.p99`. A figure is None if the run does not have it. By
+    default, a percentile from too few samples is also None. With `thin`, it is included.
     """
     complete, planned = complete_and_planned(summary)
     figures: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}

@@ -156,7 +156,10 @@ class _ProbeClient:
         return response
 
     def _prefetch(self, paths: Collection[str]) -> None:
-        """Request the paths side by side. A request that fails is left out, so that it is sent again when needed."""
+        """Request the paths side by side.
+
+        The result of a failed request is not stored, so the request is sent again when needed.
+        """
         from loadgen.servers.json_client import BUSY_STATUSES
 
         def request(path: str) -> JsonResponse | None:
@@ -401,7 +404,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> Mark | None:
-        """The mark by which the server's responses say that the server is simulated, or None for a real server."""
+        """The mark that a simulated server includes in its responses, or None for a real server."""
         return self.client.mark
 
     @property

@@ -9,9 +9,9 @@ the difference. Positive differences mean that B is worse.
     beyond the bound      0 or below    inconclusive, with the number of requests or runs that would decide
 
 The limit has 95% confidence, so a server B that equals A fails with a probability of at most 5%. With k gates, the
-confidence is `1 - 5% / k` (Bonferroni), and 5% is the probability that any gate fails falsely. Figures without a gate
-do not change the confidence, because gates are chosen before the runs are seen. A verdict is marginal if the bound lies
-between the lower and the upper confidence limit.
+confidence is `1 - 5% / k` (Bonferroni), and 5% is the probability that at least one gate fails falsely. Figures without
+a gate do not change the confidence, because gates are chosen before the runs are seen. A verdict is marginal if the
+bound lies between the lower and the upper confidence limit.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ HELP = {
 
 
 class ReportedRun(msgspec.Struct, frozen=True):
-    """The data of one run that a report needs, without the Records, which can take gigabytes."""
+    """Data of one run for a report. The Records are not included, because they can take gigabytes."""
 
     run: Run
     summary: Summary

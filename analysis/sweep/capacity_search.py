@@ -181,8 +181,8 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is True if at least one run met the objectives and at least one run violated them. If an end
-        of the capacity's confidence interval nevertheless differs from the median by more than a factor of 2, the
+        `bracketed` is True if at least one run met the objectives and at least one run violated them. Even then, an end
+        of the capacity's confidence interval may differ from the median by more than a factor of 2. In this case, the
         result is a load between this end and the median, because a run at such a load has a clear result."""
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
@@ -235,7 +235,7 @@ class Search:
         return np.where(self._grid < load * (1 - 1e-9), probability, 1 - probability)
 
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return a weight per grid load that only affects which load is tried next.
+        """Return a weight for each grid load. The weights only affect which load is tried next.
 
         Grid loads below half of the throughput of an overloaded server have low weights. Grid loads far from the
         predicted capacity also have low weights.

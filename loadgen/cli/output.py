@@ -203,7 +203,7 @@ class Output:
             print(as_text(), file=raw_stream(sys.stdout))
 
     def loaded(self, path: Path, run: Run, frame: Frame, *, drawn: bool) -> None:
-        """Store the content of a run that is in memory, so that `results` does not have to read its file.
+        """Keep the content of a run in memory, so that `results` does not have to read the run file.
 
         `drawn` is True if `results` will write an HTML page, which needs the data of the charts.
         """

@@ -144,7 +144,7 @@ class Backend(msgspec.Struct, frozen=True):
 
 
 def version_text(value: object) -> str:
-    """Return the version that a server reports as one short line, or "" if the value is not text or a number."""
+    """Return a server's reported version as one short line, or "" if the value is not text or a number."""
     is_version = isinstance(value, str | float) or type(value) is int
     return one_line(str(value), VERSION_CHARACTERS) if is_version else ""
 

@@ -1,7 +1,8 @@
 """Starts servers in containers with docker-compose.yml, on this machine or on a GPU host, one service at a time.
 
 Compose starts the container. A server is ready when its health route answers requests from this machine. The health
-check of the container alone is not enough, because a port published on the wrong address is a common mistake.
+check of the container is not enough: it does not detect a port that is published on the wrong address, which is a
+common mistake.
 """
 
 from __future__ import annotations

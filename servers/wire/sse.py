@@ -9,7 +9,7 @@ Events follow the WHATWG HTML standard (section 9.2.6, "Interpreting an event st
 - The `data` lines up to a blank line are joined by LF. The result is the payload of the event.
 - Comments and the fields `id` and `retry` are skipped.
 
-Some servers deviate from the standard. This module therefore has six exceptions from the standard:
+Some servers deviate from the standard. This module therefore deviates from the standard in six ways:
 
 1. **Errors outside `data`.** A line `error: ...`, and an event whose name (`event:`) contains "error" or "exception",
    are errors of the server. Their payload is `{"error": ...}` with the text that the server sent.

@@ -62,7 +62,7 @@ CLEAR = BacklogRule(3, 0.2)
 
 
 class BacklogSample(NamedTuple):
-    """The numbers of requests that had been sent and that had ended at the time `at_s`."""
+    """Number of requests sent and number of requests ended, both up to the time `at_s`."""
 
     at_s: float
     sent: int
@@ -172,8 +172,8 @@ class OverloadDetector:
     def _rejects(self, elapsed_s: float, counts: LiveCounters) -> bool:
         """Return True if the number of rejected requests shows an overload.
 
-        This requires a run of at least MIN_OVERLOAD_S with at least MIN_BACKLOG rejections, which must be more than
-        REJECTED_FRACTION of the requests sent.
+        Three conditions must hold: the run has lasted at least MIN_OVERLOAD_S, the server has rejected at least
+        MIN_BACKLOG requests, and these are more than REJECTED_FRACTION of the requests sent.
         """
         enough = counts.rejected >= MIN_BACKLOG and counts.rejected > REJECTED_FRACTION * counts.sent
         return enough and elapsed_s >= MIN_OVERLOAD_S

@@ -102,7 +102,7 @@ class Objective(msgspec.Struct, frozen=True):
 class BoundsMet(msgspec.Struct, kw_only=True):
     """The bounds of --goodput, all multiplied by the smallest factor at which enough requests would have met them.
 
-    Enough requests are a given share of the requests, such as 90%.
+    "Enough" means a given share of the requests, such as 90%.
     """
 
     scale: float

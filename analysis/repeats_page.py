@@ -1,7 +1,7 @@
 """Builds the page on all repeats of a plan: the joint figures first, the details of each repeat folded.
 
 The page contains the sections of a report on several runs. This module replaces the first screen. It also folds the
-sections that consist of a table row or a paragraph per repeat, because they would hide the joint result.
+sections that consist of a table row or a paragraph per repeat, because these long sections would hide the joint result.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ The window is used if all of these conditions hold. Otherwise the whole run is m
 - The window lasts at least MIN_RESIDENCE_TIMES residence times, so that a start-up phase of one residence time is a
   small part of the run.
 - A test shows that the number in flight is steady (see `_is_steady`).
-- The window excludes at most MAX_EXCLUDED of the requests, and each of these is complete.
+- The window excludes at most the share MAX_EXCLUDED of the requests, and every excluded request is complete.
 """
 
 from __future__ import annotations

@@ -483,8 +483,8 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
 def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
     """Return the share of GPU memory that the engine reserves when it starts, with a note about this share.
 
-    If the server does not report the share, it is None, and the note states the default of the backend. Return None for
-    a simulated server, and for a backend whose reservation is not known.
+    If the server does not report the share, the share in the result is None, and the note states the default of the
+    backend. Return None for a simulated server, and for a backend whose reservation is not known.
     """
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):

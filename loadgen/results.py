@@ -278,9 +278,9 @@ def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) ->
 def write_text(file: Path, text: str, hint: str = RESULTS_ARE_SAFE) -> None:
     """Write a file of results atomically. If several commands write the same file, the last command wins.
 
-    A symbolic link whose name matches RESULT_FILE is replaced by the file, because the run's folder may come from
-    another person. Other symbolic links are followed, because the user has chosen their names. Raises OutputError with
-    `hint` if the file cannot be written.
+    A symbolic link whose name matches RESULT_FILE is replaced by the file. In a folder from another person, such a link
+    might point to a file that must not be overwritten. Other symbolic links are followed, because the user has chosen
+    their names. Raises OutputError with `hint` if the file cannot be written.
     """
     is_ours = RESULT_FILE.fullmatch(file.name) is not None
     target = file.parent.resolve() / file.name if is_ours else file.resolve()

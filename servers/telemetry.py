@@ -389,7 +389,7 @@ def metric_tables() -> dict[str, MetricNames]:
 def page_values(page: Page, server: str) -> dict[str, Any]:
     """Return the values of a metrics page under loadgen's names. Values that are not on the page are omitted.
 
-    `server` is a key of BACKENDS. If its backend has no metric names, such as a generic OpenAI server, those of the
+    `server` is a key of BACKENDS. A generic OpenAI server has no metric names. In this case, the metric names of the
     backend with the most names on the page are used. If the server has several engines, `kv_used` is their mean,
     `kv_used_max` is the value of the fullest engine, and `engines` is the number of engines."""
     table = BACKENDS[server].metrics

@@ -3,7 +3,8 @@
 A server that keeps up starts empty and fills with requests, so the number of requests in flight also grows at first.
 Growth alone therefore proves nothing. The test uses three facts to tell a filling server from a growing queue:
 
-- Filling slows down. Its growth rate falls by half within a few response times, while a queue grows at a constant rate.
+- Filling slows down. The growth rate of a filling server falls by half within a few response times, while a queue grows
+  at a constant rate.
 - A server that keeps up fills to fewer requests in flight than a closed loop needs for the full throughput. A growing
   queue exceeds this number.
 - Arrival times and the work per request are random, so chance alone causes a trend. Over a window with n requests, this

@@ -1,7 +1,8 @@
 """The command `calibrate`: measure the timestamp errors of this machine.
 
 A simulated server in a separate process logs the time of every send. A normal `loadgen burst`, also in a separate
-process, receives its streams. `loadgen.analysis.calibration` compares the log with the timestamps of the burst.
+process, receives the server's streams. `loadgen.analysis.calibration` compares the log with the timestamps of the
+burst.
 """
 
 from __future__ import annotations

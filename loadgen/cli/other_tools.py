@@ -682,7 +682,7 @@ def _compose_url(draft: Draft) -> None:
 def _compose_load(draft: Draft) -> None:
     """Set the loadgen options for rate, arrivals or concurrency.
 
-    The options follow from the rate, profile, arrival pattern and ramp in the words of the other tool.
+    The options follow from the rate, profile, arrival pattern and ramp in the other tool's command line.
     """
     profile = draft.special.get("profile", "")
     if profile in ("concurrent", "synchronous", "throughput", "sweep"):
@@ -772,7 +772,7 @@ def _compose_lengths(draft: Draft) -> None:
 def _is_sglang(draft: Draft) -> bool:
     """Return True for a command of sglang.bench_serving.
 
-    Its range ratio is the shortest length divided by the longest length."""
+    The option for the range ratio means the shortest length divided by the longest length in this tool."""
     return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 
 

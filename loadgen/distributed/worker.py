@@ -280,7 +280,8 @@ def _wait_for_name(master: Address, say: Say, interrupts: Interrupts, *, limit_s
     """Wait until the host name of the master can be resolved, or until an interrupt.
 
     A new machine in a cluster may get its name only after the workers have started. `say` is called with a line as soon
-    as the name cannot be resolved. Raises DistributedError if that is still so after `limit_s` seconds.
+    as the name cannot be resolved. Raises DistributedError if the name still cannot be resolved after `limit_s`
+    seconds.
     """
     deadline_s = time.monotonic() + limit_s
     is_reported = False

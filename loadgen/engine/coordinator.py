@@ -204,8 +204,8 @@ def _wait_until(
     """Wait for all workers. The wait for a worker is over if `reached` returns True for this worker or the worker has
     ended.
 
-    The first interrupt stops the workers. Workers that are still pending `patience_s` seconds later, or at the second
-    interrupt, are killed.
+    The first interrupt stops the workers. `patience_s` seconds later, or at the second interrupt, the workers whose
+    wait is not over are killed.
     """
     handled_interrupts = 0
     limit_s = math.inf

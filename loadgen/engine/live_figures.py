@@ -91,7 +91,7 @@ def tpot_ns(record: Record) -> float | None:
 
 
 def received_bytes(exchange: Exchange) -> int:
-    """Return the number of bytes of a response that have been read.
+    """Return how many bytes of a response have been read.
 
     With TLS and packet timestamps, this is the number of encrypted bytes, because the packet ring counts these.
     """
@@ -104,9 +104,9 @@ class TokenRate:
     """Estimates how many tokens have arrived from the number of bytes that have arrived.
 
     The tokens themselves cannot be counted during the run, because reads are deferred on purpose and a response is
-    decoded after its end. The number of bytes that have arrived is known at any time. It is multiplied by the tokens
-    per byte of the recorded responses. Until a response has been recorded, the tokens per byte of one unfinished
-    response (the sample) are used.
+    decoded after its end. The number of bytes that have arrived is known at any time. The estimate is this number,
+    multiplied by the tokens per byte of the recorded responses. Until a response has been recorded, the tokens per byte
+    of one unfinished response (the sample) are used.
     """
 
     def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:

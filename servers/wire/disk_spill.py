@@ -64,7 +64,9 @@ class DiskSpill:
                     return
 
     def _spill_one(self, exchange: Exchange) -> None:
-        """Write the bytes of one exchange that have been searched for the end of the response, in whole blocks.
+        """Write received bytes of one exchange to disk, in whole blocks.
+
+        Only bytes that have already been searched for the end of the response are written.
 
         Raises OSError if a block cannot be written."""
         exchange.scan()

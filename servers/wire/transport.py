@@ -255,8 +255,8 @@ class Exchange:
     def _decrypt(self, connection: Connection, data: bytes) -> bytes:
         """Return the plaintext of the TLS records that are complete after receiving `data`.
 
-        The plaintext is empty if no record is complete, or only records without response data. If the TLS session has
-        ended, `tls_end` is set."""
+        The plaintext is empty if no record is complete, or if the complete records contain no response data. If the TLS
+        session has ended, `tls_end` is set."""
         assert connection.tls is not None
         if len(data) == INTO_BYTES:
             self.cut_reads.append(len(self.sizes))

@@ -485,9 +485,9 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
     """Return the coefficient of variation of the work that arrives at the server.
 
-    It includes the variation of the prompt and output lengths and, with `random_arrivals`, the variation of Poisson
-    arrivals. If prompts come from a file, their lengths are not known beforehand, and their coefficient of variation is
-    assumed to be 1.
+    The coefficient includes the variation of the prompt and output lengths. With `random_arrivals`, it also includes
+    the variation of Poisson arrivals. If prompts come from a file, their lengths are not known beforehand, and their
+    coefficient of variation is assumed to be 1.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")

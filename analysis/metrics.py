@@ -54,6 +54,9 @@ class Metric(msgspec.Struct, frozen=True):
     judged: bool = True
     """True if objectives and comparisons accept the metric. This applies to metrics per run."""
 
+    optional: bool = False
+    """True if most runs have no request with this metric. Tables then leave the metric out."""
+
     @property
     def key(self) -> str:
         """The name in objectives and on the command line, such as `ttft` or `requests_per_s`."""
@@ -157,6 +160,25 @@ _TABLE = (
         "t_1 - t_due: TTFT from the scheduled send time, which includes delays of the client.",
         lambda f: (f.first_ns - f.due_ns) / NS_PER_S,
         stamps="ttft",
+    ),
+    Metric(
+        "ttfa_s",
+        "TTFA",
+        "Time to first answer",
+        "t_a - t_sent: from the first byte sent to the first chunk that holds a token of the answer or of a tool call, "
+        "after reasoning. Defined only for responses that begin with reasoning.",
+        lambda f: (f.mark("first_answer_ns") - f.sent_ns) / NS_PER_S,
+        stamps="ttft",
+        optional=True,
+    ),
+    Metric(
+        "think_s",
+        "Think",
+        "Reasoning time",
+        "t_a - t_1: from the first chunk of the reasoning to the first chunk of the answer. Defined only for responses "
+        "that begin with reasoning.",
+        lambda f: (f.mark("first_answer_ns") - f.first_ns) / NS_PER_S,
+        optional=True,
     ),
     Metric(
         "tpot_s",

@@ -173,8 +173,9 @@ def latency(
     rows = []
     generates = any(summary.generates for summary in summaries)
     for name in _brief_latencies(summaries) if brief else parts[0]:
-        has_samples = generates or any(part[name].n for part in parts)
-        if name not in only or not has_samples:
+        has_samples = any(part[name].n for part in parts)
+        shows_empty = generates and not METRICS[name].optional
+        if name not in only or not (has_samples or shows_empty):
             continue
         factor, unit = _unit(name, parts)
         for index, part in enumerate(parts):
@@ -198,11 +199,11 @@ def latency(
 def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
-    TTFT from the due time is included if requests waited because of `--concurrency`.
+    TTFT from the due time is included if requests waited because of `--concurrency`. The latencies of reasoning are
+    included, and the table leaves them out if no response began with reasoning.
     """
-    if any(summary.delivery.queue_wait for summary in summaries):
-        return ("ttft_s", "ttft_due_s", *BRIEF_LATENCIES[1:])
-    return BRIEF_LATENCIES
+    from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
+    return ("ttft_s", *from_due, "ttfa_s", "think_s", *BRIEF_LATENCIES[1:])
 
 
 def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -> list[TableColumn]:

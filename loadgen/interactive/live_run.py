@@ -82,7 +82,7 @@ SPANS = ("last", "level", "run")
 BATCH_RECORDS = 32
 """Number of records whose latencies are computed before the sockets are read again."""
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
+NOT_SHOWN = {"ttfa_s", "think_s", "ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
 """Metrics that the page omits to stay short. Reports show them. The `*_due_s` metrics add nothing here: users send each
 request as soon as it is due."""
 CHARTED = ("ttft_s", "tpot_s")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.frame import build_frame
 from loadgen.analysis.metrics import Metric
+from loadgen.analysis.report.tables import latency
 from loadgen.analysis.run.record import shift_record
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import Dialect
 from tests.support.answers import DONE, recorded
-from tests.support.runs import complete
+from tests.support.runs import complete, run_of
 
 CHAT = ("openai", "chat")
 THINKING = ("reasoning", "reasoning_content")
@@ -69,6 +72,18 @@ def test_a_metric_reads_a_mark() -> None:
     records[1].marks = {"first_answer_ns": 9_000}
     assert metric.rows(build_frame(records)).tolist() == pytest.approx([np.nan, 8e-6, np.nan], nan_ok=True)
     assert np.isnan(metric.rows(build_frame(records[:1]))).all()
+
+
+@pytest.mark.parametrize("reasons", [True, False])
+def test_reports_have_the_latencies_of_reasoning_only_where_there_was_some(reasons: bool, tmp_path: Path) -> None:
+    """TTFA is the time to the first answer, and the reasoning lasts from the first token to it."""
+    records = [complete(number, sent_ns=1_000, chunk_ns=[10**9, 3 * 10**9, 4 * 10**9]) for number in range(9)]
+    for record in records:
+        record.marks = {"first_answer_ns": 3 * 10**9} if reasons else {}
+    summary = summarise(run_of(tmp_path / "run", records))
+    names = [row.key for row in latency([summary], brief=True).rows]
+    assert ("ttfa_s" in names, "think_s" in names) == (reasons, reasons)
+    assert (summary.latencies["ttfa_s"].n, summary.latencies["think_s"].p50) == ((9, 2.0) if reasons else (0, None))
 
 
 def test_only_instants_shift_with_the_start() -> None:

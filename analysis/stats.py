@@ -151,9 +151,9 @@ def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
     The minimum for p50, p90, p95, p99 and p99.9 is 11, 64, 130, 662 and 6636. The rule is that of MLPerf
-    (mlcommons/inference, early stopping, at 99% confidence). With n samples, fewer than two of them may lie beyond the
-    quantile. The probability of this must be at most 1%, and the result is the smallest such n. With q = share, the
-    probability is
+    (mlcommons/inference, early stopping, at 99% confidence). The rule limits the probability that fewer than two of n
+    samples lie beyond the quantile. This probability must be at most 1%, and the result is the smallest such n. With
+    q = share, the probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """

@@ -382,7 +382,7 @@ class MatrixReport:
         return unit_of(name, max((mean for mean in means if mean is not None), default=None))
 
     def _figures_table(self, names: Sequence[str], *, page: bool = False) -> doc.Table:
-        """Return the table of figures, with one row per cell. On the page, each column has one unit, in its heading."""
+        """Return the table of figures, with one row per cell. On the page, each column heading names the unit."""
         cells = [cell for host in self.platforms for group in self.groups for cell in self._ranked(group, host)]
         cells += [cell for cell in self.summary.cells if not cell.runs]
         rows = list[tuple[CellName, Cells]]()
@@ -427,7 +427,7 @@ class MatrixReport:
         """Return the table cell for the figure `name` of a matrix cell, with a mark if the figure stands out.
 
         ▲ means significantly better than all other servers on the platform. ▼ means significantly worse than at least
-        one of them. With `scale`, the cell has the unit of its column and does not name it.
+        one of them. With `scale`, the cell uses the unit of its column and does not name the unit.
         """
         unmarked = figure(cell, name, scale)
         rivals = [

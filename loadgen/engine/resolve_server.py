@@ -68,9 +68,9 @@ Say = Callable[[str], None]
 def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
     """Return the HTTP headers and the TLS settings of a plan. The headers contain the API key.
 
-    The key is sent as the dialect requires, by default as the dialect of the plan's endpoint requires. If the plan has
-    a header with the same name, the plan's header is used instead. Environment variables in the plan's headers are
-    filled in. Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
+    The key is in the header that `dialect` requires. By default, this is the dialect of the plan's endpoint. If the
+    plan has a header with the same name, the plan's header is used instead. Environment variables in the plan's headers
+    are filled in. Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
     """
     key_headers = dialect.headers if dialect else _key_headers(plan)
     headers = dict(_parse_headers(plan.header))
@@ -89,7 +89,7 @@ def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
 def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:
     """Return the function that makes the headers for an API key on the plan's endpoint.
 
-    If the plan names no server yet, its key is sent both as the endpoint requires and as a bearer token.
+    If the plan names no server yet, the key is sent twice: as the endpoint requires, and as a bearer token.
     """
     dialect = BACKENDS[plan.server or GENERIC].dialects.get(plan.endpoint or "")
     if dialect is None:

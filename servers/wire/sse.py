@@ -112,8 +112,9 @@ def _split_usual(body: bytes) -> Split | None:
 
 
 def _split_named(body: bytes) -> Split | None:
-    """Split a body in which every event has a line with its name and a line with its JSON. Return None for any other
-    body, and for a body with an event that is named as an error."""
+    """Split a body in which every event consists of two lines: its name and its JSON data.
+
+    Return None for any other body, or if the name of an event means an error."""
     closed = body.rfind(b"\n\n") + 2
     if closed < 2 or b"\r" in body or not body.startswith(b"event: "):
         return None

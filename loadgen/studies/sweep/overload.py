@@ -48,9 +48,9 @@ class BacklogRule(NamedTuple):
     """A rule for the minimum fraction of requests that must have ended.
 
     The server cannot keep up if `ended < min_fraction * sent`. Here `sent` is the number of requests that were sent in
-    the second half of the run so far, and `ended` is the number that ended in it. The rule applies once the run has
-    lasted `first_latencies` times as long as the latency of the first response. Before that time, the throughput of the
-    server may still be rising.
+    the second half of the run so far, and `ended` is the number of requests that ended in this half. The rule applies
+    once the run has lasted `first_latencies` times as long as the latency of the first response. Before that time, the
+    throughput of the server may still be rising.
     """
 
     first_latencies: float

@@ -69,7 +69,8 @@ class Answer:
     phrase_chunks: int = 0  # Chunks of more than one word. Set like `text_bytes`.
     refuted_total: int | None = None  # The server's total of 0, if tokens were streamed nevertheless
     counts: dict[str, int] = field(default_factory=dict)
-    """Counts for `Record.marks`, by name. `cached_prompt_tokens` is the number of prompt tokens in the prefix cache."""
+    """Counts for `Record.marks`, by name. `cached_prompt_tokens` is the number of prompt tokens in the prefix cache.
+    `reasoning_tokens` is the number of reasoning tokens that the server reports, if it is not 0."""
     events: dict[str, int] = field(default_factory=dict)
     """Indices of events whose arrival time is stored in `Record.marks`, by name. `first_answer_ns` is the first chunk
     with text that is not reasoning, if the response begins with reasoning."""

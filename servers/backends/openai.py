@@ -431,11 +431,13 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
 def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails) -> None:
     """Store the number of cached prompt tokens and the end of the reasoning in the answer.
 
-    `answer.counts` gets the number of cached prompt tokens, if the server reports this number. If the response begins
-    with reasoning, `answer.events` gets the index of the first event with text after the reasoning. `runs[i]` is the
-    number of repeated events that were dropped after event i."""
+    `answer.counts` gets the numbers of cached prompt tokens and of reasoning tokens, if the server reports them. If the
+    response begins with reasoning, `answer.events` gets the index of the first event with text after the reasoning.
+    `runs[i]` is the number of repeated events that were dropped after event i."""
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
+    if details.reasoning:
+        answer.counts["reasoning_tokens"] = details.reasoning
     with_text = (index for index, choice in enumerate(choices) if _tokens_in(choice))
     first = next(with_text, None)
     delta = None if first is None else choices[first].delta

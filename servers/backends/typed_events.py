@@ -46,6 +46,8 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
     answer.prompt_tokens = totals.prompt or None
     if totals.cached is not None:
         answer.counts["cached_prompt_tokens"] = totals.cached
+    if totals.reasoning:
+        answer.counts["reasoning_tokens"] = totals.reasoning
     _count_empty_pieces(answer, pieces, totals, _hidden_reasoning(pieces, totals))
     _note_first_answer(answer, pieces)
     for index, piece in enumerate(pieces):

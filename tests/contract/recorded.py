@@ -46,6 +46,14 @@ CACHED_TOKENS = {
     "written/lightllm-00eb78eb/completions_usage_after_done.txt": 0,
 }
 """Transcripts whose usage states how many prompt tokens were cached."""
+REASONING_TOKENS = {
+    "sglang-0.5.23/stream-interval-4/chat_stream_cont.txt": 8,
+    "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt": 8,
+    "sglang-0.5.23/stream-interval-4/responses_stream.txt": 6,
+    "written/vllm-0.33.0/responses_reasoning.txt": 2,
+    "written/openai/responses_summary.txt": 64,
+}
+"""Transcripts whose usage states how many tokens were reasoning."""
 FIRST_ANSWER = {
     "written/vllm-0.33.0/chat_reasoning.txt": 3,
     "written/vllm-0.33.0/responses_reasoning.txt": 11,
@@ -70,6 +78,8 @@ class Stream:
         self.answer.chunk_counts = self.by or USUALLY_COUNTED_BY.get(self.key, "chunk")
         if self.file in CACHED_TOKENS:
             self.answer.counts = {"cached_prompt_tokens": CACHED_TOKENS[self.file]}
+        if self.file in REASONING_TOKENS:
+            self.answer.counts["reasoning_tokens"] = REASONING_TOKENS[self.file]
         if self.file in FIRST_ANSWER:
             self.answer.events = {"first_answer_ns": FIRST_ANSWER[self.file]}
 

@@ -35,7 +35,15 @@ def test_later_runs_quote_what_was_found(tmp_path: Path) -> None:
         _, out, _ = burst(tmp_path, *common)
     kept = runfile.read(tmp_path / "run").header.client["calibration"]
     assert kept["load"] == {
-        **{"server": "vllm", "n": 20, "itl_s": 0.005, "output_tokens": 8, "workers": 1, "stamps": "auto"}
+        **{
+            "server": "vllm",
+            "n": 20,
+            "itl_s": 0.005,
+            "output_tokens": 8,
+            "workers": 1,
+            "stamps": "auto",
+            "endpoint": None,
+        }
     }
     assert f"calibrated {kept['made_at'][:10]}: TTFT ±" in " ".join(out.split())
     quoted = summary_of(tmp_path)["client"]["calibration"]

@@ -65,7 +65,7 @@ def test_a_report_keeps_the_objectives_of_the_run(simulated: Running, tmp_path: 
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert 'id="objectives"' in page
     assert 'id="goodput"' in page
-    assert "2 passed, 1 failed." in page
+    assert "1 of 3 failed: " in page
 
 
 def test_several_runs_keep_theirs(tmp_path: Path) -> None:

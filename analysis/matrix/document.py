@@ -219,14 +219,15 @@ class MatrixReport:
             return []
         measured = [cell for cell in cells if cell.state == "measured"]
         valid = [cell for cell in cells if cell.valid]
-        planned = sum(sum(cell.requests.values()) for cell in cells)
+        # `sent` is not an outcome: each request that was sent is also counted by its outcome.
+        ended = sum(count for cell in cells for state, count in cell.requests.items() if state != "sent")
         complete = sum(cell.requests.get("complete", 0) for cell in cells)
         every = len(measured) == len(cells)
         known: doc.Level = "ok" if len(valid) == len(cells) else "error"
         return [
             doc.Chip("Cells", f"{len(measured):,} of {len(cells):,} measured", "ok" if every else "warning"),
             doc.Chip("Measurement", f"{len(valid):,} of {pluralise(len(cells), 'cell')} valid", known),
-            doc.Chip("Requests", f"{complete:,} of {planned:,} complete", "ok" if complete == planned else "error"),
+            doc.Chip("Requests", f"{complete:,} of {ended:,} complete", "ok" if complete == ended else "error"),
         ]
 
     def _cells_of(self, group: tuple[str, str]) -> list[CellSummary]:

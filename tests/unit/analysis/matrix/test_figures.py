@@ -199,3 +199,12 @@ def test_lengths_that_the_plan_wants_are_no_warning(found: dict[str, Any], tmp_p
         found["equal_work"] = equal_work
         (tmp_path / "matrix.json").write_text(json.dumps(found), "utf-8")
         assert f"Output lengths of {servers} not as requested." in terminal(tmp_path)
+
+
+def test_the_status_strip_counts_each_request_once(found: dict[str, Any]) -> None:
+    """Each request counts by its outcome, and not also as sent."""
+    summary = msgspec.convert(found, MatrixSummary)
+    chips = {chip.label: chip for chip in MatrixReport(summary).brief_document().chips}
+    complete = sum(cell.requests["complete"] for cell in summary.cells)
+    assert chips["Requests"].text == f"{complete:,} of {complete:,} complete"
+    assert chips["Requests"].level == "ok"

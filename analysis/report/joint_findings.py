@@ -72,7 +72,10 @@ def joint_objectives(summaries: Sequence[Summary]) -> Finding | None:
         judged = [entry.verdict for summary in summaries for entry in summary.objectives if entry.objective == text]
         passed = judged.count("pass")
         parts.append(f"{text} passed in {passed} of {len(judged)} repeats")
-        levels.add("error" if "fail" in judged else "warning" if "inconclusive" in judged else "ok")
+        if "fail" in judged:
+            levels.add("error")
+        else:
+            levels.add("warning" if "inconclusive" in judged else "ok")
     level = next(level for level in LEVELS if level in levels)
     return Finding("objectives", level, f"{'; '.join(parts)}.", "objectives")
 

@@ -46,7 +46,9 @@ def validity(summaries: Sequence[Summary]) -> Chip:
             return Chip("Measurement", f"invalid: {reason}", "error")
         return Chip("Measurement", f"valid{noted}", "warning" if warnings else "ok")
     valid = len(summaries) - len(invalid)
-    level: Level = "error" if invalid else "warning" if warnings else "ok"
+    level: Level = "warning" if warnings else "ok"
+    if invalid:
+        level = "error"
     return Chip("Measurement", f"{valid:,} of {pluralise(len(summaries), 'run')} valid{noted}", level)
 
 
@@ -94,7 +96,9 @@ def failure_text(entry: ObjectiveVerdict) -> str:
     name = re.split("[<>]", entry.objective, maxsplit=1)[0].strip()
     if entry.measured is None:
         return f"`{name}` not measured"
-    sign = ">" if entry.measured > entry.bound else "<" if entry.measured < entry.bound else "="
+    sign = "="
+    if entry.measured != entry.bound:
+        sign = ">" if entry.measured > entry.bound else "<"
     if entry.unit == "s":
         factor, unit = scale_of(entry.bound)
         return f"`{name}` {significant(entry.measured * factor)} {sign} {entry.bound * factor:,.6g} {unit}"

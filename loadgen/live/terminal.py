@@ -239,11 +239,9 @@ def sparkline(values: Sequence[float | None], columns: int, blocks: str) -> str:
     used = min(columns, count)
     parts = [values[index * count // used : (index + 1) * count // used] for index in range(used)]
     means = [_mean([value for value in part if value is not None]) for part in parts]
-    maximum = max((mean for mean in means if mean is not None), default=0.0)
-    characters = [
-        " " if mean is None else blocks[round(mean / maximum * (len(blocks) - 1)) if maximum > 0 else 0]
-        for mean in means
-    ]
+    maximum = max((mean for mean in means if mean is not None), default=0.0) or 1.0
+    highest = len(blocks) - 1
+    characters = [" " if mean is None else blocks[round(mean / maximum * highest)] for mean in means]
     return "".join(characters).ljust(columns)
 
 

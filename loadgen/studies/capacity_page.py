@@ -65,7 +65,8 @@ def capacity_document(
         sections.append(Section("growth", "If the load grows", [reference]))
     runs = [_line(option, index, rate_per_s, priced=priced) for index, option in enumerate(lines)]
     currency = next((option.currency for option in lines if option.currency), "")
-    charts = [_chart(rate_per_s, f"cost per hour{f', {currency}' if currency else ''}" if priced else "GPUs")]
+    cost_title = f"cost per hour, {currency}" if currency else "cost per hour"
+    charts = [_chart(rate_per_s, cost_title if priced else "GPUs")]
     return Document(
         "loadgen plan-capacity",
         title,

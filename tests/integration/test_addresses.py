@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -47,13 +48,29 @@ def streams(talk: Talk) -> None:
     talk.stream()
 
 
+ATTEMPTS = 5
+"""Number of ports that are tried."""
+
+
 @contextlib.contextmanager
 def replicas(*hosts: str) -> Iterator[list[PlainServer]]:
-    """Serve on the same port of several addresses."""
+    """Serve on the same port of several addresses.
+
+    A port that is free on the first address may be in use on another one. Then another port is tried.
+    """
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(plain_openai(streams, host=hosts[0]))
-        others = [stack.enter_context(plain_openai(streams, host=host, port=first.port)) for host in hosts[1:]]
-        yield [first, *others]
+        for attempt in range(ATTEMPTS):
+            servers = [stack.enter_context(plain_openai(streams, host=hosts[0]))]
+            try:
+                servers += [
+                    stack.enter_context(plain_openai(streams, host=host, port=servers[0].port)) for host in hosts[1:]
+                ]
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or attempt == ATTEMPTS - 1:
+                    raise
+                stack.close()
+        yield servers
 
 
 @pytest.mark.parametrize("arrivals", ["burst", "closed:6", "constant:100"])

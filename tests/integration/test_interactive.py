@@ -40,7 +40,9 @@ def test_two_hundred_users_are_timed_as_exactly_as_a_burst(tmp_path: Path) -> No
     run = runfile.read(tmp_path / "run")
     assert {record.state for record in run.records} == {"complete"}
     found = compare_with_log(run, read_log(tmp_path / "sim.jsonl"))
-    assert found.stamps == "ring"
+    # A response whose packet timestamps contradict each other gets socket timestamps. This must be rare.
+    sources = Counter(record.stamps for record in run.records)
+    assert sources["ring"] >= 0.99 * sources.total(), sources
     assert found.requests >= 400
     assert found.not_compared == 0
     assert found.ttft_s.p99 < 0.001, found

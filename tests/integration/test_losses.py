@@ -77,7 +77,10 @@ def test_tokens_arrive_when_they_could_be_read(tmp_path: Path) -> None:
     assert (client_side["ring_drops"], client_side["ring_missed"]) == (0, 0)
     burst = {source for source in sides(segments) if deliverable(segments, source)}
     counted = sum(line.values["out_of_order"] for line in run.telemetry if line.source == "client")
-    assert counted == sum(early(segments, source) for source in burst) > 0
+    expected = sum(early(segments, source) for source in burst)
+    assert expected > 0
+    # The last segment of a stream may come after the client has read its counters for the last time.
+    assert expected - 1 <= counted <= expected
 
 
 def let_through(file: Path) -> list[Segment]:

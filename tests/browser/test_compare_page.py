@@ -67,7 +67,7 @@ def test_the_comparison_opens_and_says_what_was_found(
     assert {line["line"]["width"] for line in lines} == {1}
     if width == 1600:
         details = page.evaluate("document.querySelector('#method').getBoundingClientRect().top + scrollY")
-        assert details <= 3 * 900 + 50  # the chips below the title take 50 pixels
+        assert details <= 3 * 900
     assert page.locator("#runs tbody th a").count() == 4
     assert path.stat().st_size < 1_500_000
     assert complaints == []

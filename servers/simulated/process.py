@@ -19,7 +19,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 
 READY = "ready "
 """Prefix of the first line that a child writes to standard output. The prefix is followed by the server's URL."""
-CHILD = (  # Our own packages come first in the path, whatever the working directory contains.
+CHILD = (  # Our own packages come first in the path.
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
     "from loadgen.servers.simulated.server import child; child()"
 )
@@ -44,7 +44,8 @@ def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
     does not reach the server, because the server runs in a separate session. Raises StartError if the server does not
     start.
     """
-    command = [sys.executable, "-c", CHILD]
+    # -P keeps the working directory out of the path: a user's attr.py there must not replace a library's module.
+    command = [sys.executable, "-P", "-c", CHILD]
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+b") as errors,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -272,3 +274,18 @@ def test_the_table_has_forty_commands_and_six_types_of_servers() -> None:
     """A row that is removed must be replaced."""
     assert len(COMMANDS) == 40
     assert {server for server, _ in COMMANDS} == {*SMALL, *SIMULATED}
+
+
+def test_a_module_of_the_user_does_not_replace_one_of_a_library(tmp_path: Path) -> None:
+    """The simulated server starts in a folder whose attr.py has the name of a module that aiohttp imports."""
+    (tmp_path / "attr.py").write_text("raise SystemExit('the module of the user was imported')\n", "utf-8")
+    words = ["burst", "--simulated", "--server", "vllm", "--n", "4", "--output-tokens", "2", "--no-report"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "loadgen", *words],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode in (0, 5), done.stderr

@@ -1,7 +1,8 @@
-"""Judges whether the client was the limit, from a run's Records and the client's own telemetry.
+"""Judges whether the client was the limit, which means that the load generator may have distorted the figures.
 
-Each health figure of the client, such as its CPU use, has a limit (LIMITS). A run that exceeds a limit is invalid,
-because the client may have influenced its results. The report gives the reason and the remedy.
+The judgement is based on a run's Records and on the client's own telemetry. Each health figure of the client, such as
+its CPU use, has a limit (LIMITS). A run that exceeds a limit is invalid, because the client may have influenced its
+results. The report gives the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -300,11 +301,11 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
-    """Return by how much the wall clock was set during the run, in seconds, or None if this is unknown.
+    """Return the size of the step of the wall clock during the run, in seconds, or None if it is unknown.
 
-    `disagreement_s` is the drift between the wall clock and the monotonic clock. Slewing, the gradual correction of a
-    clock, explains a drift of up to `MAX_SLEW * last_s`. The result is the drift beyond that, or 0 if slewing explains
-    the whole drift.
+    A clock can be corrected gradually (slewing) or at once (a step). `disagreement_s` is the drift between the wall
+    clock and the monotonic clock during a run of `last_s` seconds. Slewing explains a drift of up to
+    `MAX_SLEW * last_s`. The result is the rest of the drift. It is 0 if slewing explains the whole drift.
     """
     return None if disagreement_s is None else round_to_ns(max(0.0, disagreement_s - MAX_SLEW * max(1.0, last_s)))
 

@@ -293,23 +293,26 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def gap_counts(self) -> Integers:
-        """The number of gaps between the chunks of each row; 0 for rows that are not in `sampled`."""
+        """The number of gaps between the chunks of each row; 0 for rows that the mask `sampled` does not select."""
         return np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0)
 
     @property
     def later_counts(self) -> Integers:
         """The number of tokens after the first token of each row, as counted in the chunks.
 
-        The number is 0 for rows that are not in `sampled`.
+        The number is 0 for rows that the mask `sampled` does not select.
         """
         return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
 
     def gaps_s(self) -> Floats:
-        """Return the gaps between consecutive chunks, t_{j+1} - t_j, of all rows in `sampled`, in seconds."""
+        """Return the gaps between the consecutive chunks of each request, in seconds.
+
+        Only the rows that the mask `sampled` selects are included.
+        """
         return np.concatenate([gaps_ns / NS_PER_S for _, gaps_ns in self.gap_blocks()])
 
     def token_gaps_s(self) -> Floats:
-        """Return the inter-token latencies of all rows in `sampled`, in seconds.
+        """Return the inter-token latencies of all rows that the mask `sampled` selects, in seconds.
 
         The samples are every gap between chunks, and a zero for each additional token of a chunk. Each row has one
         sample per token after the first token: first its gaps, then its zeros.
@@ -329,7 +332,7 @@ class Frame(msgspec.Struct, frozen=True):
     def gap_blocks(self) -> Iterator[tuple[slice, NDArray[np.integer]]]:
         """Yield (rows, gaps) for each block: a slice of rows, and the gaps between the chunks of these rows in ns.
 
-        Only the gaps of rows in `sampled` are included.
+        Only the rows that the mask `sampled` selects are included.
         """
         sampled = self.sampled
         for rows, chunks in self.blocks():

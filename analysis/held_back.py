@@ -41,8 +41,10 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def common(self) -> bool:
-        """Return True if a large share of the responses is held back. The latencies of the run then describe the
-        buffer."""
+        """Return True if a large share of the responses is held back.
+
+        The latencies of the run then describe the proxy or the server's buffer that holds the tokens back.
+        """
         return self.responses >= MIN_SHARE * self.examined
 
 

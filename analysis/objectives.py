@@ -327,7 +327,11 @@ def _bound(text: str, figure: str) -> tuple[float, Unit]:
 
 
 def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
-    """Return the units in which a bound on this figure may be given."""
+    """Return the units in which the user may write a bound on this figure.
+
+    The keys are the units as the user writes them. A value is the power of ten that converts the number, and the unit
+    of the result. For example, `ms` has the value `(-3, "s")`.
+    """
     if figure in LATENCIES or figure == SKEW:
         return TIME
     if figure == "attainment":

@@ -424,7 +424,7 @@ class QuotedCalibration(msgspec.Struct, kw_only=True):
 
 
 class ClientHealth(msgspec.Struct, kw_only=True):
-    """Health of the load generator: whether it was the limit of the run, and how accurate its timestamps are."""
+    """Health of the load generator: whether it may have distorted the figures, and how accurate its timestamps are."""
 
     verdict: Literal["ok", "limited"] = "ok"
     reasons: list[str] = []

@@ -43,15 +43,15 @@ class StampError(msgspec.Struct, frozen=True):
     pair_s: float
     """Error of the difference of two such timestamps."""
     away_s: float | None
-    """Longest time for which the client may not have read. None if this time was not measured. 0 if `stamp_s` includes
-    it, or if tokens that are read together have separate timestamps."""
+    """Longest time that the client may have spent without reading. None if this time was not measured. 0 if `stamp_s`
+    includes it, or if tokens that are read together have separate timestamps."""
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
     """Return the maximum timestamp errors of tokens whose read contained no other token, or None if they are unknown.
 
-    If the error of the timestamp source is known, the result is this error plus the amount by which the clock was set
-    during the run. Otherwise, a timestamp may be late by the longest stall of the event loop. This bound also covers
+    If the error of the timestamp source is known, the result is this error plus the steps of the wall clock during the
+    run. Otherwise, a timestamp may be late by the longest stall of the event loop. This bound also covers
     tokens that were read together.
     """
     stall_s = health.stall_max_s
@@ -129,8 +129,8 @@ def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Int
     - the number of timestamps in each bucket of maximum errors.
     - the number of inter-token gaps in each bucket of maximum errors.
 
-    Buckets keep the arrays small for a hundred million tokens. `away_s` limits every error. It is the longest time for
-    which the client may not have read, or None if this time is unknown.
+    Buckets keep the arrays small for a hundred million tokens. No error exceeds `away_s`, the longest time that the
+    client may have spent without reading, in seconds. It is None if this time is unknown.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

@@ -140,7 +140,10 @@ def report_link(run: Path, page: Path) -> str:
 
 
 def page_link(folder: Path, page: Path) -> str:
-    """Return the relative link from `page` to the page in a folder of runs, or an empty string if it has none."""
+    """Return the relative link from `page` to the HTML page in `folder`, such as report.html.
+
+    Return an empty string if the folder has no page. It is the folder of a run, of repeats, of a matrix or of a sweep.
+    """
     return next((relpath(folder / name, page.parent) for name in PAGES if (folder / name).exists()), "")
 
 

@@ -88,9 +88,10 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def plain(self) -> Tokenizer | None:
-        """A counter with which the server counts tokens without running the model, or None if the server has none.
+        """A counter that uses another route of the server, which counts tokens without running the model.
 
-        Its counts exclude the tokens that the endpoint adds. It is used only if `generates` is True."""
+        Its counts exclude the tokens that the endpoint adds. None if the server has no such route. Callers
+        need this counter only if `generates` is True."""
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):

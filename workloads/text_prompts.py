@@ -102,7 +102,9 @@ class _TextBuilder:
         self._survey, self.samples = _survey(prompts, progress)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text as it is sent. The counter may add a word at both ends."""
+        """Return the number of tokens of each text as it is sent.
+
+        If the token counter has a `frame` word, this word is added at both ends of a text before it is sent."""
         return self._counter.count(self._counter.framed(texts))
 
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:

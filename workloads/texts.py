@@ -144,11 +144,13 @@ class Words(msgspec.Struct, frozen=True):
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
     """Count the tokens of the candidate words, and return the usable words with their numbers of tokens (costs).
 
-    In most vocabularies, every candidate is one token. To check this, the tokens of a few long texts are counted.
-    Together, these texts contain every pair of words. If a text does not have one token per word, each word is counted
-    after another word. Words of more than COST_LIMIT tokens are then left out.
+    In most tokenizers, every candidate is one token. To check this first, the candidates are combined into texts that
+    contain every pair of them, and the tokens of these texts are counted. If each text has one token per word, every
+    word is known to be one token.
 
-    The first `openings` words are also counted at the start of a prompt."""
+    Otherwise each word is counted separately, after another word. Words of more than COST_LIMIT tokens are left out.
+
+    The first `openings` words are also counted at the start of a prompt, where a word may have another cost."""
     first = candidates[0]
     starts = list(candidates[:openings])
     usable = list(candidates[:WORDS_LIMIT])
@@ -306,7 +308,7 @@ class TextSurvey:
 
         - `spans` is the number of shared spans, which are texts at the beginning of several prompts. The spans have the
           numbers -1 to -`spans`. Without shared spans it is 0.
-        - `complete` is False if `note` will not be called for every prompt.
+        - `complete` is False if not every prompt will be recorded with `note`.
         """
         self.complete = complete
         self.lengths = Counter[int]()
@@ -321,9 +323,10 @@ class TextSurvey:
         return self._texts + (self._spans or len(self._span_positions))
 
     def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Add one prompt to the survey, and return "".
+        """Add one prompt to the survey, and return an empty string.
 
-        The method has the interface of a prompt builder (`Prompt`), so that it can be called in place of one."""
+        The method has the interface of a prompt builder (`Prompt`). It replaces the prompt builder when all prompts of
+        a run are counted in advance."""
         start = shared[0] if shared else (number, tokens)
         if start[0] >= 0:
             self.lengths[start[1]] += 1
@@ -333,7 +336,9 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the position of a text or shared span among all prompt prefixes, from 0."""
+        """Return the position (from 0) of the prompt prefix that begins with a text or a shared span.
+
+        `number` is the number of the text (0 or more) or of the span (negative), and `tokens` is its length."""
         if number >= 0:
             return self.total - self._texts + number
         return self._span_positions.get((number, tokens), -1 - number)
@@ -348,9 +353,10 @@ class TextSurvey:
 class Openings:
     """Chooses the opening words of each text, or of each shared span at the beginning of a text.
 
-    The opening words encode a number, which makes the texts different. Normally this number is the position of the text
-    in the TextSurvey. If a short text has no room for this number, the rank of the text among the texts of its length
-    is encoded instead. This is sufficient, because texts of other lengths differ anyway."""
+    The opening words encode a number, so that all texts differ. Normally this number is the position of the text: its
+    number in the TextSurvey, which lists all texts of a run. A short text may have no room for this number. Then its
+    rank is encoded instead: its number among the texts of the same length. This is sufficient, because texts of other
+    lengths differ anyway."""
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
         """Prepare the opening words for the texts that are recorded in `survey`.
@@ -366,11 +372,14 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give one prompt the next rank among the prompts of its length, and return "".
+        """Give one prompt its rank if the prompt is too short to encode its position. Return an empty string.
 
-        A prompt gets a rank only if its length, or that of its first shared span, is in the attribute `short`. Prompts
-        with the same first shared span get a single rank. The method has the interface of a prompt builder (`Prompt`),
-        so that it can be called in place of one."""
+        The rank is the next number among the prompts of the same length. A prompt is too short if its length is in
+        `short`. If it begins with shared spans, the length of its first span counts instead. All prompts that begin
+        with the same span have the same rank.
+
+        The method has the interface of a prompt builder (`Prompt`). It replaces the prompt builder when all prompts of
+        a run are counted in advance."""
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:
             self._ranks[start] = self._next_ranks[start[1]]

@@ -306,8 +306,11 @@ def server_error(piece: float, residence: float) -> float:
 def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, values: tuple[float, float]) -> float:
     """Return the standard error of `log(B / A)` that random changes of the engine's speed cause.
 
-    A and B are the latencies of two bursts. `values` contains A and B in seconds. `piece` is the error of one piece
-    (`piece_error`). Return 0 if a run is not a burst, because the batches of its samples already contain this error.
+    A and B are the latencies of two bursts. `values` contains A and B in seconds. For the comparison, both bursts are
+    divided into pieces of equal work. `piece` is the standard error of the time of one piece (`piece_error`).
+
+    Return 0 if a run is not a burst. Its sampling error then already includes these changes, because it is estimated
+    from batches of consecutive samples.
     """
     if not (a.one_burst and b.one_burst):
         return 0.0

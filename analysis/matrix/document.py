@@ -304,7 +304,7 @@ class MatrixReport:
         return self.differences.get(forward) or self.differences.get(backward)
 
     def _validity_findings(self) -> list[Finding]:
-        """Return findings that limit the validity of the figures.
+        """Return findings on everything that limits the validity of the figures.
 
         The findings concern unfinished cells, wrong output lengths, cells with different clock speeds, and an
         interruption of the matrix.
@@ -328,9 +328,9 @@ class MatrixReport:
         return result
 
     def _sets_lengths(self, cell: CellName) -> bool:
-        """Return True if the other servers get the output lengths of this cell's server (`equal_work`).
+        """Return True if the cell's server is the `equal_work` server of the plan.
 
-        The responses of this server end by themselves, as the plan wants."""
+        The responses of this server may have any length. Requests to the other servers ask for the same lengths."""
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 
     def _cell_findings(self) -> list[Finding]:

@@ -387,7 +387,10 @@ def _gaps_caption(gaps: Data, _: Summary) -> str:
 
 
 def _over_time_layout(data: Sequence[Data]) -> Data:
-    """Return the layout for notebooks (one run) and for comparisons (several runs, output tokens only)."""
+    """Return the layout of the chart of load over time, as notebooks and comparisons draw it.
+
+    A notebook shows one run in three panels. A comparison shows several runs and only their output tokens.
+    """
     if len(data) > 1:
         return {"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")}
     panels = (("", "output tokens/s", [0.72, 1]), ("2", "requests sent/s", [0.36, 0.64]), ("3", "in flight", [0, 0.28]))
@@ -422,8 +425,8 @@ def _heat_layout(data: Sequence[Data]) -> Data:
     return {"showlegend": False, "xaxis": x, "yaxis": y, "bargap": 0, "margin": margin}
 
 
-def _part(name: str, x: str, y: str, colour: str, **more: Any) -> dict[str, Any]:
-    """Return the trace of one part of stacked horizontal bars."""
+def _bar_trace(name: str, x: str, y: str, colour: str, **more: Any) -> dict[str, Any]:
+    """Return the Plotly trace of one part of a latency, such as the decode time, in stacked horizontal bars."""
     bar = {"type": "bar", "orientation": "h", "name": name, "x": x, "y": y, "single_run": True, "width": 0.62}
     hover = f"%{{y}}: {name} %{{x:.4~g}} @xunit on average<extra></extra>"
     return bar | {"marker": {"color": colour, "line": {"width": 0}}, "hovertemplate": hover} | more
@@ -436,13 +439,13 @@ def _part_totals(x: str, y: str) -> dict[str, Any]:
 
 
 PARTS = (
-    _part("waiting for the first token", "$ttft_s", "$group", "@idle"),
-    _part("decode", "$decode_s", "$group", "@run"),
-    _part("stalls", "$stalls_s", "$group", "@bad"),
-    _part("queue", "$server.queue", "$server.queue_group", "@quiet"),
-    _part("prefill", "$server.prefill", "$server.prefill_group", "@other-2"),
-    _part("prefill and decode", "$server.inference", "$server.inference_group", "@other-2"),
-    _part("decode", "$server.decode", "$server.decode_group", "@run", showlegend=False),
+    _bar_trace("waiting for the first token", "$ttft_s", "$group", "@idle"),
+    _bar_trace("decode", "$decode_s", "$group", "@run"),
+    _bar_trace("stalls", "$stalls_s", "$group", "@bad"),
+    _bar_trace("queue", "$server.queue", "$server.queue_group", "@quiet"),
+    _bar_trace("prefill", "$server.prefill", "$server.prefill_group", "@other-2"),
+    _bar_trace("prefill and decode", "$server.inference", "$server.inference_group", "@other-2"),
+    _bar_trace("decode", "$server.decode", "$server.decode_group", "@run", showlegend=False),
     _part_totals("$e2e_s", "$group"),
     _part_totals("$server.total", "$server.total_group"),
 )

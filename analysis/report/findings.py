@@ -340,8 +340,8 @@ def cached_prompts_finding(summary: Summary) -> Finding | None:
 def held_back_finding(summary: Summary) -> Finding | None:
     """Return a warning if a proxy or the server holds tokens back, or None if the tokens arrive one after the other.
 
-    If all tokens of a read share a timestamp and the client was the limit, the client itself may have formed the groups
-    by reading late. There is no warning then, because another finding says that the client was the limit.
+    A client that reads late can also be the cause: it then finds several tokens in one read, which may share a
+    timestamp. If this is possible and the client was the limit, return None. Another finding reports the client then.
     """
     held = summary.held_back
     if held is None or not held.common or (summary.client.source.by_read and not summary.client.ok):
@@ -684,7 +684,10 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
 
 
 def hardware_limit_details(limit: HardwareLimit) -> str:
-    """Return sentences that compare TPOT and TTFT with the limits of the hardware, and that name the overhead."""
+    """Return sentences that compare TPOT and TTFT with the limits of the hardware.
+
+    Another sentence states which share of an engine step is overhead of the inference framework.
+    """
     text = ""
     if limit.tpot_ratio is not None:
         text += f"TPOT is {significant(limit.tpot_ratio, 2)} times the {limit.tpot_bound} limit"

@@ -27,9 +27,9 @@ def run_chips(summaries: Sequence[Summary]) -> list[Chip]:
 
 
 def validity(summaries: Sequence[Summary]) -> Chip:
-    """Return the chip that says whether the measurement is valid.
+    """Return the chip that says whether the measurement is valid, and how many warnings there are.
 
-    The number of warnings equals the number of marked findings on the page.
+    Every finding with the level `warning` or `error` counts as a warning. The page marks these findings.
     """
     verdicts, warnings = [], 0
     for summary in summaries:

@@ -200,7 +200,7 @@ def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
     TTFT from the due time is included if requests waited because of `--concurrency`. The latencies of reasoning are
-    included, and the table leaves them out if no response began with reasoning.
+    always included. The table omits their rows later if no response began with reasoning.
     """
     from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
     return ("ttft_s", *from_due, "ttfa_s", "think_s", *BRIEF_LATENCIES[1:])

@@ -404,7 +404,7 @@ def _lines(file: Path, *, pipes: bool = False) -> Iterator[bytes]:
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:
-    """Write the header to `run.jsonl`. Raises OutputError.
+    """Write the header to `run.jsonl`. Raises OutputError if the file cannot be written.
 
     `stamps` is the name of the timestamp source. `start_ns` and `start_realtime_ns` are the start of the run on
     CLOCK_MONOTONIC and CLOCK_REALTIME. The file is not synced to disk, because that could delay the start."""
@@ -417,7 +417,10 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
 
 
 def append_lines(file: Path, lines: Iterable[bytes], *, sync: bool = True) -> None:
-    """Append lines to a file. If `sync` is true, wait until the file is on disk. Raises OutputError."""
+    """Append lines to a file. If `sync` is true, wait until the file is on disk.
+
+    Raises OutputError if the file cannot be written.
+    """
     try:
         with file.open("ab") as stream:
             stream.writelines(lines)

@@ -187,7 +187,7 @@ def findings(sweep: SweepResult) -> list[Finding]:
 def ended_sentence(sweep: SweepResult) -> str:
     """Return a sentence that explains why a sweep ended early.
 
-    If the client was the limit, the sentence also says what limited the client.
+    If the sweep ended because the client was the limit, the sentence also states what limited the client.
     """
     if sweep.ended != "client":
         return ENDED[sweep.ended]

@@ -71,14 +71,17 @@ class FlightSample(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Trend of the number of requests in flight, in requests per second, divided by the request rate of the run."""
+    """Growth of the number of requests in flight, as a fraction of the request rate.
+
+    For example, 0.1 means that the number of requests in flight grows by one for every ten requests that are sent.
+    """
 
     half: float
-    """Trend over the second half of the run so far."""
+    """Growth over the second half of the run so far."""
     third_quarter: float
     last_quarter: float
     deviation: float
-    """Standard deviation of `half` if only chance moves it."""
+    """Standard deviation of `half` that chance alone causes."""
 
 
 class GrowthTest:
@@ -138,7 +141,10 @@ class GrowthTest:
         )
 
     def _direction(self, growth: Growth) -> Verdict:
-        """Return the tendency of the trend (`steady`, `grows` or empty), even if chance alone may explain the trend."""
+        """Return what the growth suggests: `steady`, `grows`, or an empty string if it suggests neither.
+
+        Chance alone may explain the result, so it is not a verdict yet.
+        """
         if growth.half < STEADY_GROWTH and growth.last_quarter < STEADY_GROWTH:
             return "steady"
         beyond = self._samples[-1].in_flight > self._full_in_flight

@@ -64,9 +64,10 @@ def compare(
     """Compare runs B with runs A, with a verdict per figure.
 
     The verdict is better, worse, no difference larger than --margin, or inconclusive. Repeats are compared by their
-    variation between runs, single runs by the random variation within each run. Runs of unequal work are refused, and
-    repeats whose client was the limit are left out. Exit codes: 0 compared, and no --fail-if condition is met; 2 not a
-    run, or unequal work; 4 a --fail-if condition is met; 6 the runs do not show whether a --fail-if condition is met.
+    variation between runs, single runs by the random variation within each run. Runs of unequal work are refused.
+    Repeats in which the client was the limit are left out. Exit codes: 0 compared, and no --fail-if condition is met;
+    2 not a run, or unequal work; 4 a --fail-if condition is met; 6 the runs do not show whether a --fail-if condition
+    is met.
     """
     from loadgen.analysis.compare.gates import parse_gates
     from loadgen.analysis.objectives import ObjectiveError

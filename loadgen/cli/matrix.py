@@ -108,7 +108,7 @@ def exit_code(summary: MatrixSummary) -> int:
     - 3: a run was not possible.
     - 5: this machine could not send a request.
     - 1: a request was not complete.
-    - 5: the client was the limit in another way.
+    - 5: the client was the limit for another reason.
     - The exit code of the first sweep that did not succeed.
     - 0: none of these reasons applies.
     """

@@ -269,7 +269,7 @@ def seconds(text: str | float) -> float:
 
 
 def seconds_with_unit(text: str) -> float:
-    """Parse a duration with a mandatory unit into seconds. Raises BadParameter.
+    """Parse a duration with a mandatory unit into seconds. Raises BadParameter for other text.
 
     Options such as `--itl` are usually given in milliseconds, so a number without a unit is probably a mistake.
     """
@@ -280,7 +280,7 @@ def seconds_with_unit(text: str) -> float:
 
 
 def interval(text: str) -> tuple[float, float]:
-    """Parse a time interval such as `10s..50s` into (begin, end) in seconds. Raises BadParameter."""
+    """Parse a time interval such as `10s..50s` into (begin, end) in seconds. Raises BadParameter for other text."""
     begin, dots, end = text.partition("..")
     if not dots:
         raise BadParameter(f"{text!r} is not a time interval: write 10s..50s")
@@ -288,7 +288,10 @@ def interval(text: str) -> tuple[float, float]:
 
 
 def fraction(text: str | float) -> float:
-    """Parse `5%` or `0.05` into a fraction between 0 and 1, both excluded. Raises BadParameter."""
+    """Parse text such as `5%` or `0.05` into a fraction between 0 and 1, both excluded.
+
+    Raises BadParameter for other text.
+    """
     match = _FRACTION.fullmatch(str(text).strip())
     value = 0.0
     if match:
@@ -299,7 +302,10 @@ def fraction(text: str | float) -> float:
 
 
 def confidence_level(text: str | float) -> float:
-    """Parse `95%` or `0.95` into a share between 0.5 and 1, both excluded. Raises BadParameter."""
+    """Parse text such as `95%` or `0.95` into a share between 0.5 and 1, both excluded.
+
+    Raises BadParameter for other text.
+    """
     from loadgen.workloads.spec_syntax import parse_confidence
 
     try:

@@ -147,7 +147,9 @@ def command_line(draft: Draft) -> str:
 
 
 def _read(name: str, params: Sequence[Any], words: Sequence[str], tool: str = "") -> Draft:
-    """Translate the arguments of the command `name` into a draft. Options of loadgen are kept.
+    """Translate the arguments of the command `name` into a Draft, which is a loadgen command under construction.
+
+    Options of loadgen are kept.
 
     `tool` is the name of the other tool, if the command starts with it.
     """
@@ -308,7 +310,7 @@ def _api_key(draft: Draft, _value: str) -> None:
 
 
 def _u(draft: Draft, value: str) -> None:
-    """Translate `-u`, which is the URL for AIPerf, and the number of users for Locust and k6."""
+    """Translate `-u`: the URL for AIPerf, or the number of users for Locust and k6."""
     draft.set("--concurrency" if value.isdecimal() else "--url", value)
 
 
@@ -340,7 +342,7 @@ def _backend(draft: Draft, value: str) -> None:
 
 
 def _m(draft: Draft, value: str) -> None:
-    """Translate `-m`, which is the model for AIPerf, and the HTTP method for oha and hey."""
+    """Translate `-m`: the model for AIPerf, or the HTTP method for oha and hey."""
     if value.upper() in ("GET", "POST", "PUT"):
         draft.leave_out("-m", ONLY_POST)
     else:
@@ -348,7 +350,7 @@ def _m(draft: Draft, value: str) -> None:
 
 
 def _p(draft: Draft, value: str) -> None:
-    """Translate `-p`, which is the port for Locust, and a file with the request body for ab."""
+    """Translate `-p`: the port for Locust, or a file with the request body for ab."""
     if value.isdecimal():
         draft.special["port"] = value
     else:

@@ -104,7 +104,7 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
     - 5: this machine could not send a request.
     - 4: an objective failed.
     - 1: a request was not complete, and no objective covers its outcome.
-    - 5: the client was the limit in another way.
+    - 5: the client was the limit for another reason.
     - 6: an objective is inconclusive.
     - 0: none of these reasons applies.
 
@@ -266,7 +266,7 @@ class Output:
         """Load the run or the repeats at `path`, and write their summary.json files.
 
         A folder of repeats also gets a joint summary.json. If a file cannot be written, the error is appended to
-        `problems`.
+        `problems`. `drawn` is True if an HTML page will be written, which needs the data of the charts.
         """
         from loadgen.analysis.repeats import summarise_repeats
         from loadgen.analysis.summary import as_dict

@@ -59,7 +59,11 @@ class InferenceSpec:
 
 
 def measure_inference(spec: InferenceSpec) -> InferenceResult:
-    """Measure an inference step at every batch size. Raises DissectError or HardwareError."""
+    """Measure an inference step at every batch size.
+
+    Raises DissectError if the device or the options do not allow the measurement, and HardwareError for an unknown
+    model.
+    """
     device_probe.check_device(spec.device, spec.dtype)
     if spec.backward and spec.phase == "decode":
         raise DissectError("a decode step has no backward pass", "Choose --phase prefill for --backward.")

@@ -98,9 +98,11 @@ def sum_ratios(case: StepCase) -> dict[str, float]:
     """Return ratios that check the measured times against each other, by name.
 
     A ratio is the total time of all parts, divided by the time of the whole. For example, the times of all operators of
-    a layer are added and divided by the time of the layer. A ratio of 1 means that both times agree. The ratios are
-    those of the fastest repeat, which other programs disturbed least. Only the ratio of the backward pass is the
-    largest ratio over all repeats.
+    a layer are added and divided by the time of the layer. A ratio of 1 means that both times agree.
+
+    - The ratios of the forward pass come from its fastest repeat, which other programs disturbed least.
+    - The ratio for torch.profiler divides the time that OpProfiler measured by the time that torch.profiler measured.
+    - The ratio of the backward pass is the largest one over all repeats.
     """
     parts = case.parts_s
     fastest = min(range(len(parts["model"])), key=lambda repeat: parts["model"][repeat])

@@ -224,7 +224,10 @@ class OpProfiler(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class _Dispatch:
-    """One call that torch dispatched: the function, its arguments, result, owner and times."""
+    """One operator call that torch dispatched: the function, its arguments and result, and when it ran.
+
+    `owner` identifies the module that made the call.
+    """
 
     func: Any
     args: Any

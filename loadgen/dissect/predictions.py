@@ -32,7 +32,10 @@ def predict_memory_bytes(
 
 
 def predict_step_seconds(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int) -> StepSeconds:
-    """Return the predicted seconds of each phase of a training step. `limits` applies to each process."""
+    """Return the predicted seconds of each phase of a training step.
+
+    `limits` are the limits of one device. Each of the `processes` processes has a device with these limits.
+    """
     links = {name: _link(name, probe) for name, probe in limits.links.items()}
     machine = TorchMachine(_gpu(limits), links, limits.fresh_bytes_per_s)
     return predict_step_time(_torch_step(spec, technique, limits, processes), machine)

@@ -13,7 +13,10 @@ ADAPTER_RANK = 64
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """A training technique, or a combination of techniques. The default values describe the naive step."""
+    """A training technique, or a combination of techniques.
+
+    The default values describe the `naive` step, which uses no technique.
+    """
 
     name: str = "naive"
     recompute: bool = False

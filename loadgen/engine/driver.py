@@ -517,7 +517,10 @@ class Driver:
             self._clock.at(self._recorder.start_ns + self._retry_at_ns, self._on_retry)
 
     def _on_retry(self) -> None:
-        """Let the waiting clients whose pause is over send again. If the server counts as down, end the loop."""
+        """Let the closed-loop clients whose pause is over send their next requests.
+
+        If the server counts as down and the loop has no fixed duration, record the remaining requests as not sent.
+        """
         assert self._back_off is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         self._retry_at_ns = None

@@ -130,7 +130,7 @@ class TokenRate:
         self._recorded_bytes += byte_count
 
     def sample(self, tokens: int, byte_count: int) -> None:
-        """Set the tokens and bytes of the sample, which is a response that is still arriving."""
+        """Set the number of tokens and bytes that have arrived of one unfinished response (the sample)."""
         self._sample_tokens, self._sample_bytes = tokens, byte_count
 
     @property

@@ -7,13 +7,16 @@ from loadgen.analysis.run.runfile import Telemetry
 
 
 class RecordBuffer:
-    """Keeps Records in memory. It replaces the writer of a run file while warm-up requests are sent."""
+    """Keeps the Records of warm-up requests in memory. It replaces the writer of a run file during the warm-up."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
     def add(self, item: Record | Telemetry) -> None:
-        """Store a Record. Telemetry is not stored, because no figure uses the client's health during warm-up."""
+        """Store a Record, and ignore Telemetry.
+
+        Telemetry contains the client's health. No figure uses the client's health during the warm-up.
+        """
         if isinstance(item, Record):
             self.records.append(item)
 

@@ -45,8 +45,10 @@ class Schedule(msgspec.Struct, frozen=True):
     def at_once(self) -> int:
         """Return the number of requests that are certainly in flight together.
 
-        For a closed loop, this is the number of clients. For a burst, it is the number of requests, limited by
-        `in_flight` if `queues` is True. In all other cases it is 1.
+        - In a closed loop, this is the number of clients.
+        - If all requests are due at the same time, it is the number of requests. If some of them must wait (`queues`),
+          it is at most the maximum number of requests in flight.
+        - In all other cases it is 1.
         """
         if self.due_ns is None:
             return self.clients

@@ -317,10 +317,10 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 
 
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
-    """Return the settings of a ReadPacer for this task.
+    """Return when a worker may defer its socket reads to save CPU time (the settings of its ReadPacer).
 
-    The settings are the maximum delay of a read in seconds, and a share of CPU time from 0 to 1. Reads are
-    delayed if the worker needs more than this share of a CPU core.
+    The settings are the maximum delay of a read in seconds, and a share of a CPU core from 0 to 1. Reads are deferred
+    if the worker needs more than this share.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

@@ -3,8 +3,8 @@
 A run lasts from the Start button to the Stop button.
 
 Records are written when requests end, and flushed once a second. A killed process loses at most the Records of the last
-second. The run file begins with its header, and no part files have to be merged. `loadgen report` and `loadgen compare`
-can read the run file during the run.
+second. This process writes the run file directly, without a separate part file for each worker process. Therefore
+`loadgen report` and `loadgen compare` can read the run file during the run.
 
 Figures are computed from individual samples, not from histogram buckets, as defined in loadgen.analysis.metrics. For
 each metric the newest samples are kept, up to a limit. The page states the limit once it is reached. The run file
@@ -156,7 +156,8 @@ class LiveTarget(msgspec.Struct):
     def prompts(self, dialect: Dialect) -> Prompts:
         """Return the prompts for an endpoint. The first call builds them.
 
-        To build prompts of exact length, the server may have to count tokens. Raises PlanError and WorkloadError.
+        To build prompts of exact length, the server may have to count tokens. Raises PlanError, WorkloadError or
+        ServerError if the prompts cannot be built.
         """
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_for(self.plan, dialect)

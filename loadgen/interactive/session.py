@@ -150,7 +150,9 @@ class LocustSession:
             yield
 
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
-        """Return the Plan for the command-line options and the form on Locust's start page. Raises PlanError.
+        """Return the Plan for the command-line options and the form on Locust's start page.
+
+        Raises PlanError for an invalid value.
 
         A field of the form overrides the option with the same name.
         """

@@ -97,7 +97,10 @@ class LivePage:
             self._send({"snapshot": msgspec.to_builtins(snapshot)})
 
     def save(self, folder: Path) -> Path:
-        """Write the page with the whole history of the run to its folder. Raises OutputError."""
+        """Write the page with the whole history of the run to its folder.
+
+        Raises OutputError if the file cannot be written.
+        """
         path = folder / SAVED_NAME
         try:
             path.write_text(render(self._title, self._history.snapshots, note="Saved page of a run."), "utf-8")
@@ -108,7 +111,7 @@ class LivePage:
         return path
 
     def close(self, note: str) -> None:
-        """Tell every open page that the command has ended, and end the server."""
+        """Show `note`, which says that the command has ended, on every open page. Then stop the page's web server."""
         assert self._process.stdin is not None
         self._send({"note": note[:1_000]})
         self._process.stdin.close()

@@ -124,10 +124,10 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 
 
 class PromptCount:
-    """Describes the phase before the start of a run.
+    """Returns the text that the terminal shows before a run starts.
 
-    Building many prompts takes long, so the number of built prompts is shown while it grows. If the number has not
-    changed since the last call, all prompts have been built.
+    Building many prompts takes long. While their number grows from one call of `text` to the next, the text is this
+    number. Otherwise the text is the phase.
     """
 
     def __init__(self, planned: int | None) -> None:

@@ -120,10 +120,13 @@ class Replica:
         return self._results[per_s]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest integer `power` for which a server meets the objectives at the rate `RATE_STEP**power`.
+        """Return the largest exponent `power` for which the objectives are met at the rate `RATE_STEP**power`.
 
-        The server is `slowdown` times slower than the performance model, and the rate is in requests per second of the
-        model's clock. The search begins at the power `start`. Return None if there is no such rate.
+        The rate is in requests per second, and `power` is an integer. The model is simulated at this rate, and its
+        latencies are multiplied by `slowdown` before they are compared with the objectives. This is equivalent to a
+        server that is slower by this factor, at the rate `RATE_STEP**power / slowdown`.
+
+        The search begins at the exponent `start`. Return None if the objectives are not met at any rate.
         """
 
         def meets(power: int) -> bool:
@@ -161,7 +164,13 @@ def capacity_option(
 ) -> CapacityOption:
     """Return how many GPUs of the candidate's type are needed for `per_s` requests per second, and their costs.
 
-    `plan` describes the requests. The candidate replaces the hardware of the server model `base`. Raises LoadgenError.
+    - `plan` describes the requests.
+    - `base` is the simulated server. The candidate replaces its hardware.
+    - `compute_figures` computes the value for each objective from a simulated run.
+    - `met` tests whether these values meet the objectives.
+
+    If the candidate cannot serve the load, the result contains the reason. Raises LoadgenError for an unknown GPU or
+    model, and for requests that cannot be simulated.
     """
     result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
     server_model = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)

@@ -334,7 +334,7 @@ def _hardware_facts(deployment: Deployment | None) -> dict[str, Any]:
 
 
 def describe_server(plan: Plan, server_model: ServerModel) -> str:
-    """Return a one-line description of the server model. Raises PlanError."""
+    """Return a one-line description of the server model. Raises the errors of `resolve_model`."""
     resolved = resolve_model(plan, server_model)
     hardware = resolved.hardware
     origin = f"twin of {hardware['twin']}" if server_model.twin else hardware["vintage"]
@@ -585,7 +585,7 @@ class VirtualRun:
             yield VirtualRequest(conversation.request(), at_ns, conversation)
 
     def _arrive(self, arrival: VirtualRequest) -> None:
-        """Handle a request that is due: hand it to the front end.
+        """Handle a request that is due: send it to the simulated server.
 
         If too many requests are in flight, the request waits or is dropped.
         """
@@ -608,9 +608,9 @@ class VirtualRun:
     def _release(self) -> None:
         """Start waiting requests in order, as far as the limit on requests in flight allows.
 
-        A waiting request takes the place of a request that ends. The engine is simulated ahead of the arrivals, so this
-        end may be later than the due time of the waiting request. The waiting request is then scheduled for the time of
-        the end.
+        Each waiting request starts when another request ends. The engine is simulated ahead of the arrivals, so it may
+        already know ends in the future. A request that waits for such an end is scheduled again, for the time of the
+        end.
         """
         while self._waiting and self._free_ns:
             request = self._waiting.popleft()
@@ -622,7 +622,7 @@ class VirtualRun:
                 self._add_due(request)
 
     def _start(self, arrival: VirtualRequest) -> None:
-        """Hand a request to the front end."""
+        """Send a request to the simulated server. The server's front end passes it to the scheduler later."""
         request = arrival.request
         sent_ns = arrival.sent_ns
         tokens = request.input_tokens

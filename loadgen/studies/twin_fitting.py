@@ -327,9 +327,10 @@ class FitProblem:
     def solve(self) -> Floats:
         """Return the logarithms of the constants that fit best.
 
-        The search starts at the best of several pairs of `request_s` and `path_s`, the two constants of the front end.
-        One pair is not enough, because the residuals are not smooth functions of these constants: the front end handles
-        requests in batches.
+        Two constants describe the server's HTTP front end: `request_s`, its time per request, and `path_s`, the time
+        from the front end to the first step. The search starts at the best of several pairs of their values. One pair
+        is not enough, because the front end handles requests in batches. The residuals are therefore not smooth
+        functions of these constants.
         """
         from scipy.optimize import least_squares
 
@@ -475,8 +476,8 @@ def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) ->
     """Return the figures of a run with the given latencies. The keys are the names that `--assert` uses, such as
     `ttft.p99`.
 
-    Rates cover the whole run up to the last token, because a replay has no separate measurement window. Only complete
-    requests count, as in a report.
+    Rates cover the whole run up to the last token. A replay (a simulation of the requests of the run) has no separate
+    measurement window. Only complete requests count, as in a report.
     """
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
     e2e_s = ttft_s + run.later_tokens * np.nan_to_num(tpot_s)

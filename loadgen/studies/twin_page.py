@@ -169,7 +169,10 @@ def _scale(runs: Sequence[ReplayedRun], name: str) -> tuple[float, str]:
 
 
 def _curve(run: ReplayedRun, name: str, factor: float) -> dict[str, list[float]]:
-    """Return the measured and the predicted distribution of a latency. Only requests that have both count."""
+    """Return the measured and the predicted distribution of a latency.
+
+    Requests without a measured or without a predicted latency are left out.
+    """
     measured, predicted = run.latencies[name]
     known = ~np.isnan(measured) & ~np.isnan(predicted)
     if not known.any():

@@ -343,14 +343,16 @@ def every_chunk_is_token(_choices: Sequence[Choice], _index: int, _missing: bool
 
 
 def unless_marker(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Return True if a chunk without text stands for a token (see `every_chunk_is_token` for this kind of rule).
+    """Return True if chunk number `index`, which has no text, stands for a token.
 
-    A token may have no text, for example if it is half of a character. A chunk without text is a token, with two
-    exceptions:
+    A token may have no text, for example if it is half of a character. A chunk without text is therefore a token,
+    except if it only marks the start or the end of the response:
 
-    - A chunk with a role opens the response and is not a token.
-    - A chunk with a finish reason closes the response. It is a token only if the server's total exceeds the number of
-      tokens that were counted so far (`missing`).
+    - A chunk with a role marks the start and is not a token.
+    - A chunk with a finish reason marks the end. It is a token only if `missing` is True, which means that the server's
+      total exceeds the number of tokens that were counted so far.
+
+    Like `every_chunk_is_token`, this function is an EmptyRule.
     """
     return missing if choices[index].finish_reason else not has_role(choices[index])
 
@@ -453,7 +455,10 @@ def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], 
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the last nonempty `usage` object, and the number of repeated events that were dropped after its event."""
+    """Return the last nonempty `usage` object of a stream, and the entry of `runs` for its event.
+
+    `runs[i]` is the number of events that repeated event `i` and were dropped.
+    """
     for index in reversed(range(len(usages))):
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
@@ -534,9 +539,10 @@ def _read_running_totals(
 
 
 def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
-    """Return the server's running total after each choice.
+    """Return the server's running total of generated tokens after each event that has a choice.
 
-    The list is empty if a choice with text has no total, or if no choice has text."""
+    `with_choice` contains the indices of these events. The list is empty if an event with text has no total, or if no
+    event has text."""
     totals: list[int] = []
     total = 0
     any_text = False
@@ -596,7 +602,10 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
 
 
 def _token_count(answer: Any) -> int:
-    """Return the number of tokens from the response of a tokenize route. Raises LookupError or TypeError."""
+    """Return the number of tokens from the response of a tokenize route.
+
+    Raises LookupError or TypeError if the response contains no such number.
+    """
     return len(answer["tokens"]) if "count" not in answer else int(answer["count"])
 
 

@@ -169,7 +169,7 @@ class VirtualEngine:
         for times in ended_times:
             self._settle(times, times.job.output_tokens)
         if len(self._step_ends) > MAX_STEP_ENDS:
-            self._drop_settled_steps()
+            self._drop_unneeded_step_ends()
         return ended_times
 
     def _settle(self, times: TokenTimes, emitted: int) -> None:
@@ -180,8 +180,8 @@ class VirtualEngine:
         start = times.first_token_step - self._dropped_steps
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
-    def _drop_settled_steps(self) -> None:
-        """Delete the end times of decode steps that no unfinished job needs, because they precede its first token."""
+    def _drop_unneeded_step_ends(self) -> None:
+        """Delete the end times of decode steps before the first token of every unfinished job."""
         first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
         first_needed = min(first_tokens, default=self.scheduler.decode_steps)
         del self._step_ends[: first_needed - self._dropped_steps]

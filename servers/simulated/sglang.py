@@ -28,7 +28,7 @@ _NO_DETAILS = {"prompt_tokens_details": None, "reasoning_tokens": 0, "completion
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/completions. Raises ErrorReply."""
+    """Encode the response to POST /v1/completions. Raises ErrorReply for an invalid request."""
     body = request.body
     sglang_checks.check_openai(state, request.path, body, chat=False)
     ids = sglang_checks.prompt_ids(request, body["prompt"])
@@ -63,7 +63,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/chat/completions. Raises ErrorReply.
+    """Encode the response to POST /v1/chat/completions. Raises ErrorReply for an invalid request.
 
     The role and the finish reason have separate events.
     """
@@ -102,7 +102,7 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def generate(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /generate. Raises ErrorReply.
+    """Encode the response to POST /generate. Raises ErrorReply for an invalid request.
 
     Each event contains the whole text and all token ids so far.
     """
@@ -183,9 +183,10 @@ def _complete(
     requested: int | None,
     minimum_name: str,
 ) -> tuple[Completion, str]:
-    """Check the lengths and the sampling parameters, and generate a completion. Raises ErrorReply.
+    """Check the lengths and the sampling parameters, and generate a completion.
 
     Return the completion and the stop string that ended it, or an empty string. The text ends before the stop string.
+    Raises ErrorReply if a check fails.
     """
     limit = sglang_checks.output_limit(state, request, len(ids), requested)
     sglang_checks.check_sampling(request, parameters, requested, minimum_name)

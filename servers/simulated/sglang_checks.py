@@ -82,7 +82,7 @@ def read_body(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
 
 
 def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat: bool) -> None:
-    """Check the fields of a request to an OpenAI route, except its prompt. Raises ErrorReply."""
+    """Check the fields of a request to an OpenAI route, except its prompt. Raises ErrorReply if a check fails."""
     required = "messages" if chat else "prompt"
     if required not in body:
         shown = {**body, "tool_choice": "none"} if chat else body
@@ -170,7 +170,7 @@ def output_limit(state: ServerState, request: CompletionRequest, prompt_tokens: 
 def check_sampling(
     request: CompletionRequest, parameters: Mapping[str, Any], requested: int | None, minimum_name: str
 ) -> None:
-    """Check the sampling parameters, as SGLang's `SamplingParams.verify` does. Raises ErrorReply.
+    """Check the sampling parameters, as SGLang's `SamplingParams.verify` does. Raises ErrorReply if a check fails.
 
     `minimum_name` is the parameter with the minimum number of output tokens.
     """

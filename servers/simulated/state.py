@@ -45,10 +45,10 @@ Buckets = Callable[[int], Mapping[str, Sequence[float]]]
 """Function that returns the bucket bounds of each histogram in DURATION_HISTOGRAMS and LENGTH_HISTOGRAMS, from
 `max_model_len`."""
 Generate = Callable[["ServerState", CompletionRequest], Encoding]
-"""Handler of a route that generates tokens. Raises ErrorReply."""
+"""Handler of a route that generates tokens. Raises ErrorReply for an invalid request."""
 Page = Callable[["ServerState", Mapping[str, Any]], Reply]
 """Handler of a route that generates no tokens. The mapping contains the fields of the body, and is empty if the body is
-not a JSON object. Raises ErrorReply."""
+not a JSON object. Raises ErrorReply for an invalid request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class ServerProtocol:
     wrong_content_type: Reply | None = None
     """Response to a POST whose content type is not JSON. None: the server accepts any content type."""
     read_body: Callable[[str, bytes | bytearray], Mapping[str, Any]]
-    """Function that returns the fields of a request body, from (path, body). Raises ErrorReply."""
+    """Function that returns the fields of a request body, from (path, body). Raises ErrorReply for an invalid body."""
     too_large: Reply
     failure: Callable[[int], Reply]
     """Function that returns the real server's response with status 429, 500 or 503."""

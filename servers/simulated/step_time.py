@@ -136,7 +136,8 @@ class StepTime:
     def _attention_trend(self, decoding: int, context: float) -> tuple[float, float, int]:
         """Return the attention times of consecutive decode steps as (first, growth, steps).
 
-        The values have the same meaning as in `decode_trend`. `context` is the mean number of tokens per sequence.
+        The attention of step `i`, counted from 0, takes `first + i * growth` seconds, for `i < steps`. `decoding` is
+        the number of sequences, and `context` is the mean number of tokens per sequence before the first step.
         """
         row = self._attention_rows.get(decoding)
         if row is None:

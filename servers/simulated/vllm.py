@@ -25,7 +25,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/completions. Raises ErrorReply."""
+    """Encode the response to POST /v1/completions. Raises ErrorReply for an invalid request."""
     body = request.body
     vllm_checks.check_body(state, body, chat=False)
     prompt: Any = body.get("prompt")
@@ -51,7 +51,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/chat/completions. Raises ErrorReply."""
+    """Encode the response to POST /v1/chat/completions. Raises ErrorReply for an invalid request."""
     body = request.body
     vllm_checks.check_body(state, body, chat=True)
     vllm_checks.check_chat(state, body)
@@ -65,7 +65,10 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> int:
-    """Return the number of tokens of a prompt in a request for embeddings or reranking. Raises ErrorReply."""
+    """Return the number of tokens of a prompt in a request for embeddings or reranking.
+
+    Raises ErrorReply for an unknown model or an invalid prompt.
+    """
     vllm_checks.check_model(state, body)
     return len(vllm_checks.prompt_ids(state, prompt, add_bos=True))
 
@@ -73,7 +76,7 @@ def _pooled_tokens(state: ServerState, body: Mapping[str, Any], prompt: Any) -> 
 def _encoding(
     state: ServerState, request: CompletionRequest, prompts: list[Prompt], max_tokens: int, *, chat: bool
 ) -> Encoding:
-    """Encode the response to a request whose prompts fit the context. Raises ErrorReply.
+    """Encode the response to a request whose prompts fit the context. Raises ErrorReply for an invalid request.
 
     An answer has at most `max_tokens` tokens, and at most as many as the prompt leaves free in the context (vLLM's
     `get_max_tokens`).

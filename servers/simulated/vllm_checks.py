@@ -40,7 +40,10 @@ _SAMPLING: tuple[tuple[str, Callable[[float], bool], str, bool], ...] = (
 
 
 def check_body(state: ServerState, body: Mapping[str, Any], *, chat: bool) -> None:
-    """Check the fields of a request and the name of its model, before the prompt is tokenized. Raises ErrorReply."""
+    """Check the fields of a request and the name of its model, before the prompt is tokenized.
+
+    Raises ErrorReply if a check fails.
+    """
     if chat:
         _check_tools(body)
     else:
@@ -135,7 +138,7 @@ def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
 
 
 def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
-    """Check the sampling parameters as vLLM's `SamplingParams._verify_args` does. Raises ErrorReply.
+    """Check the sampling parameters as vLLM's `SamplingParams._verify_args` does. Raises ErrorReply if a check fails.
 
     `max_tokens` is the maximum number of output tokens, after it was reduced to fit the context.
     """
@@ -164,8 +167,8 @@ def check_sampling(body: Mapping[str, Any], max_tokens: int) -> None:
 def check_engine(body: Mapping[str, Any], prompts: Iterable[Sequence[int]], logprobs: int | None) -> None:
     """Check that token ids are in the vocabulary, and that the request does not ask for too many log probabilities.
 
-    Raises ErrorReply. vLLM makes these checks in its engine, after it has sent status 200 for a stream. The error of a
-    stream is therefore an event.
+    Raises ErrorReply if a check fails. vLLM makes these checks in its engine, after it has sent status 200 for a
+    stream. The error of a stream is therefore an event.
     """
     try:
         for ids in prompts:

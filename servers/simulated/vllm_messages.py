@@ -19,7 +19,7 @@ _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 
 def messages(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/messages. Raises ErrorReply."""
+    """Encode the response to POST /v1/messages. Raises ErrorReply for an invalid request."""
     body = request.body
     missing = [name for name in ("messages", "max_tokens") if body.get(name) is None]
     if missing:
@@ -69,7 +69,10 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def count_tokens(state: ServerState, fields: Mapping[str, Any]) -> Reply:
-    """Return the response to POST /v1/messages/count_tokens: the number of prompt tokens. Raises ErrorReply."""
+    """Return the response to POST /v1/messages/count_tokens: the number of prompt tokens.
+
+    Raises ErrorReply for an invalid request.
+    """
     if fields.get("messages") is None:
         raise vllm_checks.missing_fields(fields, "messages")
     try:
@@ -80,7 +83,10 @@ def count_tokens(state: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _prompt_ids(state: ServerState, body: Mapping[str, Any]) -> Sequence[int]:
-    """Return the token ids of the chat that consists of `system` and `messages`. Raises ErrorReply."""
+    """Return the token ids of the chat that consists of the fields `system` and `messages`.
+
+    Raises ErrorReply for an unknown model, or for a prompt that is empty or does not fit the context.
+    """
     vllm_checks.check_model(state, body)
     chat = list(body["messages"])
     if body.get("system"):

@@ -194,8 +194,9 @@ async def _finish(
 def _connected(sock: socket.socket, address: Address) -> bool:
     """Start connecting a socket. Return True if the connection is open at once, as is usual on the same machine.
 
-    The function calls `connect_ex` a second time to find out whether the connection is open. Raises OSError. An error
-    of the first call comes from this machine's kernel. An error of the second call may come from the server."""
+    The function calls `connect_ex` a second time to find out whether the connection is open. Raises OSError if either
+    call fails. An error of the first call comes from this machine's kernel. An error of the second call may come from
+    the server."""
     for attempt in range(2):
         code = sock.connect_ex(address[1])
         if code in (0, errno.EISCONN):

@@ -115,7 +115,10 @@ class Poller:
         self.bytes_read = 0
 
     def _wait(self) -> None:
-        """Wait during the pause between two sweeps, and check every RATE_CHECK_S seconds whether the pause must end."""
+        """Wait for one part of the pause between two sweeps. A sweep is one pass over the readable sockets.
+
+        A part lasts at most RATE_CHECK_S seconds. After each part, `_after_part` checks whether the pause must end.
+        """
         part_s = min(self._pause_left_s, RATE_CHECK_S)
         self._pause_left_s -= part_s
         self._resume = self.loop.call_later(part_s, self._after_part)

@@ -195,7 +195,10 @@ class _Block:
         """Whether the block has anything but `data` lines and ignored fields."""
 
     def take(self, line: bytes, end: int) -> bool:
-        """Add a line that is not blank and ends at offset `end`. Return True if it is a field of the standard."""
+        """Add a line that is not blank and ends at offset `end`.
+
+        Return True if the SSE standard defines the field of this line. Comments count as defined.
+        """
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":

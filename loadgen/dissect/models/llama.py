@@ -35,13 +35,16 @@ class TensorGroup(Protocol):
         """Number of devices in the group."""
 
     def copy_to_ranks(self, hidden: Tensor) -> Tensor:
-        """Return `hidden` as the input of a matrix that is split by columns.
+        """Return `hidden` as the input of a linear layer whose weight matrix is split by columns over the devices.
 
         In the backward pass, the gradient of `hidden` is summed over all devices.
         """
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Return the sum of `partial` over all devices. Callers use it after a matrix that is split by rows."""
+        """Return the sum of `partial` over all devices.
+
+        `partial` is the output of a linear layer whose weight matrix is split by rows over the devices.
+        """
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
         """Start an all-reduce in the background. Return a function that waits for the sum and returns it."""
@@ -49,7 +52,7 @@ class TensorGroup(Protocol):
     def all_gather(self, part: Tensor) -> Tensor:
         """Return the concatenation of `part` over all devices, along the last dimension.
 
-        Callers use it after a matrix that is split by columns.
+        `part` is the output of a linear layer whose weight matrix is split by columns over the devices.
         """
 
 

@@ -145,7 +145,10 @@ def _sweep_name(summary: MatrixSummary, cell: CellSweep) -> str:
 
 
 def _read_plan(folder: Path, line: JournalLine) -> tuple[MatrixPlan, dict[str, dict[str, str]]]:
-    """Return the plan of a matrix and the platform of each host from a journal line. Raises OutputError."""
+    """Return the plan of a matrix and the platform of each host from a journal line.
+
+    Raises OutputError if the line contains no valid plan.
+    """
     from pydantic import ValidationError
 
     try:

@@ -76,7 +76,8 @@ class EqualWorkError(LoadgenError):
 def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> bool:
     """Execute the remaining runs of a matrix, and return True if the matrix was interrupted.
 
-    Raises OutputError or PlanError.
+    Raises OutputError if the folder is in use or cannot be written. Raises PlanError if the matrix in the folder was
+    started with a different plan.
     """
     with journal(matrix.folder, matrix.journal_plan, resume=resume) as book:
         done = matrix.done()
@@ -101,7 +102,7 @@ def _run_starts(matrix: Matrix, book: Journal, output: MatrixOutput) -> bool:
 
 
 def check_sweeps(plan: MatrixPlan) -> None:
-    """Check the objectives and loads of all sweeps before any server is started. Raises PlanError."""
+    """Check the objectives and loads of all sweeps before any server is started. Raises PlanError for a mistake."""
     for workload in plan.workloads:
         name = str(workload["name"])
         options = sweep_options(plan, name)
@@ -242,8 +243,8 @@ class StartRunner:
                 facts=dict(server.facts),
             )
             self._say_indented(f"up after {seconds:.1f} s")
-            for place, (repeat, plan) in enumerate(plans.items()):
-                if self._measure(repeat, plan, server, place):
+            for position, (repeat, plan) in enumerate(plans.items()):
+                if self._measure(repeat, plan, server, position):
                     return True
         self._book.write("down", start=start.number)
         return False
@@ -278,14 +279,17 @@ class StartRunner:
             self._say_indented(f"failed: {error}")
             return None
 
-    def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, place: int) -> bool:
-        """Execute one run or one sweep. Return True if the run or sweep was interrupted."""
+    def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, position: int) -> bool:
+        """Execute one run or one sweep. Return True if the run or sweep was interrupted.
+
+        `position` is the number of earlier runs and sweeps since the server was started.
+        """
         name = f"{repeat.cell.workload}, repeat {repeat.number}"
         folder = self._matrix.folder / repeat.folder
         options = sweep_options(self._matrix.plan, repeat.cell.workload)
         if options is None:
             move_aside(folder)
-        self._book.write("begin", **repeat.key, start=self._start.number, place=place)
+        self._book.write("begin", **repeat.key, start=self._start.number, place=position)
         began_s = time.monotonic()
         measure = self._measure_function(server)
         try:

@@ -113,10 +113,10 @@ class Book(Protocol):
 
     @property
     def lines(self) -> list[JournalLine]:
-        """All lines so far."""
+        """All lines of the journal so far."""
 
     def write(self, kind: str, /, **values: Any) -> None:
-        """Append one line."""
+        """Append one line to the journal. `kind` is the type of the line, and `values` are its other fields."""
 
 
 class RefusedError(ServerError):
@@ -179,7 +179,8 @@ def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     the missing loads grow by the same factor. Otherwise the missing loads grow by the difference of the last two loads
     before `...`.
 
-    `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError.
+    `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError for a malformed
+    list.
     """
     loads: list[float] = []
     words = text.split(",")
@@ -273,7 +274,10 @@ def run(
 def _run_step(
     sweep: Sweep, book: Book, load: float, measure: Measure, judge: Judge, detector: OverloadDetector
 ) -> EndReason:
-    """Run one step. Return "done" if the sweep may continue, otherwise the reason why it must end."""
+    """Run one step of a sweep at the given load, and record it in the journal `book`.
+
+    Return "done" if further steps may follow, otherwise the reason why the sweep must end.
+    """
     number = len(measured_steps(book.lines)) + 1
     folder = sweep.folder / step_folder(number)
     began_s = time.monotonic()

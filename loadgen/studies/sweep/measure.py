@@ -94,7 +94,7 @@ class SweepTargets:
 def parse_targets(
     objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Over
 ) -> SweepTargets:
-    """Parse the objectives and the loads of a sweep. Raises PlanError."""
+    """Parse the objectives and the loads of a sweep. Raises PlanError if one of them is invalid."""
     from loadgen.analysis.objectives import ObjectiveError, parse
     from loadgen.analysis.sweep.capacity_search import check_objectives
 
@@ -239,10 +239,13 @@ class MemoryRuns:
 def build_search(
     over: Over, search_settings: Mapping[str, Any], *, predicted: float | None = None, full_rate: float | None = None
 ) -> Search:
-    """Return a capacity search with the settings that the journal stores.
+    """Return a search for the capacity of the server.
 
+    - `over`: the quantity that the search varies, "rate" or "concurrency".
+    - `search_settings`: precision, confidence and first load, as the sweep's journal stores them.
     - `predicted`: the capacity that a twin (a simulated server fitted to a measured one) predicts.
-    - `full_rate`: the full throughput of the server in requests per second, as the pilot measured it.
+    - `full_rate`: the full throughput of the server in requests per second. The pilot (closed loops before the search)
+      has measured it.
     """
     from loadgen.analysis.sweep.capacity_search import Search
 
@@ -557,7 +560,10 @@ def simulate_sweep(
 
 
 def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float:
-    """Return the probability that a load is above the capacity of the server, or 0 if there are no objectives."""
+    """Return the probability that the load of this run is above the capacity of the server.
+
+    The capacity is the largest load at which the server meets the objectives. Return 0 if there are no objectives.
+    """
     from loadgen.analysis.sweep.capacity_search import chance_over
 
     return chance_over(targets.objectives, targets.bounds, frame, summary) if targets.objectives else 0.0
@@ -568,7 +574,8 @@ def _carried_rate(
 ) -> float | None:
     """Return the rate that the server sustained at a load above its capacity, in requests per second.
 
-    Return None if the sweep varies the concurrency, or if the load is probably within the capacity.
+    `chance` is the probability that the load is above the capacity. Return None if `chance` is at most 0.5, or if the
+    sweep varies the concurrency.
     """
     from loadgen.analysis.sweep import carried_rate
 

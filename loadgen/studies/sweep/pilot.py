@@ -113,7 +113,11 @@ def run_pilot(
 ) -> EndReason:
     """Run the remaining levels of the pilot. Return "done", or the reason why the pilot ended early.
 
-    `deadline_s` is the time at which the pilot must end, on the clock time.monotonic.
+    - `book` is the journal of the sweep. It contains the levels that have been measured, and gets a line for each
+      further level.
+    - `measure` executes the run of a level, and `read_ends` reads the times at which its requests ended.
+    - `watch` shows the progress of a run, and `say` receives one line of text for each level.
+    - `deadline_s` is the time at which the pilot must end, on the clock time.monotonic.
 
     Raises LoadgenError, loadgen.servers.errors.ServerError, or RefusedError if the server refuses every request.
     """
@@ -145,9 +149,10 @@ def run_pilot(
 
 
 def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
-    """Return the plan of a level: a closed loop with one wave of requests more than needed.
+    """Return the plan of level number `number`: a closed loop with `concurrency` clients.
 
-    A wave has one request for each client. If the prompts come from a file, the level lasts FILE_LEVEL_S instead.
+    The loop sends WAVES + 1 waves of requests, and a wave has one request for each client. LevelWatch ends the level
+    after WAVES waves. If the prompts come from a file, the loop lasts at most FILE_LEVEL_S seconds instead.
     """
     length: dict[str, Any] = {"n": (WAVES + 1) * concurrency, "duration_s": None}
     if sweep.plan.uses_file:

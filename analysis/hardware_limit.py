@@ -34,9 +34,9 @@ ALL_MEMORY = 1.0
 class HardwareLimit(msgspec.Struct, kw_only=True):
     """The hardware limit for the measured load.
 
-    The limit assumes that compute, memory and network run at the rates of the data sheet. Its rates and times use the
-    clock of the run's server, as the measured figures do. The clock of a simulated server may run faster than real
-    time.
+    The limit assumes that compute, memory and network run at the rates of the data sheet. Rates and times in this
+    object are measured by the clock of the run's server, like the measured figures. The clock of a simulated server may
+    run faster than real time.
     """
 
     gpu: str

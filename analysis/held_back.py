@@ -26,7 +26,7 @@ TOGETHER_NS = 1e6
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """Responses whose chunks arrive in groups."""
+    """Facts about the responses whose chunks arrive in groups, because a proxy or the server holds them back."""
 
     responses: int
     """Number of responses whose chunks arrive in groups of at least MIN_GROUP chunks on average."""
@@ -49,7 +49,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_held_back(frame: Frame) -> HeldBack | None:
-    """Return the held-back responses of a run, or None if there are none."""
+    """Return facts about the responses whose chunks arrive in groups, or None if there are no such responses."""
     gaps = frame.gap_counts
     chunks = np.where(gaps > 0, gaps + 1, 0)
     examined = chunks >= MIN_CHUNKS

@@ -597,7 +597,9 @@ class MemoryReserved(msgspec.Struct, kw_only=True):
 
 
 class Memory(msgspec.Struct, kw_only=True):
-    """Memory in use before, during and after the run."""
+    """Memory in use before, during and after the run: on the GPUs, by the server's processes, on the host and in the KV
+    cache.
+    """
 
     gpus: list[GpuMemory]
     processes: list[ProcessMemory]

@@ -89,8 +89,9 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 def max_ttft_errors_s(frame: Frame) -> Floats:
     """Return the largest amount by which the TTFT of each request may be too large, in seconds.
 
-    The error is 0 if the first token was read alone. The client's stalls are treated as unknown, so they do not limit
-    the error.
+    The error is 0 if the first token was read alone. Otherwise it is at most the time since the previous timestamp of
+    the response. The error is not limited by the time for which the client may have stopped reading, because this time
+    counts as unknown here.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 

@@ -161,7 +161,10 @@ def register_secret(text: str, *, source: str = "") -> None:
 
 
 def register_environment_key() -> None:
-    """Register the API key in LOADGEN_API_KEY, which commands hide even if the user writes it into a wrong option."""
+    """Register the API key in LOADGEN_API_KEY as a secret.
+
+    Commands then hide the key in their output, even if the user writes it into a wrong option.
+    """
     key = os.environ.get(API_KEY_VARIABLE, "")
     if len(key) >= MIN_SECRET_LENGTH:
         register_secret(key)

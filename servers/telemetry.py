@@ -9,16 +9,17 @@ A metrics page may contain several samples of one metric. Their labels decide ho
 
     tp_rank, pp_rank, ...   The ranks of one engine work on the same requests. Only the largest sample counts.
     pid                     Several processes can share one engine. Counters are added, because each process counts its
-                            own requests. Of a gauge, only the largest sample counts, because an idle process publishes
+                            own requests. For a gauge, only the largest sample counts, because an idle process publishes
                             an old value or 0.
     engine, dp_rank, ...    Every other label distinguishes separate parts of the server, so samples are added. For
                             KV-cache use, the mean over the engines and the value of the fullest engine are reported.
 
 Server metrics get common names: running and waiting requests, KV-cache use, tokens, preemptions, rejections. Pages are
 fetched with limits on time and size, and parsed with the official prometheus-client parser. Parsing vLLM's page of 55
-kB takes 4 ms of CPU once a second, in a process that does not receive tokens. Of the servers' histograms of durations,
-only the sums and counts are read, which give the mean time in the queue, in prefill and in decode. Percentiles are not
-read: the buckets are too coarse (vLLM's first bucket ends at 0.3 s), and TGI has no metric for the time to first token.
+kB takes 4 ms of CPU once a second, in a process that does not receive tokens. Servers also publish histograms of
+durations. Only their sums and counts are read, which give the mean time in the queue, in prefill and in decode.
+Percentiles are not read: the buckets are too coarse (vLLM's first bucket ends at 0.3 s), and TGI has no metric for the
+time to first token.
 """
 
 from __future__ import annotations
@@ -487,9 +488,9 @@ def _without(labels: Labels, names: re.Pattern[str]) -> frozenset[tuple[str, str
 
 
 def _distinct(samples: Sequence[Labels]) -> list[Labels]:
-    """Return the labels of each engine, without the labels of ranks and processes, in the order of the page.
+    """Return the labels that identify each engine, in the order in which the engines first occur on the metrics page.
 
-    `samples` contains the labels of the samples of one metric."""
+    `samples` contains the labels of every sample of one metric. Labels that name a rank or a process are left out."""
     return [dict(labels) for labels in dict.fromkeys(_without(labels, RANK_OR_PROCESS) for labels in samples)]
 
 

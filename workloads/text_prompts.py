@@ -88,7 +88,9 @@ def _build(builder: _TextBuilder, counter: TokenCounter, store: VocabularyStore 
 
 
 def no_text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
-    """Raise WorkloadError. This is the prompt builder (`Prompt`) of a run for which no texts were prepared."""
+    """Raise WorkloadError. This function stands in for the prompt builder (`Prompt`) of a run whose texts were not
+    prepared.
+    """
     raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
 
 
@@ -110,9 +112,10 @@ class _TextBuilder:
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
         """Return a writer of the run's texts, which uses the words of `vocabulary`.
 
-        At first, only the words that were counted at the start of a text can start a text. If these words make too few
-        different short texts, every word is counted at the start of a text, and the lengths of all texts are recorded.
-        Raises PromptError if a length still cannot be reached, or if too few different texts of a length exist."""
+        A text can start only with a word whose tokens were counted at the start of a text. Usually these are the first
+        OPENINGS words. If they make too few different short texts, every word is counted at the start of a text, and
+        the lengths of all texts are recorded. Raises PromptError if a length still cannot be reached, or if too few
+        different texts of a length exist."""
         try:
             return self._writer(vocabulary, OPENINGS, count)
         except PromptError:
@@ -129,7 +132,9 @@ class _TextBuilder:
         return writer
 
     def confirms(self, writer: TextWriter) -> bool:
-        """Write the texts of the sample and count their tokens. Return True if all have the requested lengths."""
+        """Write the sample, which is a few texts of the run, and count the tokens of each. Return True if all have the
+        requested lengths.
+        """
         return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
 
     def written(self, writer: TextWriter) -> Prompt:
@@ -141,7 +146,7 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder (`Prompt`) for a tokenizer whose count of a text is not the sum over its words.
+        """Return a prompt builder (`Prompt`) for texts whose token count is not the sum of their words' counts.
 
         Normally, this method builds all texts and counts their tokens. If the number of requests is unknown, each text
         is built and counted when it is needed, which requires a tokenizer file. Raises PromptError if there is no such

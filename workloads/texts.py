@@ -293,12 +293,12 @@ class PromptDraft(msgspec.Struct):
 
 
 class TextSurvey:
-    """Records the lengths of a run's prompts, and gives each distinct prompt prefix a number, so that prompts can
-    differ.
+    """Counts the different beginnings of a run's prompts, by their length in tokens.
 
-    If several prompts start with a shared span of tokens, this span is their prefix. The prefix of any other prompt is
-    the whole prompt. The prefixes are numbered from 0, and the first words of a prefix encode its number (its
-    position).
+    The server must not find a new prompt in its prefix cache, so every prompt starts with words that encode a number.
+    The survey shows how many different numbers are needed at each length. If several prompts start with a shared span
+    of tokens, this span is their prefix. The prefix of any other prompt is the whole prompt. The prefixes are numbered
+    from 0, and the first words of a prefix encode its number.
 
     The survey is complete if `note` was called for every prompt of the run. In a run without end, `note` is called only
     for the first prompts. The survey then assumes the worst case, in which all prompts have the same length."""
@@ -426,7 +426,7 @@ class TextWriter(msgspec.Struct, frozen=True):
         return _build_exact(self.count, self.words, map(self._draft, specs), progress)
 
     def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
-        """Write the words of shared spans at the beginning of texts, and store the words for `text` and `texts`.
+        """Write all texts of shared spans that prompts begin with, and store their words for `text` and `texts`.
 
         If the server must count the spans, writing them together takes fewer requests than writing them one by one.
         """

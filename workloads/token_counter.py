@@ -64,7 +64,10 @@ class TokenCounter(msgspec.Struct, frozen=True):
     """True if counting needs no request to the server."""
 
     def framed(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts as they are sent: with the word `frame`, if there is one, at both ends of each text."""
+        """Return the texts as they are sent to the server.
+
+        If the attribute `frame` is a word, this word is added at both ends of each text.
+        """
         return [f"{self.frame} {text} {self.frame}" for text in texts] if self.frame else list(texts)
 
 
@@ -178,8 +181,9 @@ def _corrected(
 def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None) -> TokenCounter | None:
     """Return a token counter for texts that consist of words of one token each.
 
-    The server runs short requests (samples) to find such words by bisection. Usually a single sample is enough. Return
-    None if too few such words are found, or if the server does not report token counts."""
+    Such words are found by bisection: short requests (samples) with many words are sent, and the server reports their
+    token counts. Usually a single sample is enough. Return None if too few such words are found, or if the server does
+    not report token counts."""
     words = server.words or COMMON_WORDS
     frame = words[0]
     known = store.load() if store else None

@@ -100,9 +100,9 @@ class TimestampRow(msgspec.Struct):
 def trace(path: Path, unit: str | None = None, block_tokens: int | None = None) -> Iterator[Entry]:
     """Yield every row of a trace file, in ascending order of time.
 
-    `unit` (of timestamps) and `block_tokens` (tokens per hash id) are None if the layout of the file defines them.
-    Raises WorkloadError if the file is not a trace, if a line is malformed, if the rows are not in order of time, or if
-    the layout's unit is implausible."""
+    `unit` is the unit of the timestamps, and `block_tokens` is the number of tokens per hash id. If they are None, the
+    layout of the file (such as Mooncake) defines them. Raises WorkloadError if the file is not a trace, if a line is
+    malformed, if the rows are not in order of time, or if the timestamps are implausible in the layout's unit."""
     with open_text(path, "the trace") as file:
         trace_format = _format_of(file, path, unit, block_tokens)
         rows = _table if trace_format.columns else _json_rows

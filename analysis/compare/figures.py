@@ -6,8 +6,8 @@ The verdict on each figure is better, worse, no difference or inconclusive. Ther
   (loadgen.analysis.compare.run_variance).
 - Groups of repeats are compared by one value per run, so requests need not be independent.
 
-Two runs of one server differ by chance. In both methods, an interval is widened for this variation, by at most
-RUN_VARIATION. The maximum is larger if the runs themselves show more variation. Only a difference that this variation
+Two runs of one server differ by chance. Both methods therefore widen an interval, normally by at most RUN_VARIATION. If
+the runs themselves show more variation, an interval can be widened further. Only a difference that this variation
 cannot explain is reported as better or worse.
 """
 
@@ -278,7 +278,9 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """Errors of `log(B / A)`, where A and B are the values of one figure in two single runs."""
+    """Standard errors of `log(B / A)`, and a bound on it, where A and B are the values of one figure in two single
+    runs.
+    """
 
     sampling: float
     """Standard error from the sample of requests and from timestamps."""
@@ -291,9 +293,9 @@ class EffectErrors(NamedTuple):
 def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors: EffectErrors) -> ComparedFigure:
     """Return the row for a figure of two single runs. `values` are the values of A and B.
 
-    The error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are fields of
-    `errors`. If `server` is unknown (NaN or infinite), the error is infinite, and only the field `bound` limits the
-    interval.
+    The standard error is `max(sqrt(sampling**2 + server**2), MIN_RUN_VARIATION)`, where `sampling` and `server` are
+    fields of `errors`. If `server` is unknown (NaN or infinite), the standard error is infinite. The width of the
+    interval then depends only on `errors.bound`.
     """
     a, b = values
     effect = math.log(b / a)

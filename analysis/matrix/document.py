@@ -240,9 +240,10 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _ranking(self) -> list[tuple[doc.Card, str]]:
-        """Return one ranking of the servers for each platform and each group. A group is a pair of model and workload.
+        """Return one ranking of the servers for each host and each group. A group is a pair of model and workload.
 
         A ranking consists of a card that names the leading server, and a text with all throughputs in descending order.
+        The label of the card names the platform of the host.
         """
         result = []
         for group, (host, platform) in product(self.groups, self.platforms.items()):

@@ -367,7 +367,7 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
 
 
 def timeline(frame: Frame) -> dict[str, Any]:
-    """Return the times at which each request was sent, received its first and its last token, and ended.
+    """Return four times for each request: its send time, the arrival of its first and of its last token, and its end.
 
     `tokens` contains the times between the chunks of each request (see `_chunk_steps`). Large runs are thinned.
     """

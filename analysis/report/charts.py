@@ -240,7 +240,11 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
 
 
 def _single_bound(number: int) -> dict[str, Any]:
-    """Return the trace of the requests that meet one of several goodput bounds. It is only drawn for a single run."""
+    """Return a chart curve for one of several goodput bounds: the requests that meet this bound, whatever the other
+    bounds.
+
+    The curve is only drawn for a single run.
+    """
     look = STEPS | {"color": f"@run-{number + 1}", "width": 1.5, "dash": DASHES[number]}
     bound = f"$bound_{number}"
     hover = "%{y:.2%} meet this bound x%{x:.4~g}"
@@ -525,7 +529,7 @@ def _bounds_layout(data: Sequence[Data]) -> Data:
 
 
 def _bounded_axis(run: Data, key: str) -> Data:
-    """Return an axis from 0 that includes the bound, with room for the labels in the corners."""
+    """Return an axis from 0 that includes all values and the bound, and leaves room for the labels in the corners."""
     columns = ("ttft",) if key == "ttft" else ("tpot_met", "tpot_missed")
     known = [value for column in columns for value in run[column] if value is not None]
     maximum = max(*known, run[f"{key}_bound"] or 0.0)

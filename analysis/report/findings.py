@@ -580,7 +580,7 @@ def goodput_sentences(summary: Summary) -> list[str]:
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    A bound is 0 if 90% of the requests would have met any bound, however small. Such bounds are omitted.
+    Bounds of 0 are omitted. A bound is 0 if enough requests would have met even an arbitrarily small bound.
     """
     return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
 

@@ -83,7 +83,7 @@ def joint_objectives(summaries: Sequence[Summary]) -> Finding | None:
 def _joint_finding(finding_id: str, known: Sequence[Sequence[Finding]], summaries: Sequence[Summary]) -> Finding | None:
     """Return the joint finding with this id, or None if no repeat has it.
 
-    `known` holds the findings with this id of each repeat."""
+    `known` has one list per repeat, with the repeat's findings of this id."""
     level = min((finding.level for of_repeat in known for finding in of_repeat), key=LEVELS.index, default=None)
     if level is None:
         return None

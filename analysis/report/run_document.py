@@ -392,7 +392,10 @@ def _server_facts(server: ServerInfo) -> dict[str, Any]:
 
 
 def _fact_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Convert the names and values of facts to displayed texts. Facts without a value are omitted."""
+    """Convert facts about a run to names and values as the page shows them.
+
+    For example, the fact `memory_bytes` becomes `memory` with the value `64 GiB`. Facts without a value are omitted.
+    """
     result = {}
     for name, value in values.items():
         if value not in (None, ""):

@@ -84,7 +84,10 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
 
 
 def _excess(entry: ObjectiveVerdict) -> float:
-    """Return by which factor an objective is missed. If the run does not have the figure, return infinity."""
+    """Return the factor by which a run misses an objective, for example 2 for twice the bound.
+
+    Return infinity if the run does not have the figure.
+    """
     if entry.measured is None:
         return float("inf")
     low, high = sorted((abs(entry.measured), abs(entry.bound)))

@@ -151,7 +151,10 @@ def _bracket(sweep: SweepResult) -> tuple[SweepStep, SweepStep] | None:
 
 
 def _bracket_word(step: SweepStep) -> str:
-    """Return the verdict on a step (the run at one load) for `_measured_bracket`."""
+    """Return a step's verdict as text for a sentence about the capacity, such as `met` or `not met`.
+
+    A step is the run at one load. An overload counts as `not met`.
+    """
     return "not met" if step.verdict == "overload" else step.verdict
 
 
@@ -207,7 +210,11 @@ def _verdict(step: SweepStep, sweep: SweepResult) -> str:
 
 
 def _remarks(step: SweepStep, sweep: SweepResult) -> str:
-    """Return a table cell about a step: its verdict, its number of rejected requests, and `knee` if it is the knee."""
+    """Return a table cell about a step: its verdict, its number of rejected requests, and `knee` for one step of the
+    sweep.
+
+    The knee is the step with the largest ratio of request throughput to median E2E latency.
+    """
     rejections = f"{step.rejected:,} rejected" if step.rejected else ""
     remarks = "; ".join(filter(None, [_verdict(step, sweep), rejections]))
     return ", ".join(filter(None, [remarks, "knee" if step.step == sweep.knee else ""]))

@@ -110,11 +110,11 @@ class EdgeSearch:
         return self._new_load(runs, carried / (1 + NEAR), 1 / (1 + NEAR)) if low < carried / EDGE else None
 
     def _narrowing_load(self, runs: Sequence[LoadObservation], low: float, middle: float, high: float) -> float | None:
-        """Return a load whose run may narrow the confidence interval from `low` to `high`, or None if there is no such
-        load.
+        """Return a load whose run may narrow the confidence interval of the capacity, or None if there is no such load.
 
-        `middle` is the estimated capacity. The result is slightly above or below `middle`, at a distance where runs
-        still have a clear result. Ends of the interval that are already close to `middle` are not narrowed.
+        The interval is `low` to `high`, and `middle` is the estimated capacity. The result is NARROW_EDGE times
+        `middle`, or `middle` divided by NARROW_EDGE. At these loads it is usually still clear whether the server is
+        overloaded. An end of the interval that is already close to `middle` is not narrowed.
         """
         for end, load in ((high, middle * NARROW_EDGE), (low, middle / NARROW_EDGE)):
             untried = all(abs(np.log(run.load / load)) > NEAR / 2 for run in runs)

@@ -259,7 +259,7 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
 
 
 def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:
-    """Predict the latency figures of a recorded run's requests on a twin, each with a 95% interval."""
+    """Simulate the requests of a recorded run on a twin. Return the predicted latency figures with 95% intervals."""
     from loadgen.analysis import prediction
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.studies.twin_fitting import simulate_run

@@ -342,7 +342,10 @@ def _operator_label(operator: Operator) -> str:
 
 
 def _roofline_groups(result: InferenceResult) -> list[tuple[str, list[Operator]]]:
-    """Return the operators with FLOPs, grouped by batch size and direction. Each group has a title."""
+    """Return the operators with FLOPs in groups: one group per batch size and direction (forward or backward pass).
+
+    Each group has a title.
+    """
     groups = []
     for case in result.cases:
         for direction in DIRECTIONS:

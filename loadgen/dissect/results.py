@@ -49,7 +49,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Totals over all calls in one step with the same operator, module, shape and direction."""
+    """Totals over all calls in one step with the same operator, module, shape and direction (forward or backward)."""
 
     module: str
     operator: str

@@ -116,7 +116,7 @@ class Peer:
         """Register for Locust's messages.
 
         `handshake` maps each handshake step to its handler. These handlers receive the messages of nodes that have not
-        proven yet that they hold the token.
+        proven yet that they know the shared token.
         """
         self.runner = runner
         self.frames = frames
@@ -148,8 +148,8 @@ class Peer:
                 gevent.spawn(series, order.node)
 
     def enter(self, node: str, handshake: protocol.Handshake) -> None:
-        """Open the sealed channel to a node that has proven that it holds the token. Report the node to the loadgen
-        command.
+        """Open the sealed channel to a node that has proven that it knows the shared token. Report the node to the
+        loadgen command.
         """
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))
@@ -241,9 +241,10 @@ class MasterPeer(Peer):
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Exchange timestamps with a connected machine, once for each item in `times`.
+        """Exchange timestamps with a connected machine. The number of exchanges is the length of `times`.
 
-        Each exchange ends or times out before the next one starts. `gap_s` is the pause between two exchanges.
+        Each exchange ends or times out before the next one starts. `gap_s` is the pause between two exchanges. The
+        series ends early if the machine disconnects.
         """
         for _ in times:
             if node not in self.channels:
@@ -260,8 +261,9 @@ class MasterPeer(Peer):
 
 
 class WorkerPeer(Peer):
-    """The worker machine's side of a distributed run: proves that the machine holds the token, and answers clock
-    exchanges."""
+    """The worker machine's side of a distributed run.
+
+    Proves that the machine knows the shared token, and answers clock exchanges."""
 
     role = protocol.WORKER
 

@@ -9,7 +9,7 @@ Command messages pass from one command to the other. The Locust processes seal a
 them. Events and orders pass between a command and its own Locust process. A frame consists of a 4-byte length (network
 byte order) and a msgpack message.
 
-Both sides prove that they hold the token. Every later message carries an authentication code (HMAC) that is derived
+Both sides prove that they know the token. Every later message carries an authentication code (HMAC) that is derived
 from the token:
 
     worker machine                        master
@@ -170,21 +170,21 @@ class Assign(Message, frozen=True):
 
 
 class Connect(Message, frozen=True):
-    """Order to encode the requests and open the connections.
+    """Tells a worker machine to encode its requests and open its connections.
 
-    The master sends it once every machine has built its prompts, because servers close connections that are idle for
-    some seconds.
+    The master sends this message when every machine has built its prompts. It is not sent earlier, because servers
+    close connections that are idle for some seconds.
     """
 
 
 class StartAt(Message, frozen=True):
-    """Order to start at the time `at_ns` on the CLOCK_MONOTONIC of the receiving machine."""
+    """Tells a worker machine to start the run at the time `at_ns` on its own CLOCK_MONOTONIC."""
 
     at_ns: int
 
 
 class Stop(Message, frozen=True):
-    """Order to end the run and keep the results so far."""
+    """Tells a worker machine to end the run and keep the results so far."""
 
 
 class PieceAck(Message, frozen=True):
@@ -225,7 +225,7 @@ class Listening(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """Event: the other machine has proven that it holds the token."""
+    """Event: the other machine has proven that it knows the shared token."""
 
     node: str
 
@@ -284,23 +284,24 @@ class Exchanged(Message, frozen=True):
 
 
 class ClockSeries(Message, frozen=True):
-    """Order from the master's command: run a series of clock exchanges with a machine.
+    """Tells the Locust process of the master to run a series of clock exchanges with a worker machine.
 
-    The same message, sent back to the command as an event, means that the series has ended.
+    The Locust process sends the same message back as an event when the series has ended.
     """
 
     node: str
 
 
 class Sealed(Message, frozen=True):
-    """Order from a command to its Locust process: seal this message and send it.
+    """Tells a Locust process to seal a message and send it to the other machine.
 
-    As an event from the Locust process, it means that a sealed message has arrived and was opened.
+    As an event from the Locust process, this message means that a sealed message has arrived and was opened.
     """
 
     node: str
     body: bytes
-    """A command message. Only a holder of the token can send one, so an undecodable body is a bug in loadgen."""
+    """A command message. Only a machine that knows the shared token can send one, so an undecodable body is a bug in
+    loadgen."""
 
 
 Event = Listening | Joined | PeerLost | Exchanged | ClockSeries | Sealed
@@ -327,8 +328,9 @@ class Frames(Generic[T]):
             self._socket.sendall(_LENGTH.pack(len(body)) + body)
 
     def send(self, message: WorkerMessage | MasterMessage, node: str = "") -> None:
-        """Send a command message to the other machine, through the Locust process. On the master, `node` names the
-        machine."""
+        """Send a message to the loadgen command on the other machine, through both Locust processes.
+
+        On the master, `node` names the machine."""
         self.post(Sealed(node, msgspec.msgpack.encode(message)))
 
     def receive(self, timeout_s: float | None = None) -> T | None:
@@ -493,7 +495,7 @@ class Handshake:
     master_nonce: bytes
 
     def proof(self, role: str) -> bytes:
-        """Return the proof of this handshake for a role. Only a holder of the token can compute it."""
+        """Return the proof of this handshake for a role. Only a machine that knows the shared token can compute it."""
         return self._code("proof", role)
 
     def is_proof(self, role: str, proof: object) -> bool:

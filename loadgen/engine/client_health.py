@@ -256,7 +256,8 @@ class FirstTokens:
         """
 
     def look(self, arriving: Iterable[Exchange]) -> None:
-        """Search unfinished responses for their first token, and count the TTFT of each response with a token.
+        """Search unfinished responses for their first token. When a response has one, add its TTFT to the live
+        latencies.
 
         At most MAX_SEARCHED responses are searched per call, oldest first. The first event of a response is often not
         the first token: events without a token, such as the role in a chat, may arrive much earlier.

@@ -228,8 +228,9 @@ class Driver:
             self._prepare(closed)
 
     def _close_gone(self) -> list[ScheduledRequest]:
-        """For the next group of requests, drop each connection that the server has closed. Return the affected
-        requests."""
+        """Drop the connections of the next group of requests that the server has closed.
+
+        Return the requests that have lost their connection."""
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1
@@ -237,10 +238,10 @@ class Driver:
         return closed
 
     def _refresh_group(self, now_ns: int) -> None:
-        """Replace connections that the server has closed while a group waits until it is due.
+        """Replace connections that the server has closed while a group of requests waits until it is due.
 
-        Servers close idle connections after a few seconds. A group of more than CHECKED_GROUP requests is not checked
-        again when it is sent.
+        Servers close idle connections after a few seconds. This check is the last one for a group of more than
+        CHECKED_GROUP requests: the connections of such a group are not checked again when it is sent.
         """
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
@@ -254,7 +255,7 @@ class Driver:
     # When requests are due.
 
     def _on_due(self) -> None:
-        """Send the group of requests that is now due, and prepare the next group."""
+        """Send the group of requests that is now due, and prepare the group that is due next."""
         group, self._group = self._group, []
         self._send(group)
         if not (self._interrupted or self._waiting):

@@ -61,7 +61,7 @@ def build_records(
     """Decode the responses of these exchanges, and return a Record for each.
 
     Timestamps come from the source `stamps`. If the timestamps of a response are impossible, for example not in order,
-    its fallback source is used for this response. A malformed response does not raise an error.
+    this response gets timestamps from `stamps.fallback` instead. A malformed response does not raise an error.
 
     Each decoding step runs over all responses before the next step begins, which keeps the code of the step in the CPU
     cache.

@@ -160,7 +160,7 @@ class Sampler:
                 del self._sources[name]
 
     def start(self) -> None:
-        """Read every source right before the run."""
+        """Read every source when all connections are open and the warm-up is over, right before the run starts."""
         self._look("start")
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], LiveCounters]) -> None:

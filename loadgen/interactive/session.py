@@ -139,11 +139,11 @@ class LocustSession:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Serialise the longer work of users, such as decoding a response or building the next request.
+        """Let only one user at a time do longer work, such as decoding a response or building the next request.
 
-        Only one user at a time is inside this context. Before a user enters the context, gevent reads the sockets.
-        Without this rule, gevent would run up to fifty greenlets before it reads the sockets again. Streams that start
-        together also end together. Many tokens would then be read late and share one timestamp.
+        Before a user enters this context, gevent reads the sockets. Without this context, gevent would run up to fifty
+        greenlets before it reads the sockets again. Streams that start together also end together, so many users have
+        such work at the same time. Tokens that arrive meanwhile would be read late and share one timestamp.
         """
         with self._turns:
             gevent.sleep(SOCKET_CHECK_S)

@@ -66,7 +66,8 @@ class RequestError(Exception):
 class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     """A Locust user with one connection and at most one request in flight.
 
-    A subclass without tasks sends the prompts of the form on Locust's start page, one after the other.
+    A subclass without tasks sends the prompts of a workload one after the other. The workload is chosen in the form on
+    Locust's start page.
     """
 
     abstract = True
@@ -93,7 +94,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
 
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
-        """Send the next prompt of the form on Locust's start page."""
+        """Send the next prompt of the workload that is chosen in the form on Locust's start page."""
         self.ask()
 
     def ask(
@@ -101,9 +102,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     ) -> Record:
         """Send one request, wait for the end of its response, and return its Record.
 
-        The request is also reported to Locust and to the run file. Without `prompt`, the next prompt of the workload on
-        Locust's start page is sent. The length of your own prompt is not checked. `endpoint` is, for example, chat. The
-        default is the endpoint of the command line, or else the first endpoint that the server accepts.
+        The request is also reported to Locust and to the run file. Without `prompt`, the next prompt of the workload
+        that is chosen in the form on Locust's start page is sent. If you pass a `prompt`, its length is not checked.
+        `endpoint` is the name of an endpoint, such as `chat`. The default is the endpoint of the command line, or else
+        the first endpoint that the server accepts.
         """
         target, run = SESSION.target, SESSION.run
         if target is None or run is None:
@@ -171,7 +173,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
 
 
 class PromptUser(LoadgenUser):
-    """A user that sends the prompts of the form on Locust's start page one after the other, without pauses."""
+    """A user that sends the prompts of a workload one after the other, without pauses.
+
+    The workload is chosen in the form on Locust's start page.
+    """
 
 
 class UserConnection:

@@ -35,7 +35,7 @@ Event = tuple[str, Any]
 
 
 class Board:
-    """The messages of the current run, and the queues of all pages that are open."""
+    """The messages of the current run, and one queue of events for each browser page that shows the run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class Board:
                 self._publish(("end", {"note": self._note}))
 
     def join(self) -> Queue[Event] | None:
-        """Return the queue of a new page, which begins with all messages so far.
+        """Return the event queue of a browser page that was just opened. The queue begins with all messages so far.
 
         Return None if there are too many pages.
         """
@@ -74,7 +74,7 @@ class Board:
         return queue
 
     def leave(self, queue: Queue[Event]) -> None:
-        """Remove the queue of a page that was closed."""
+        """Remove the event queue of a browser page that was closed."""
         with self._lock:
             self._queues.remove(queue)
 
@@ -162,7 +162,7 @@ class LivePageHandler(BaseHTTPRequestHandler):
             self.board.leave(queue)
 
     def log_message(self, *_: object) -> None:
-        """Print nothing: the terminal belongs to the run."""
+        """Print nothing, because the terminal shows the progress of the run."""
 
 
 def _tell(line: str) -> None:

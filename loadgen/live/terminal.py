@@ -55,8 +55,8 @@ class PanelRow(NamedTuple):
 def show_progress(end: PlannedEnd, stream: TextIO, *, raw: TextIO | None = None) -> Iterator[Show]:
     """Yield a function that shows progress on `stream`.
 
-    A terminal shows a panel that is redrawn in place. Other streams get a plain line every few seconds. `raw` is the
-    stream to which a panel is written, if it is not `stream` itself.
+    A terminal shows a panel that is redrawn in place. Other streams get a plain line every few seconds. The panel is
+    written to `raw` if it is given, otherwise to `stream`.
     """
     taker = SnapshotTaker(end, time.monotonic)
     if not stream.isatty():
@@ -135,7 +135,11 @@ class PromptCount:
         self._prepared = 0
 
     def text(self, phase: str, prepared: int) -> str:
-        """Return the phase, or the number of prompts that have been built so far."""
+        """Return the text to show while prompts are built: the number of prompts so far, such as `building prompts:
+        1,000`.
+
+        If this number has not grown since the last call, or is below MANY_PROMPTS, return `phase` unchanged.
+        """
         grows = prepared != self._prepared
         self._prepared = prepared
         if not grows or prepared < MANY_PROMPTS:

@@ -202,7 +202,11 @@ def capacity_option(
 
 
 def _add_interval(result: CapacityOption, replica: Replica, met: ObjectivesMet, power: int, per_s: float) -> None:
-    """Set the `_low` and `_high` fields of a result. The searches for both ends of the interval begin at `power`."""
+    """Set the `_low` and `_high` fields of a result.
+
+    `power` stands for the request rate `RATE_STEP**power` in the middle of the interval, at which the searches for both
+    ends begin. `per_s` is the request rate of the load.
+    """
     factor = 1 + constant("step_error")
     slow_power = replica.highest_power(met, factor, power)
     fast_power = replica.highest_power(met, 1 / factor, power)

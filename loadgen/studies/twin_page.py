@@ -1,6 +1,7 @@
-"""Builds the page of `loadgen twin`: the figures and latency distributions of runs, measured and as the twin has them.
+"""Builds the page of `loadgen twin`, which compares measured runs with a twin.
 
-A twin is a simulated server that is fitted to a measured one.
+A twin is a simulated server that is fitted to a measured one. The page shows the figures and the latency distributions
+of each run next to those of the twin.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ CURVE_CAPTION = "Solid: measured. Dotted: the twin, for the same requests, sent 
 
 
 class ReplayedRun(NamedTuple):
-    """The figures and latencies of one run: measured, and as the twin has them for the same requests."""
+    """One run to which a twin is compared: the measured figures and latencies, and those of the twin for the same
+    requests.
+    """
 
     name: str
     measured: Mapping[str, float | None]
@@ -140,7 +143,7 @@ def _table(runs: Sequence[ReplayedRun]) -> doc.Table:
 
 
 def _signed(share: float) -> str:
-    """Return a share as a percentage with its sign, such as `+3.1%`. The minus sign is a true one."""
+    """Return a share as a percentage with its sign, such as `+3.1%`. The minus sign is U+2212, not a hyphen."""
     text = f"{100 * share:+.1f}%".replace("-", MINUS)
     return "0.0%" if text in ("+0.0%", f"{MINUS}0.0%") else text
 

@@ -57,10 +57,11 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
 
 
 def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, broken: str) -> Answer:
-    """Complete an Answer of `build_answer` that has its end event. `broken` describes an unreadable event.
+    """Set the total counts of an Answer that `build_answer` returned. Its end event must be set already.
 
-    If the server counted more tokens than there were pieces, the size of the text is stored. A later check uses it to
-    find out whether pieces contain several tokens, or whether tokens were hidden."""
+    `broken` describes an unreadable event ("" if there is none). If the server counted more tokens than it sent pieces,
+    the length of the text is stored in the Answer. A later check uses this length to find out whether pieces contain
+    several tokens, or whether tokens were not streamed."""
     finalise(answer, totals.output, broken)
     if answer.counted_by == "wire":
         answer.counted_by = "chunks"

@@ -62,9 +62,10 @@ def running_requests(deployment: Deployment, load: Load, memory_fraction: float)
 
 
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
-    """Return the times under `load` that are expected with the measured overheads of the inference engine.
+    """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    No expected time is shorter than the time from `limit_times`.
+    The times include the measured overheads of the engine. No time is shorter than the limit of the hardware from
+    `limit_times`. Weights and KV cache may use `memory_fraction` of the GPU memory.
     """
     framework = deployment.framework
     prompt = load.prompt_tokens

@@ -361,7 +361,7 @@ def _container_facts(host: Host, name: str) -> dict[str, Any]:
     """Return the facts about a container that are stored with a run.
 
     The facts are image, digest, command and limits, and the driver version and GPU as seen in the container. Missing
-    facts are left out. The environment is never stored, because it may contain tokens."""
+    facts are left out. The container's environment is never stored, because it may contain secrets."""
     facts: dict[str, Any] = {}
     with suppress(LaunchError, LookupError, *DECODE_ERRORS):
         container = msgspec.json.decode(docker(host, "inspect", name))[0]

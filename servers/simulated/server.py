@@ -481,7 +481,11 @@ class CompletionHandler:
         return arrived_ns
 
     async def _answer(self, stream: Stream) -> Reply | bool:
-        """Send the response of an admitted request. Return a Reply, True or False, as `run` does."""
+        """Send the response of an admitted request.
+
+        If the caller must send the response, return it as a Reply. Otherwise return True if the connection can take
+        another request, and False if the connection cannot.
+        """
         state = self._state
         streamed = stream.completion.streamed
         wrong_length = self._line.fault == "content-length"
@@ -553,7 +557,8 @@ class CompletionHandler:
     async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
         """Send a non-streamed response, at the time when its last token is due.
 
-        Return a Reply, True or False, as `run` does.
+        If the caller must send the response, return it as a Reply. Otherwise return True if the connection can take
+        another request, and False if the connection cannot.
         """
         if ending == "failed":
             return self._protocol.generation_failure or self._protocol.failure(500)

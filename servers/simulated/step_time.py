@@ -200,7 +200,10 @@ class StepTime:
 
 
 def _table_sizes(maximum: int) -> Any:
-    """Return the sizes up to `maximum` for which a table has an entry, as an array of floats."""
+    """Return, as an array of floats, the sizes for which the tables of this module have an entry, up to `maximum`.
+
+    A size is a number of tokens or sequences.
+    """
     return np.array([*range(1, FINE_LIMIT + 1), *range(FINE_LIMIT + COARSE_STEP, maximum + 1, COARSE_STEP)], float)
 
 

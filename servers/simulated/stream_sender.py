@@ -111,7 +111,7 @@ class Stream:
         return [event for event in result if event]
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """Fault hook that causes no fault. Return (events, number of tokens).
+        """Encode tokens without a fault, as a fault hook of the stream. Return (events, number of tokens).
 
         For a stream without a fault hook, StreamSender sends one event for every token. A stream in which some tokens
         have no event therefore uses this function as its hook.
@@ -263,7 +263,10 @@ class Lateness:
         self.bins[late_ns // _BIN_NS if late_ns < _BINS * _BIN_NS else _BINS] += 1
 
     def figures(self) -> dict[str, Any]:
-        """Return the number of sends, their delays in ns, and whether the server falls behind (LATE_NS)."""
+        """Return the number of sends, their delays in ns, and whether the server falls behind.
+
+        The server falls behind if more than 1% of the sends are at least LATE_NS late.
+        """
         counts = list(accumulate(self.bins))
         events = counts[-1]
         late_events = events - counts[LATE_NS // _BIN_NS - 1]

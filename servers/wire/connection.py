@@ -115,7 +115,11 @@ class Connection:
         return not self._quiet()
 
     def _quiet(self) -> bool:
-        """Return True if TLS has received no response data and no end of the session, and has no reply to send."""
+        """Return True if the TLS session of an idle connection can carry another request.
+
+        This is the case if TLS has received no response data, has not received the end of the session, and has no reply
+        to send.
+        """
         assert self.tls is not None
         try:
             self.tls.read(1)

@@ -64,7 +64,7 @@ class ReadPacer:
         rate_dropped: Callable[[], bool] = bool,
         by_read: Callable[[], bool] = bool,
     ) -> None:
-        """Start without a delay between sweeps.
+        """Create a pacer without a delay between sweeps. A sweep reads every readable socket once.
 
         - `max_delay_s` is the maximum delay in seconds.
         - `busy` is a share of a CPU core. The delay grows if this thread uses or waits for more than this share.

@@ -1,7 +1,7 @@
-"""Calls back when sockets are readable and at exact instants, with a separate epoll and timer in the event loop.
+"""Calls functions when sockets are readable and at exact times, with a separate epoll and timer in the event loop.
 
     uvloop ── watches one descriptor ──> epoll ── watches all sockets ──> callbacks
-                    └─ paused between sweeps, while reads are deferred (loadgen.servers.wire.deferred_reads)
+                    └─ paused while reads are deferred (loadgen.servers.wire.deferred_reads)
 
 The loop's `add_reader` is not used for every socket. When a connection is reset right after its last bytes, libuv stops
 watching the socket after one callback (uv__poll_io, POLLERR). The reset would then never be noticed. An epoll is also

@@ -297,8 +297,8 @@ class PacketRingTimestamps(TimestampSource):
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
     """Return the offsets in the TCP stream for which a response needs timestamps.
 
-    These are the offsets of `ends`, followed by the end of each read. With TLS, there is a third group: the end of the
-    encrypted bytes of each read."""
+    The first offsets are those of `ends`, which are offsets in the received bytes. They are followed by the end of each
+    read. With TLS, there is a third group: the end of the encrypted bytes of each read."""
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)
     return array("q", end_offsets) + array("q", read_offsets) + array("q", received.read_ends)

@@ -137,9 +137,10 @@ class TimestampSource:
     def instants_batch(
         self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        """Return (arrival times, instants) for each response.
+        """Return a pair for each response: the arrival times of its reads, and the arrival times at the given offsets.
 
-        The arrival times are those of the last byte of each read. The second value is the result of `instants`."""
+        A response comes with offsets in its received bytes. The first value is a list with the arrival time of the last
+        byte of each read. The second value is the result of `instants` for the offsets."""
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
             for received, ends in responses

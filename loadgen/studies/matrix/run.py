@@ -92,7 +92,10 @@ def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> boo
 
 
 def _run_starts(matrix: Matrix, book: Journal, output: MatrixOutput) -> bool:
-    """Execute all server starts that have remaining runs. Return True if the matrix was interrupted."""
+    """Execute every start of the matrix that has unfinished runs. A start is one launch of a server.
+
+    Return True if the matrix was interrupted.
+    """
     with _handle_termination():
         try:
             stop_leftover_server(matrix, book, output.say)

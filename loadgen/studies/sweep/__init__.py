@@ -236,10 +236,12 @@ def run(
     max_runs: int,
     max_time_s: float | None = None,
 ) -> EndReason:
-    """Run steps until there is no next load, and return the reason why the sweep ended.
+    """Run steps at the loads that `next_load` returns, until it returns None or a limit is reached. Return the reason
+    for the end.
 
-    `max_runs` limits the steps of the whole sweep, including those of earlier calls. `max_time_s` limits the duration
-    of this call. Raises LoadgenError, or loadgen.servers.errors.ServerError.
+    A step is one run at one load. `book` is the journal of the sweep. `max_runs` limits all steps of the sweep,
+    including those that the journal already contains. `max_time_s` limits the duration of this call. Raises
+    LoadgenError, or loadgen.servers.errors.ServerError.
     """
     deadline_s = None if max_time_s is None else time.monotonic() + max_time_s
     reason: EndReason = "done"

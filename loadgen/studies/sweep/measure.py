@@ -471,8 +471,9 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 
     Requests that are dropped because too many are in flight show an overload of the server, not of the client.
 
-    With `stability`, the result of the step is whether the server's queue grows. Inexact timestamps do not change this
-    result. The client changes it only if it has no CPU time left, sends fewer requests, or slows the responses down.
+    `stability` is True if the sweep only searches for the largest rate at which the server's queue does not grow.
+    Inexact timestamps cannot change the result of such a step. The client can change it in three cases only: it has no
+    CPU time left, it sends fewer requests than planned, or it slows the responses down.
     """
     from loadgen.analysis.client_health import LIMITS
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-import os
 import queue
 import signal
 import subprocess
@@ -284,6 +283,7 @@ class _Measurement:
         from loadgen.folders import run_folder
         from loadgen.plan_fields import command_line
         from loadgen.results import parse_expressions
+        from loadgen.servers.own_process import own_process
 
         plan = with_detected_server(plan, say)
         if plan.repeats > 1:
@@ -303,13 +303,11 @@ class _Measurement:
         self._error: BaseException | None = None
         self._began = False
         self._pipe, child_pipe = Pipe()
-        root = str(Path(__file__).parents[1])
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "loadgen.api", str(child_pipe.fileno())],
+            own_process("loadgen.api", str(child_pipe.fileno())),
             stdin=subprocess.DEVNULL,
             pass_fds=[child_pipe.fileno()],
             start_new_session=True,  # a terminal sends Ctrl-C to the caller only, which forwards it once
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )
         child_pipe.close()
         self._pipe.send((vars(plan), self._folder, command_line(plan)))

@@ -8,7 +8,6 @@ burst.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
 from loadgen.machine import Calibration, CalibrationPoint, allow_open_files, facts, save_calibration
 from loadgen.servers.backends import join_or, simulated_backends
+from loadgen.servers.own_process import own_process
 
 if TYPE_CHECKING:
     from loadgen.analysis.calibration import StampComparison
@@ -160,7 +160,7 @@ def run_calibration_point(point: CalibrationPoint, folder: Path) -> tuple[Path, 
             if name != "itl_s" and value is not None
         }
         options = [f"--{name}={value}" for name, value in values.items()]
-        command = [sys.executable, "-m", "loadgen", "burst", "--no-report", "--quiet", *options]
+        command = own_process("loadgen", "burst", "--no-report", "--quiet", *options)
         ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603 - our own command
     if ended.returncode not in (EXIT_OK, EXIT_REQUESTS_FAILED, EXIT_CLIENT_LIMITED):
         raise LoadgenError(f"the burst could not run: {ended.stderr.strip()[-1000:]}")

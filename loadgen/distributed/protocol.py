@@ -34,7 +34,6 @@ import select
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,6 +50,7 @@ from loadgen.errors import OutputError, install_hint
 from loadgen.servers.auth import read_secret
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.lifeline import lifeline
+from loadgen.servers.own_process import own_process
 from loadgen.workloads.request import Request
 
 PORT = 5557
@@ -372,7 +372,7 @@ def locust_process(role: Literal["master", "worker"], host: str, port: int) -> I
     The Locust process ends with the context. It also ends when the command is killed.
     """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno())]
+    command = own_process("loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno()))
     with ours, theirs, lifeline(ours):
         child = subprocess.Popen(  # noqa: S603 - our own interpreter and our own arguments
             command,

@@ -34,6 +34,7 @@ from loadgen.analysis.run.runfile import RunWriter, Telemetry
 from loadgen.engine.client_health import LiveCounters
 from loadgen.errors import LoadgenError, OutputError, PlanError
 from loadgen.servers.lifeline import end_with_parent
+from loadgen.servers.own_process import own_process
 from loadgen.servers.telemetry import (
     Dcgm,
     GapError,
@@ -344,8 +345,8 @@ class SamplerProcess:
     """
 
     def __init__(self) -> None:
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.engine.telemetry_sampler"],
+        self._process = process = subprocess.Popen(  # noqa: S603 - our own module
+            own_process("loadgen.engine.telemetry_sampler"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that Ctrl-C does not end this process before the run

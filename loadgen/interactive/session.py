@@ -57,6 +57,7 @@ from loadgen.plan import Plan
 from loadgen.plan_fields import fields_of, run_options
 from loadgen.servers.discovery import apply_mark
 from loadgen.servers.errors import LimitError, ServerError
+from loadgen.servers.own_process import own_process
 from loadgen.servers.simulated import SimulatedError
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source
@@ -468,7 +469,7 @@ def _download(session: LocustSession, what: str) -> Response:
         return send_file(folder / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
     with tempfile.TemporaryDirectory() as scratch:
         page = folder / "report.html" if session.run.ended else Path(scratch) / "report.html"
-        command = [sys.executable, "-m", "loadgen", "report", str(folder), "--out", str(page), "--quiet"]
+        command = own_process("loadgen", "report", str(folder), "--out", str(page), "--quiet")
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False)  # noqa: S603
         if done.returncode:
             return Response(done.stderr, 500, mimetype="text/plain")

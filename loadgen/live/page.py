@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -23,6 +22,7 @@ import msgspec
 from loadgen.errors import OutputError, PlanError
 from loadgen.live.snapshot import INTERVAL_S, History, LiveSnapshot, PlannedEnd, SnapshotTaker
 from loadgen.servers.lifeline import lifeline
+from loadgen.servers.own_process import own_process
 
 if TYPE_CHECKING:
     from loadgen.engine.client_health import LiveCounters
@@ -139,7 +139,7 @@ def open_page(port: int) -> Iterator[LivePage]:
     Raises PlanError if the port cannot be used.
     """
     process = subprocess.Popen(  # noqa: S603 - our own module, with a number as its only argument
-        [sys.executable, "-m", "loadgen.live.page_server", str(port)],
+        own_process("loadgen.live.page_server", str(port)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +37,7 @@ from loadgen.servers.launch.spec import (
     tail,
     wait_until_ready,
 )
+from loadgen.servers.own_process import own_process
 
 OPTIONS = frozenset(
     ("python", "port", "name", "arguments", "env", "tensor_parallel", "gpus", "log", "timeout_s", "api_key_env")
@@ -165,7 +165,7 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
     additional = tuple(map(str, spec.options.get("arguments", ())))
     if spec.method == "simulated":
         options = ("--server", spec.server, "--host", host, "--port", str(port), "--model", name)
-        return Command((sys.executable, "-m", "loadgen", "mock-server", *options, *additional), {})
+        return Command((*own_process("loadgen", "mock-server", *options), *additional), {})
     command = BACKENDS[spec.server].process
     if command is None:
         raise LaunchError(

@@ -8,21 +8,16 @@ from __future__ import annotations
 import contextlib
 import select
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from loadgen.servers.lifeline import lifeline
+from loadgen.servers.own_process import own_process
 from loadgen.servers.simulated import StartError
 from loadgen.servers.simulated.config import SimulatedConfig
 
 READY = "ready "
 """Prefix of the first line that a child writes to standard output. The prefix is followed by the server's URL."""
-CHILD = (  # Our own packages come first in the path.
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-    "from loadgen.servers.simulated.server import child; child()"
-)
 
 _START_LIMIT_S = 30
 _STOP_LIMIT_S = 5
@@ -44,13 +39,16 @@ def spawn_process(config: SimulatedConfig) -> Iterator[tuple[str, int]]:
     does not reach the server, because the server runs in a separate session. Raises StartError if the server does not
     start.
     """
-    # -P keeps the working directory out of the path: a user's attr.py there must not replace a library's module.
-    command = [sys.executable, "-P", "-c", CHILD]
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+b") as errors,
         subprocess.Popen(  # noqa: S603 - our own interpreter and our own words
-            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+            own_process("loadgen.servers.simulated"),
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            start_new_session=True,
         ) as process,
         lifeline(process.stdin),
     ):

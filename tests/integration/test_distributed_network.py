@@ -15,8 +15,8 @@ import pytest
 
 from loadgen.analysis.calibration import read_log
 from loadgen.analysis.run import runfile
+from loadgen.servers.own_process import own_process
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.simulated.process import CHILD
 from tests.support.command import ROOT, accounted, summary_of, wait_for
 from tests.support.network import MASTER, SERVER, Network, network
 
@@ -55,7 +55,10 @@ def serve(net: Network, folder: Path, **times_s: float) -> tuple[subprocess.Pope
     log = folder / "sim.jsonl"
     told = SimulatedConfig(server="tgi", host=SERVER, log=log, max_concurrent_requests=STREAMS, **times_s)  # type: ignore[arg-type]
     server = net.start(
-        "server", sys.executable, "-c", CHILD, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE
+        "server",
+        *own_process("loadgen.servers.simulated"),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
     )
     assert server.stdin is not None
     server.stdin.write(told.to_json().decode())

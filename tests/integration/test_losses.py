@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from loadgen.analysis.run import runfile
+from loadgen.servers.own_process import own_process
 from loadgen.servers.simulated.config import SimulatedConfig
-from loadgen.servers.simulated.process import CHILD
 from tests.support.command import ROOT, accounted, summary_of
 from tests.support.delay import HELD_S
 from tests.support.network import MASTER, network
@@ -47,7 +47,7 @@ def test_tokens_arrive_when_they_could_be_read(tmp_path: Path) -> None:
     with network({"bench": 2}, spoiled) as net:
         told = SimulatedConfig(server="tgi", host=MASTER, ttft_s=0.3, itl_s=0.02)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        server = net.start("master", sys.executable, "-c", CHILD, env=environment, stdin=-1)
+        server = net.start("master", *own_process("loadgen.servers.simulated"), env=environment, stdin=-1)
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.write(told.to_json().decode())

@@ -74,3 +74,68 @@ def test_a_module_of_our_name_that_came_first_does_no_harm(beside: Path) -> None
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=beside, env=env, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LIBRARY_MODULES = ("attr", "msgspec", "numpy", "gevent", "jinja2")
+"""Modules of libraries that the processes of loadgen import."""
+QUICK_BURST = ("--server", "tgi", "--simulated", "--n", "3", "--output-tokens", "4", "--speed", "100", "--out", "run")
+STARTS = {
+    "burst with a live page": ["-m", "loadgen", "burst", *QUICK_BURST, "--live"],
+    "calibrate": ["-m", "loadgen", "calibrate", "--server", "tgi", "--n", "3", "--output-tokens", "4", "--quick"],
+    "api": ["script.py"],
+    "ui": [
+        *(
+            "-m",
+            "loadgen",
+            "ui",
+            "--headless",
+            "--server",
+            "tgi",
+            "--simulated",
+            "--speed",
+            "100",
+            "--output-tokens",
+            "4",
+        ),
+        *("--users", "2", "--run-time", "1s", "--out", "run"),
+    ],
+}
+
+
+@pytest.fixture
+def among_library_names(tmp_path: Path) -> Path:
+    """A folder whose Python files have the names of library modules and must not be imported."""
+    for name in LIBRARY_MODULES:
+        (tmp_path / f"{name}.py").write_text(TAKEN)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("start_words", STARTS.values(), ids=STARTS)
+def test_files_of_the_working_directory_do_not_replace_libraries(
+    among_library_names: Path, start_words: list[str]
+) -> None:
+    """Processes that loadgen starts import libraries from the environment, not from the working directory.
+
+    The tests start the first process with -P, because Python itself lets `python -m` import from the working directory.
+    """
+    command = [sys.executable, "-P", *start_words]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(among_library_names / "cache")}
+    done = subprocess.run(
+        command, cwd=among_library_names, env=env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode in {0, 5}, done.stderr
+    assert "this is the user" not in done.stderr
+
+
+def test_locust_processes_do_not_import_from_the_working_directory(among_library_names: Path) -> None:
+    """The Locust processes of a master and of a worker import libraries from the environment."""
+    with running(SimulatedConfig(server="tgi", **FAST)) as server:
+        words = ("--server", "tgi", "--url", server.url, "--n", "3", "--output-tokens", "4", "--input-tokens", "16")
+        several = ("--distributed", "--expect-workers", "1", "--bind", "127.0.0.1:0")
+        with start(among_library_names, *words, *several) as master:
+            assert master.stdout is not None
+            address = next(line for line in master.stdout if "waiting for" in line).split()[-1]
+            with start(among_library_names, "--master", address, command="worker") as worker:
+                (_, ours), (_, theirs) = worker.communicate(timeout=100), master.communicate(timeout=100)
+    assert (worker.returncode, master.returncode in {0, 5}) == (0, True), ours + theirs

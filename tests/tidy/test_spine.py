@@ -11,8 +11,13 @@ import pytest
 FILES_MOST = 35
 ENDS = {"loadgen/cli/run.py", "loadgen/cli/output.py"}
 """What joins the spine at its two ends: the command that makes a Plan, and what a command prints."""
-BY_NAME = {"loadgen/cli/__init__.py", "servers/simulated/server.py", "servers/telemetry.py"}
-"""Where modules are imported by names of a table: commands, simulated servers, what an extra has installed."""
+BY_NAME = {
+    "loadgen/cli/__init__.py",
+    "servers/own_process.py",
+    "servers/simulated/server.py",
+    "servers/telemetry.py",
+}
+"""Files that import modules by name: commands, the main modules of processes, simulated servers, optional libraries."""
 
 
 @pytest.fixture

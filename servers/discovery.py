@@ -452,7 +452,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 def open_tokenizer(
     facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = NO_AUTH
 ) -> Iterator[ServerTokenizer]:
-    """Connect to the server, and yield a tokenizer that counts prompt tokens for the dialect.
+    """Connect to the server, and yield a tokenizer that counts prompt tokens for the endpoint of `dialect`.
 
     `timeout_s` is the time limit of a response in seconds. This limit applies only if the server must generate a token
     to count the tokens of a prompt."""

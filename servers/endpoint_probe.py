@@ -178,7 +178,7 @@ def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Requ
 
 
 def _without_named_field(trial: Trial) -> Dialect | None:
-    """Return the dialect without the first field that the server's refusal names.
+    """Return the trial's dialect (its request format) without the first field that the server's refusal names.
 
     If the refusal names the output length, the dialect may keep the field and request FEW_TOKENS tokens, because some
     servers refuse to generate only one token. The result is None if the refusal names no field."""

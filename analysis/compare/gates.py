@@ -48,7 +48,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The result of a gate.
+    """The result of a gate, which is a condition of --fail-if.
 
     A difference is a share of A's figure, such as 0.05 for 5%. If the figure is itself a share, a difference is the
     difference of the two shares. A positive difference means that B is worse.
@@ -110,7 +110,7 @@ def _similar_condition(text: str) -> str | None:
 
 
 def judge_gates(gates: Sequence[Gate], rows: Sequence[ComparedFigure], invalid: str = "") -> list[GateResult]:
-    """Return the results of all gates, in the same order as `gates`.
+    """Return the results of all gates (conditions of --fail-if), in the same order as `gates`.
 
     If the runs are not a valid measurement, `invalid` is the reason, and all gates are inconclusive.
     """
@@ -154,7 +154,7 @@ def _result(
     worse_by: tuple[float, float, float],
     error_rate: float,
 ) -> GateResult:
-    """Return the result of a tested gate.
+    """Return the result of a gate (a condition of --fail-if), given its verdict.
 
     `worse_by` contains the observed difference and its lower and upper confidence limits.
     """

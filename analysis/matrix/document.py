@@ -101,7 +101,7 @@ def one_line_summary(summary: Summary) -> str:
 
 
 class MatrixReport:
-    """Builds the documents about a matrix. A server has the same name and colour in all documents."""
+    """Builds the documents on the results of a matrix. A server has the same name and colour in all documents."""
 
     def __init__(self, summary: MatrixSummary) -> None:
         self.summary = summary

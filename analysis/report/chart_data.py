@@ -573,7 +573,9 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
 
 
 def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays on the gaps between consecutive chunks, for the rows of a block that are in `frame.sampled`.
+    """Return three arrays on the gaps between consecutive chunks in one block of the frame.
+
+    Only rows that the mask `frame.sampled` selects are included. `rows` and `chunks` delimit the block.
 
     The first array contains the length of each gap in s. The second contains the number of the token that ends the gap,
     from 1. The third contains the index of the chunk that ends the gap.

@@ -223,7 +223,8 @@ class Search:
 
         `over` is the probability that `load` exceeds the capacity, limited to the range from MIN_DOUBT to 1 -
         MIN_DOUBT. The likelihood is `over` for grid loads below `load`, and `1 - over` for other grid loads. If a pilot
-        measured the full throughput, the step between both values is smoothed by RUN_SPREAD.
+        (closed loops before the search) measured the full throughput, the step between both values is smoothed by
+        RUN_SPREAD.
         """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:

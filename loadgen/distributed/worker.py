@@ -204,8 +204,9 @@ class Outgoing:
         self._in_flight: set[protocol.PieceAck] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
-        """Add a second file of a worker process. It holds the end of the part file if the disk of the part file was
-        full."""
+        """Add a second file of a worker process, to be sent after its part file.
+
+        `rescued` holds the end of the part file. It was written elsewhere because the disk was full."""
         self._files[worker].append(rescued)
 
     def acknowledge(self, ack: protocol.PieceAck) -> None:

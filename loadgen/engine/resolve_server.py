@@ -194,7 +194,7 @@ def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None =
 
 
 def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> list[Dialect]:
-    """Return the dialects that the server may accept, in the order in which they are tried.
+    """Return the dialects (request and response formats) that the server may accept, in the order to try them.
 
     Raises EndpointError if the backend does not have the endpoint.
     """
@@ -237,9 +237,10 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
 def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
     """Return True if a test request is needed to find out whether the server or its gateway accepts the dialect.
 
-    A model that the server does not list always needs a test, because a server that refuses the model fails every
-    request. The native endpoint of a recognised backend needs a test only if the server may refuse some request fields.
-    A simulated server that states its version needs no test, because it accepts every field.
+    A dialect is the request and response format of an endpoint. A model that the server does not list always needs a
+    test, because a server that refuses the model fails every request. The native endpoint of a recognised backend needs
+    a test only if the server may refuse some request fields. A simulated server that states its version needs no test,
+    because it accepts every field.
     """
     if not facts.listed:
         return True

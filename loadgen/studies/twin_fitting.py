@@ -97,7 +97,7 @@ class ObservedRun:
     def blocks(self) -> Integers:
         """Index of the bootstrap block to which each request belongs.
 
-        Blocks follow each other in time. Each block contains about the same number of requests with a known latency.
+        The blocks are consecutive in time. Each block contains about the same number of requests with a known latency.
         """
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
@@ -503,9 +503,10 @@ def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[
 
 
 def replay_on_twin(run: ObservedRun, twin: Twin, draw: int | None = None) -> tuple[Floats, Floats, float]:
-    """Simulate the requests of a measured run on a twin, and return the result of `replay`.
+    """Simulate the requests of a measured run on a twin, a simulated server that is fitted to a measured one.
 
-    `draw` selects one bootstrap draw of the constants.
+    Return the TTFTs, the TPOTs and the time of the last token, in s, as `replay` does. `draw` selects one bootstrap
+    draw of the twin's constants.
     """
     engine = find_engine(twin.rules, twin.vintage)
     values = twin.values(draw)

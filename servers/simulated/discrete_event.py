@@ -181,7 +181,10 @@ class VirtualEngine:
         times.instants += self._step_ends[start : start + emitted - len(times.instants)]
 
     def _drop_unneeded_step_ends(self) -> None:
-        """Delete the end times of decode steps before the first token of every unfinished job."""
+        """Delete the end times of decode steps that no unfinished job needs.
+
+        A job needs the end times from the step of its first token on.
+        """
         first_tokens = [times.first_token_step for times in self._live.values() if times.first_token_step >= 0]
         first_needed = min(first_tokens, default=self.scheduler.decode_steps)
         del self._step_ends[: first_needed - self._dropped_steps]

@@ -37,7 +37,10 @@ ReadEnds = Callable[[Path], list[float]]
 
 
 class LevelWatch:
-    """A progress callback that ends a level of the pilot (a closed loop) as soon as the level's throughput is known."""
+    """A progress callback that ends a level of the pilot as soon as the level's throughput is known.
+
+    A level is one closed loop with a fixed concurrency.
+    """
 
     def __init__(self, watch: Watch, concurrency: int, previous_rate: float, deadline_s: float | None = None) -> None:
         self._detector = OverloadDetector(watch.show, watch_backlog=False, deadline_s=deadline_s, clock=watch.clock)

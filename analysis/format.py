@@ -174,12 +174,15 @@ def speed_of(summary: Summary) -> float:
 
 
 def times_speed(*speeds: float) -> str:
-    """Return text such as ` at 5 times speed` or ` at 1 and 5 times speed`, which can follow a noun.
+    """Return text such as ` at 5 times speed` or ` at 1, 4 and 5 times speed`, which can follow a noun.
 
     The text is empty if all speeds are 1.
     """
     distinct = sorted(set(speeds))
-    return f" at {' and '.join(f'{speed:g}' for speed in distinct)} times speed" if distinct not in ([], [1.0]) else ""
+    if distinct in ([], [1.0]):
+        return ""
+    *others, last = (f"{speed:g}" for speed in distinct)
+    return f" at {', '.join(others)}{' and ' * bool(others)}{last} times speed"
 
 
 def server_label(summary: Summary) -> str:

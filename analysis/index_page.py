@@ -45,6 +45,7 @@ from loadgen.analysis.report import (
     TableColumn,
     TableRow,
     findings,
+    status,
 )
 from loadgen.analysis.report.tables import (
     OVERVIEW,
@@ -143,7 +144,16 @@ def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]
     ]
     mark = page_mark(run.summary for run in shown)
     data = {"runs": [], "index": _index_data(selectable)}
-    return Document("loadgen report", title, sections, "", mark, (), ["index.js"], data, shown[0].summary.run.version)
+    return Document(
+        "loadgen report",
+        title,
+        sections,
+        mark=mark,
+        scripts=["index.js"],
+        data=data,
+        version=shown[0].summary.run.version,
+        chips=status.run_chips([run.summary for run in shown]),
+    )
 
 
 def list_document(runs: Sequence[IndexedRun], title: str) -> Document:

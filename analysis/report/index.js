@@ -35,11 +35,17 @@
 
   const shown = (value, { factor }) => value === null ? "–" : (value * factor).toLocaleString("en", { maximumSignificantDigits: 4 });
 
-  // Returns every figure of the selected runs, with the difference from the first run in percent.
+  // Returns a ratio as a change in percent, such as +3.2%, or as a factor such as 6.3x from 2 on.
+  function relative(ratio) {
+    if (ratio >= 2) return `${ratio.toLocaleString("en", { maximumSignificantDigits: 3 })}x`;
+    return `${((ratio - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+").replace("-", "\u2212")}%`;
+  }
+
+  // Returns every figure of the selected runs, with the change from the first run.
   function comparisonRows() {
     return [["figure", "unit", ...selected.map((index) => runs[index].name)], ...figures.map((figure) => {
       const values = selected.map((index) => runs[index].figures[figure.name]);
-      const difference = (value) => value !== null && values[0] ? ` (${((value / values[0] - 1) * 100).toFixed(1).replace(/^(?=\d)/, "+")}%)` : "";
+      const difference = (value) => value !== null && values[0] ? ` (${relative(value / values[0])})` : "";
       const mark = (position) => runs[selected[position]].thin.includes(figure.name) ? "*" : "";
       return [figure.title, figure.unit, ...values.map((value, position) => shown(value, figure) + mark(position) + (position ? difference(value) : ""))];
     })];

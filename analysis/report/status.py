@@ -77,8 +77,9 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
     if not failed and not unclear:
         return [Chip("Objectives", "met" if len(judged) == 1 else f"all {len(judged):,} met", "ok", "objectives")]
     word, entries = ("failed", failed) if failed else ("inconclusive", unclear)
-    named = ", ".join(failure_text(entry) for entry in entries[:NAMED_OBJECTIVES])
-    more = ", …" if len(entries) > NAMED_OBJECTIVES else ""
+    worst = list({entry.objective: entry for entry in reversed(entries)}.values())[::-1]  # one per objective
+    named = ", ".join(failure_text(entry) for entry in worst[:NAMED_OBJECTIVES])
+    more = ", …" if len(worst) > NAMED_OBJECTIVES else ""
     text = f"{len(entries):,} of {len(judged):,} {word}: {named}{more}"
     return [Chip("Objectives", text, "error" if failed else "warning", "objectives")]
 

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from loadgen.cli.report import report
 from tests.browser.conftest import NASTY
-from tests.support.runs import burst, footer, header, healthy, write
+from tests.support.runs import burst, failed, footer, header, healthy, write
 
 
 def test_runs_are_filtered_picked_compared_and_followed(browser: Browser, tmp_path: Path) -> None:
@@ -138,11 +138,37 @@ def test_figures_are_on_the_first_screen_at_every_width(browser: Browser, groups
             assert field is not None
             assert copy is not None
             assert copy["y"] >= field["y"] + field["height"] + 8
+            # No table is wider than the page. In particular, no column is hidden behind an edge.
+            assert page.locator("#answer .scroll").evaluate("(box) => box.scrollWidth <= box.clientWidth")
         load = page.locator(".index td[data-label=load]").first
         assert len(load.inner_text()) < 110
         page.emulate_media(media="print")
         page.set_viewport_size({"width": 690, "height": 900})
         assert page.locator(".index").evaluate("(table) => table.getBoundingClientRect().right <= innerWidth")
+
+
+def test_the_status_strip_counts_the_runs_and_their_failures(browser: Browser, tmp_path: Path) -> None:
+    """The strip says how many runs are valid and why most requests failed. It names a failed objective once, at its
+    worst. A difference above 100% is a factor, and a lower value has a true minus sign."""
+    for number in (1, 2, 3):
+        first = header(60, server="vllm", started_at=f"2026-11-2{number}T09:00:00Z")
+        first.plan["objectives"] = ["ttft.p50 < 10ms"]
+        records = [*burst(50, 8, pace=(4, 3, 1)[number - 1]), *(failed(50 + index) for index in range(10))]
+        stalled = {"stall_ns_max": 2_000_000_000} if number == 1 else {}
+        write(tmp_path / f"run-{number}", [first, *records, *healthy(**stalled), footer(records)])
+    report([tmp_path], quiet=True)
+    with browser.new_context(viewport={"width": 1600, "height": 900}) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "index.html").as_uri())
+        texts = [" ".join(text.split()) for text in page.locator(".chip").all_inner_texts()]
+        assert "2 of 3 runs valid" in texts[0]
+        assert "150 of 180 complete (17% incomplete" in texts[1]
+        assert "3 of 3 failed" in texts[2]
+        assert texts[2].count("ttft.p50") == 1
+        changes = page.locator("#compare tbody tr td:last-child").all_inner_texts()
+        assert any(re.search(r"\(−\d", text) for text in changes)  # noqa: RUF001
+        assert any(text.endswith("x)") for text in changes)
+        assert not any(re.search(r"[+-]\d{3,}", text) for text in changes)
 
 
 def test_each_row_says_how_it_was_simulated(browser: Browser, groups: Path) -> None:

@@ -115,8 +115,8 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
     result.first_token_merged = int(frame.first_token_merged[measured].sum())
     result.reopened = int(frame.reopened[measured].sum())
     result.sent_again = int(frame.sent_again[measured].sum())
-    result.worker_lost = _ended(frame, "worker_lost")
-    result.client_limit = _ended(frame, CLIENT_LIMIT)
+    result.worker_lost = _error_count(frame, "worker_lost")
+    result.client_limit = _error_count(frame, CLIENT_LIMIT)
     result.scheduling = _scheduling(run)
     if result.scheduling is not None and result.scheduling.policy == "realtime":
         result.realtime_given_up = len({sample.worker for sample in samples if sample.values.get("realtime") is False})
@@ -130,7 +130,7 @@ def health(run: Run, frame: Frame, latency: Mapping[str, Distribution]) -> Clien
         result,
         latency["ttft_s"].p50,
         latency["e2e_s"].p50,
-        _ended(frame, "dropped"),
+        _error_count(frame, "dropped"),
         waited_for=not run.header.load.open_loop,
         causes=_client_limit_causes(frame),
     )
@@ -260,7 +260,7 @@ def health_from_samples(
         for sample in samples:
             late.update({int(bucket): count for bucket, count in sample.values.get("late_counts", {}).items()})
     ring_differences = ring_difference_counts(samples)
-    disagreement_s = _ratio(_known(samples, "clock_disagreement_ns", max), 1e9)
+    disagreement_s = _ratio(_over_samples(samples, "clock_disagreement_ns", max), 1e9)
     busy = [(sample.values.get("cpu_ns", 0), sample.values.get("wall_ns", 0)) for sample in samples]
     return ClientHealth(
         stamps=stamps.name,
@@ -272,25 +272,25 @@ def health_from_samples(
         clock_disagreement_s=disagreement_s,
         clock_step_s=_clock_step_s(disagreement_s, last_s),
         cpu_s=_ratio(sum(sample.values.get("cpu_sum_ns", sample.values.get("cpu_ns", 0)) for sample in samples), 1e9),
-        core_wait_s=_ratio(_known(samples, "core_wait_ns", sum), 1e9),
-        core_wait_max_s=_ratio(_known(samples, "core_wait_ns", max), 1e9),
+        core_wait_s=_ratio(_over_samples(samples, "core_wait_ns", sum), 1e9),
+        core_wait_max_s=_ratio(_over_samples(samples, "core_wait_ns", max), 1e9),
         cpu_share=max((round(cpu / wall, 4) for cpu, wall in busy if wall >= MIN_SAMPLE_S * 1e9), default=None),
-        full_reads=_known(samples, "full_reads", sum),
-        windows=_known(samples, "windows", sum),
-        sweep_max_s=_ratio(_known(samples, "sweep_ns_max", max), 1e9),
-        retransmit_share=_ratio(_known(samples, "retransmits", sum), len(sends_late_s)),
-        out_of_order_share=_ratio(_known(samples, "out_of_order", sum), _known(samples, "reads", sum)),
-        ring_drops=_known(samples, "ring_drops", sum),
-        ring_missed=_known(samples, "ring_missed", sum),
-        ring_rejected=_known(samples, "ring_rejected", sum),
+        full_reads=_over_samples(samples, "full_reads", sum),
+        windows=_over_samples(samples, "windows", sum),
+        sweep_max_s=_ratio(_over_samples(samples, "sweep_ns_max", max), 1e9),
+        retransmit_share=_ratio(_over_samples(samples, "retransmits", sum), len(sends_late_s)),
+        out_of_order_share=_ratio(_over_samples(samples, "out_of_order", sum), _over_samples(samples, "reads", sum)),
+        ring_drops=_over_samples(samples, "ring_drops", sum),
+        ring_missed=_over_samples(samples, "ring_missed", sum),
+        ring_rejected=_over_samples(samples, "ring_rejected", sum),
         ring_given_up=_ring_given_up(samples),
-        socket_rejected=_known(samples, "socket_rejected", sum),
+        socket_rejected=_over_samples(samples, "socket_rejected", sum),
         ring_off_p50_s=ring_difference_s(ring_differences, 0.50),
         ring_off_p99_s=ring_difference_s(ring_differences, 0.99),
         ring_off_max_s=ring_difference_s(ring_differences, 1.0),
-        stall_max_s=_ratio(_known(samples, "stall_ns_max", max), 1e9),
-        pauses=_known(samples, "pauses", sum),
-        paused_s=_ratio(_known(samples, "paused_ns", sum), 1e9),
+        stall_max_s=_ratio(_over_samples(samples, "stall_ns_max", max), 1e9),
+        pauses=_over_samples(samples, "pauses", sum),
+        paused_s=_ratio(_over_samples(samples, "paused_ns", sum), 1e9),
         workers=len({sample.worker for sample in samples}),
         samples=len(samples),
     )
@@ -310,7 +310,7 @@ def _clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     return None if disagreement_s is None else round_to_ns(max(0.0, disagreement_s - MAX_SLEW * max(1.0, last_s)))
 
 
-def _ended(frame: Frame, kind: str) -> int:
+def _error_count(frame: Frame, kind: str) -> int:
     """Return the number of measured requests whose error kind is `kind`."""
     outcomes = frame.outcomes.items()
     return sum(counted.requests for outcome, counted in outcomes if outcome.measured and outcome.kind == kind)
@@ -390,7 +390,7 @@ def core_wait_advice(health: ClientHealth) -> str:
     return f"the client waited {duration(health.core_wait_s)} for a CPU core: {cause}; {remedy}"
 
 
-def _known(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]], int]) -> int | None:
+def _over_samples(samples: Sequence[Telemetry], name: str, combine: Callable[[list[int]], int]) -> int | None:
     """Return the sum or the maximum (`combine`) of a figure over the samples.
 
     Return None if no sample has the figure `name`.

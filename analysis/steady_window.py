@@ -286,6 +286,9 @@ def _median(part: InFlight) -> float:
 
 
 def _largest(values: Floats) -> float | None:
-    """Return the largest value in seconds, ignoring NaN, or None if all values are NaN."""
+    """Return the largest of these times in seconds, rounded to the nanosecond. NaN is ignored.
+
+    Return None if all values are NaN.
+    """
     known = values[~np.isnan(values)]
     return round_to_ns(float(known.max())) if len(known) else None

@@ -266,7 +266,7 @@ class MeasuredWindow(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Throughput(msgspec.Struct, kw_only=True):
-    """Rates in the window, with their confidence intervals. All rates are None if no request completed."""
+    """Rates in the measurement window, with their confidence intervals. All rates are None if no request completed."""
 
     completed: int | None = None
     """Complete requests that ended in the window: the numerator of `requests_per_s`."""
@@ -384,7 +384,9 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
 
 class QueueWait(msgspec.Struct, kw_only=True):
-    """Requests that waited because of `--concurrency`, and exact percentiles of their waits in seconds."""
+    """The number of requests that waited because of `--concurrency`, and exact percentiles of their waits in
+    seconds.
+    """
 
     requests: int
     p50: float

@@ -143,7 +143,9 @@ def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
 
 
 def list_models(cards: Sequence[dict[str, Any]]) -> str:
-    """Return a comma-separated list of model names for a message. After MODELS_LISTED names, only a number follows."""
+    """Return the model names as text for a message. After MODELS_LISTED names, the text ends with ` and 12 more`,
+    for example.
+    """
     names = sorted(str(card["id"]) for card in cards if "id" in card)
     more = f" and {len(names) - MODELS_LISTED} more" if len(names) > MODELS_LISTED else ""
     return ", ".join(names[:MODELS_LISTED]) + more

@@ -416,7 +416,7 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
     for metrics in metric_tables().values():
         if metrics.labels:
             name, read_labels = metrics.labels
-            values |= read_labels(_distinct([labels for labels, _ in page.samples.get(name, [])]))
+            values |= read_labels(_engine_labels([labels for labels, _ in page.samples.get(name, [])]))
     return values
 
 
@@ -487,7 +487,7 @@ def _without(labels: Labels, names: re.Pattern[str]) -> frozenset[tuple[str, str
     return frozenset((name, value) for name, value in labels.items() if not names.fullmatch(name))
 
 
-def _distinct(samples: Sequence[Labels]) -> list[Labels]:
+def _engine_labels(samples: Sequence[Labels]) -> list[Labels]:
     """Return the labels that identify each engine, in the order in which the engines first occur on the metrics page.
 
     `samples` contains the labels of every sample of one metric. Labels that name a rank or a process are left out."""

@@ -236,7 +236,9 @@ def _figure_value(figure: str, summary: Summary) -> float | None:
 
 
 def _empty_row(figure: str) -> ComparedFigure:
-    """Return a row for a figure with its unit and its direction, but without values."""
+    """Return a row for a figure without values. The row has the unit, and says whether higher or lower values are
+    better.
+    """
     name, _, statistic = figure.partition(".")
     if figure == "complete" or statistic == "pairs":
         return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower")

@@ -72,7 +72,7 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:
         return []
-    failed = sorted((entry for entry in judged if entry.verdict == "fail"), key=_excess, reverse=True)
+    failed = sorted((entry for entry in judged if entry.verdict == "fail"), key=_miss_factor, reverse=True)
     unclear = [entry for entry in judged if entry.verdict == "inconclusive"]
     if not failed and not unclear:
         return [Chip("Objectives", "met" if len(judged) == 1 else f"all {len(judged):,} met", "ok", "objectives")]
@@ -84,7 +84,7 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
     return [Chip("Objectives", text, "error" if failed else "warning", "objectives")]
 
 
-def _excess(entry: ObjectiveVerdict) -> float:
+def _miss_factor(entry: ObjectiveVerdict) -> float:
     """Return the factor by which a run misses an objective, for example 2 for twice the bound.
 
     Return infinity if the run does not have the figure.

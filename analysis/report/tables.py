@@ -309,7 +309,7 @@ def failures(summary: Summary, run: int | None = None) -> Table:
 
 
 def _reason(kind: str, example: ErrorExample) -> str:
-    """Return the reason of an error. Quotation marks enclose the words of the server.
+    """Return the reason for an error as text. The words of the server are in quotation marks.
 
     Servers often repeat the HTTP status at the end of their message. The result contains the status only once."""
     status = "" if example.http_status in (None, 200) else f"HTTP {example.http_status}"

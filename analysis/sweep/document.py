@@ -265,7 +265,10 @@ def _verdict_title(sweep: SweepResult) -> str:
 
 
 def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Document:
-    """Return the frontier page of one or several sweeps. The keys of `sweeps` are the names that the page shows."""
+    """Return the page of one or several sweeps. Its frontier chart shows throughput against the output speed per user.
+
+    The keys of `sweeps` are the names that the page shows.
+    """
     results, several = list(sweeps.values()), len(sweeps) > 1
     styles = [RunStyle(name, colour, sweep.mark) for (name, sweep), colour in zip(sweeps.items(), cycle(PALETTE))]
     answers: list[Block] = []

@@ -222,12 +222,12 @@ class Driver:
 
     async def _reopen_closed(self) -> None:
         """Before the run starts, replace connections that the server has closed since they were opened."""
-        closed = self._close_gone()
+        closed = self._drop_closed()
         if closed:
             await self._pool.fill()
             self._prepare(closed)
 
-    def _close_gone(self) -> list[ScheduledRequest]:
+    def _drop_closed(self) -> list[ScheduledRequest]:
         """Drop the connections of the next group of requests that the server has closed.
 
         Return the requests that have lost their connection."""
@@ -245,7 +245,7 @@ class Driver:
         """
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
-            if self._close_gone():
+            if self._drop_closed():
                 self._pool.top_up()  # the next check attaches the new connections
 
     def _arm(self) -> None:
@@ -389,7 +389,10 @@ class Driver:
         return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
 
     async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
-        """Send a lost request once more, on a new connection."""
+        """Send the request of `lost` once more, on a new connection.
+
+        The exchange `lost` failed because the server closed the connection before it sent any byte of a response.
+        """
         try:
             connection = await self._pool.open()
         except (OSError, TimeoutError) as error:

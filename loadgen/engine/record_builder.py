@@ -39,7 +39,7 @@ _OK = (b"HTTP/1.1 200", b"HTTP/1.0 200")
 
 
 class _Response(NamedTuple):
-    """The response of an exchange, without its framing, and the Record that is built from it."""
+    """A received response without its HTTP framing, and the Record that is built from it."""
 
     exchange: Exchange
     request: Request

@@ -216,7 +216,9 @@ class Sampler:
             last = now
 
     def _watch(self, name: str, counts: Callable[[], LiveCounters]) -> None:
-        """Read one source at regular times until the run ends. A time that passes during a slow reading is skipped."""
+        """Read one source at regular times until the run ends. If a reading takes long, the times that it misses are
+        skipped.
+        """
         number = 0
         while True:
             number = max(number + 1, (time.monotonic_ns() - self._start_ns) // self._every_ns + 1)

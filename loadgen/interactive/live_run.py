@@ -452,7 +452,10 @@ class LiveRun:
         return record
 
     def tick(self, late_ns: int) -> None:
-        """Record by how many ns the event loop ran a timer late, and compute new latencies."""
+        """Record the delay of the event loop, and compute new latencies.
+
+        `late_ns` is the delay in ns with which the event loop ran a timer.
+        """
         self._health.stall(late_ns)
         self.figures.digest(lambda: gevent.sleep(SOCKET_CHECK_S))
 

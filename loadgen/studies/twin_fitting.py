@@ -462,7 +462,10 @@ def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tup
 
 
 def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list[float]:
-    """Return `log(median(simulated) / median(measured))` for each block of requests that has both values."""
+    """Compare simulated with measured latencies in each block of requests. The blocks divide the run in order of time.
+
+    Return `log(median(simulated) / median(measured))` for each block in which at least one request has both latencies.
+    """
     both = ~np.isnan(simulated) & ~np.isnan(measured)
     errors = []
     for block in range(BLOCKS):

@@ -231,7 +231,10 @@ def _piece(event: MessagesEvent) -> GeneratedPiece | None:
 
 
 def _first_piece(block: ContentBlock) -> GeneratedPiece | None:
-    """Return the content at the start of a block: usually none, but the name of the tool for a tool call."""
+    """Return the content in the event that starts a block, or None if there is none.
+
+    Most blocks start without content. For a tool call, the content is the name of the tool.
+    """
     if block.name:
         return GeneratedPiece(block.name, tool_call=True)
     content = block.thinking or block.text

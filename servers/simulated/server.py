@@ -526,10 +526,10 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Make the token times of `job` count from the kernel's timestamp of the request.
+        """Let the token times of `job` begin when its request arrived, according to the kernel's timestamp.
 
-        If the timestamp is not available before the first token is due, the times count from the moment when this
-        process read the request.
+        If the timestamp is not available before the first token is due, the token times begin when this process read
+        the request.
         """
         line = self._line
         stamps = self._server.stamps

@@ -112,9 +112,9 @@ class Connection:
             return received is not None
         if received:
             self.feed(received)
-        return not self._quiet()
+        return not self._tls_is_reusable()
 
-    def _quiet(self) -> bool:
+    def _tls_is_reusable(self) -> bool:
         """Return True if the TLS session of an idle connection can carry another request.
 
         This is the case if TLS has received no response data, has not received the end of the session, and has no reply

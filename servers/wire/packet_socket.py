@@ -94,7 +94,7 @@ IPV6_BYTES = 40
 def open_packet_socket(
     family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None
 ) -> tuple[socket.socket, mmap.mmap]:
-    """Open a packet socket for TCP segments from `addresses` to local `ports`. Return it and the memory of its ring.
+    """Open a packet socket for TCP segments from `addresses` to local `ports`. Return the socket and its ring's memory.
 
     `ports` is None for all ports. All addresses must be of the given `family`. Raises OSError if the kernel does not
     permit packet sockets."""

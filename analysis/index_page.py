@@ -246,7 +246,9 @@ def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: 
     """Return the cells of a group of runs.
 
     For repeats, figures are means over the runs. For other groups, figures are the lowest and the highest of the
-    runs, because these runs have different loads or servers."""
+    runs, because these runs have different loads or servers.
+
+    With `marks_differ`, the cells include the mark of the runs, such as SIMULATED."""
     summaries = [run.summary for run in runs]
     by_run = [overview_cells(summary) for summary in summaries]
     figures = []

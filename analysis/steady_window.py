@@ -232,23 +232,23 @@ def _is_steady(values: Floats) -> bool:
 
 
 def _batch_edges(from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the edges of the equal batches into which a time interval is divided.
+    """Return the edges of the equal batches into which the time from `from_ns` to `to_ns` is divided.
 
-    There are at most MAX_BATCHES batches. Each lasts at least RESIDENCE_TIMES_PER_BATCH residence times, unless there
-    is only one batch.
+    `residence_ns` is the residence time: the median time that a request is in flight. There are at most MAX_BATCHES
+    batches. Each lasts at least RESIDENCE_TIMES_PER_BATCH residence times, unless there is only one batch.
     """
     batches = min(MAX_BATCHES, int((to_ns - from_ns) / (RESIDENCE_TIMES_PER_BATCH * max(1.0, residence_ns))))
     return np.linspace(from_ns, to_ns, max(1, batches) + 1)
 
 
 def _batches(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the mean number of requests in flight in each batch of a time interval."""
+    """Return the mean number of requests in flight in each batch of a time interval (see `_batch_edges`)."""
     edges = _batch_edges(from_ns, to_ns, residence_ns).tolist()
     return np.array([_mean(_between(steps, *ends)) for ends in pairwise(edges)])
 
 
 def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the number of requests that completed in each batch of a time interval.
+    """Return the number of requests that completed in each batch of a time interval (see `_batch_edges`).
 
     In a closed loop the number in flight is constant whatever the server does, so only completions can show a steady
     state.
@@ -258,9 +258,9 @@ def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float
 
 
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
-    """Return the part of a step function between two times.
+    """Return the part of a step function between the times `begins` and `ends`.
 
-    The two times become the first and the last instant of the part. The last count is repeated, so that there are as
+    These times become the first and the last instant of the part. The last count is repeated, so that there are as
     many counts as instants.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")

@@ -213,7 +213,7 @@ def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[Wo
     """Count the tokens of every two words in a row. Return the vocabulary, and the words whose counts are not additive.
 
     Two words in a row should have as many tokens as they have separately, according to `costs`, which maps each word to
-    its number of tokens."""
+    its number of tokens. The first `openings` words are also counted at the start of a text."""
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()
     words = list(costs)

@@ -156,7 +156,8 @@ def _result(
 ) -> GateResult:
     """Return the result of a gate (a condition of --fail-if), given its verdict.
 
-    `worse_by` contains the observed difference and its lower and upper confidence limits.
+    `worse_by` contains the observed difference and its lower and upper confidence limits. The confidence of each limit
+    is `1 - error_rate`.
     """
     observed, low, high = worse_by
     marginal = low <= gate.bound < high
@@ -221,7 +222,8 @@ def _effect_of_bound(gate: Gate, row: ComparedFigure) -> float:
 def _smallest_shown(row: ComparedFigure, error_rate: float) -> float | None:
     """Return the smallest observed difference at which these runs would have shown that B is worse.
 
-    At this difference, the lower confidence limit would be 0. Return None if the confidence interval is unbounded.
+    At this difference, the lower confidence limit would be 0. The confidence of this limit is `1 - error_rate`. Return
+    None if the confidence interval is unbounded.
     """
     sign = 1 if row.direction == "lower" else -1
     low, high = row.interval(1 - 2 * error_rate)

@@ -210,7 +210,8 @@ def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> A
 def _resolved_text(value: str, run: ChartRun | None, drawn: Data, several: bool) -> Any:
     """Return the value of a reference such as `$x` or `@run`: a data column, a colour or a line style.
 
-    If `value` is any other text, return it with the run name and the axis units filled in.
+    If `value` is any other text, return it with the axis units filled in. If the chart shows several runs, the name of
+    the run is filled in too.
     """
     if value.startswith("$") and run:
         data: Any = run.data[drawn["id"]]

@@ -80,7 +80,8 @@ def matrix(
 def write_report(folder: Path, output: Output, *, interrupted: bool = False) -> int:
     """Write and print matrix.json and matrix.html for the results in `folder`. Return the exit code.
 
-    Raises OutputError if the folder does not contain a matrix, or if a file cannot be written.
+    With `interrupted`, the exit code is that of an interrupted command. Raises OutputError if the folder does not
+    contain a matrix, or if a file cannot be written.
     """
     from loadgen.analysis.format import printable
     from loadgen.analysis.report import terminal

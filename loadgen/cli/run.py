@@ -197,7 +197,7 @@ def _live_page(live: bool, port: int, output: Output) -> Iterator[LivePage | Non
 def _run_repeats(
     run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output, page: LivePage | None
 ) -> None:
-    """Run each repeat in its own subfolder. Stop after a repeat that is interrupted."""
+    """Run each repeat with `run_plan`, in a separate subfolder. Stop after a repeat that is interrupted."""
     for repeat in plan.each_repeat():
         output.say(f"repeat {repeat.repeat} of {repeat.repeats}, seed {repeat.seed}")
         if _run(run_plan, repeat, folder / f"repeat-{repeat.repeat}", output, page).interrupted:

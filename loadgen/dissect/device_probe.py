@@ -111,7 +111,10 @@ def measure_links(device: str) -> dict[str, LinkProbe]:
 
 
 def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
-    """Return the median time of a collective in s. All processes start the collective at the same time."""
+    """Return the median time of a collective in s, such as an all-reduce of `values` numbers between `ranks` processes.
+
+    All processes start the collective at the same time.
+    """
     whole = torch.ones(values, device=device)
     part = torch.ones(values // ranks, device=device)
     gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor

@@ -359,7 +359,8 @@ def _quantiser_bytes(model: nn.Module) -> float:
 def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
     """Return two sizes in bytes at the peak of a step: the memory of gradients, and all other memory.
 
-    Memory that is still allocated at the end of the step counts as gradients.
+    `profiler` is the torch profiler that recorded the step. Memory that is still allocated at the end of the step
+    counts as gradients.
     """
     live: dict[int, int] = {}  # bytes by address
     allocated_at: dict[int, int] = {}  # index of the allocation by address

@@ -157,8 +157,8 @@ class Peer:
     def send(self, node: str, step: str, body: Callable[[], bytes]) -> None:
         """Seal a message and send it to a node. Do nothing if there is no sealed channel to the node.
 
-        `body` returns the message. It is called while the channel's lock is held, so that messages are sent in the
-        order of their numbers.
+        `step` is the type of the message, such as `ping`, and is not sealed. `body` returns the message to seal. It is
+        called while the channel's lock is held, so that messages are sent in the order of their numbers.
         """
         with self._sending:
             channel = self.channels.get(node)

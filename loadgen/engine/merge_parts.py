@@ -100,10 +100,10 @@ def merge_parts(
 def _all_records(
     worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, and then a failed Record for each due request that is not in
-    the file.
+    """Yield the complete lines of a worker's part file, then a failed Record for each due request without a line.
 
-    The number of measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
+    With `interrupted`, such a request counts as cancelled and not as lost. The number of measured requests per state is
+    added to `counts`. Messages about missing Records are added to `notes`.
     """
     seen: set[int] = set()
     task = worker_exit.task

@@ -93,8 +93,9 @@ def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[Sc
 def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> SchedulingFacts:
     """Raise the priority and return the resulting scheduling facts.
 
-    `later` registers functions that restore the previous priority. They are called when the context of
-    `raised_priority` ends.
+    If `requested` is `realtime`, the scheduling policy is changed too. If `own_session` is True, the priority of the
+    session's autogroup is raised too. `later` registers functions that restore the previous priority. They are called
+    when the context of `raised_priority` ends.
     """
     refused = ""
     autogroup_nice = None

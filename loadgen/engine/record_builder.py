@@ -380,8 +380,10 @@ def _describe_length(record: Record) -> str:
 
 
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """Return the state, error kind and error detail of a response that has ended properly, judged by its number of
-    tokens."""
+    """Judge a response that has ended properly by its number of tokens. Return its state, error kind and error detail.
+
+    With `exact`, a response that is shorter than requested counts as truncated. The server may exceed the requested
+    length up to the next multiple of `piece_tokens`."""
     requested = record.output_tokens_asked
     got = record.output_tokens or 0
     reason = record.finish_reason

@@ -131,7 +131,7 @@ class LiveTarget(msgspec.Struct):
         return self._headers[dialect.endpoint]
 
     def request(self, dialect: Dialect, prompt: str | None, output_tokens: int) -> Request:
-        """Return the next Request of the plan for this endpoint, or a Request with the given prompt.
+        """Return a Request for `prompt` and `output_tokens` tokens, or the plan's next Request if `prompt` is None.
 
         The id of the Request is not final. Before sending, the caller must get a Request with the final id from
         `numbered`.
@@ -485,7 +485,8 @@ class LiveRun:
     def end(self, users: int, *, interrupted: bool = False) -> Path | None:
         """End the run and write its footer. Further calls do nothing.
 
-        Return None in the normal case. If the disk was full, return the file that contains the end of the run file.
+        `users` is the number of users at the end of the run. Return None in the normal case. If the disk was full,
+        return the file that contains the end of the run file.
         """
         if self.ended:
             return None

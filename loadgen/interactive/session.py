@@ -366,9 +366,10 @@ def _refuse_foreign(bound_host: str) -> Response | None:
 
 
 def _check_start_form(session: LocustSession, environment: Any, base: str) -> Response | None:
-    """Apply the submitted form of Locust's start page.
+    """Apply the form of Locust's start page if the current HTTP request submits it.
 
     Return a response with the mistakes if the form is invalid, or None otherwise. An invalid form changes nothing.
+    `base` is the URL path below which Locust's web server runs.
     """
     if request.method == "POST" and request.path == f"{base}/swarm":
         try:
@@ -415,7 +416,9 @@ def _complete(response: Response, base: str) -> Response:
     """Adapt a response of Locust's web server to loadgen.
 
     loadgen's HTTP headers are added to every response, and its section is added to the main page. Column titles name
-    tokens instead of bytes, because loadgen reports tokens in place of sizes."""
+    tokens instead of bytes, because loadgen reports tokens in place of sizes.
+
+    `base` is the URL path below which Locust's web server runs."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:

@@ -169,7 +169,8 @@ def plain_line(snapshot: LiveSnapshot, preparing: str) -> str:
 def status_line(snapshot: LiveSnapshot, width: int, preparing: str, *, unicode: bool) -> str:
     """Return the most important figures in one line that is shorter than `width` characters.
 
-    A narrow line has no TPOT and no progress bar, and its end is cut off.
+    Before the run starts, the line shows the text `preparing` instead. Without `unicode`, the progress bar consists of
+    ASCII characters. A narrow line has no TPOT and no progress bar, and its end is cut off.
     """
     time_text = f"{snapshot.elapsed_s:6.1f} s  "
     if snapshot.phase in PREPARING:
@@ -250,9 +251,10 @@ def sparkline(values: Sequence[float | None], columns: int, blocks: str) -> str:
 
 
 def progress_bar(snapshot: LiveSnapshot, columns: int, *, unicode: bool) -> str:
-    """Return a progress bar, followed by two spaces.
+    """Return a progress bar of `columns` characters, followed by two spaces.
 
-    Return an empty string if there is no room for a bar, or if the end of the run is not known."""
+    Without `unicode`, the bar consists of ASCII characters. Return an empty string if there is no room for a bar, or if
+    the end of the run is not known."""
     if snapshot.done is None or columns < MIN_BAR_COLUMNS:
         return ""
     completed, remaining = "━╌" if unicode else "#-"

@@ -142,7 +142,11 @@ def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def _line(option: CapacityOption, index: int, rate_per_s: float, *, priced: bool) -> dict[str, Any]:
-    """Return the chart line of a candidate (a step function): its cost, or its number of GPUs, by request rate."""
+    """Return the chart line of a candidate (a step function): its cost by request rate.
+
+    If no candidate has a price (`priced` is False), the line shows the number of GPUs instead. `index` determines the
+    colour and the line style.
+    """
     assert option.replica_per_s
     assert option.gpus
     hour_cost = (option.cost_per_hour or 0.0) / option.gpus

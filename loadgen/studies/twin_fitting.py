@@ -479,8 +479,8 @@ def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) ->
     """Return the figures of a run with the given latencies. The keys are the names that `--assert` uses, such as
     `ttft.p99`.
 
-    Rates cover the whole run up to the last token. A replay (a simulation of the requests of the run) has no separate
-    measurement window. Only complete requests count, as in a report.
+    Rates cover the whole run up to the last token, at `ended_s`. A replay (a simulation of the requests of the run) has
+    no separate measurement window. Only complete requests count, as in a report.
     """
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
     e2e_s = ttft_s + run.later_tokens * np.nan_to_num(tpot_s)

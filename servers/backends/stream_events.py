@@ -41,7 +41,8 @@ def _decode_leniently(
 ) -> tuple[list[Event], str]:
     """Continue `decode_events` with the event that the typed decoder refused.
 
-    `events` holds the events before the refused event, and `error` is the decoder's error."""
+    `events` holds the events before the refused event, and `error` is the decoder's error. `number` is the index of
+    the first payload in the response."""
     remaining = islice(payloads, len(events) + 1, None)
     while True:
         payload = payloads[len(events)]

@@ -146,7 +146,8 @@ def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_d
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
     """Return the duration of causal attention for `tokens` new tokens per sequence, after `before` cached tokens.
 
-    An SM processes a block of 128 queries at a time (FlashAttention-2, arXiv 2307.08691).
+    `batch` is the number of sequences. An SM processes a block of 128 queries at a time (FlashAttention-2, arXiv
+    2307.08691).
     """
     tokens = as_float(tokens)
     rows = elementwise_min(tokens, 128)

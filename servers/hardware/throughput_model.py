@@ -52,9 +52,10 @@ class LoadTimes:
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
-    """Return the number of requests in flight that fit into the KV cache at the same time, at least 1.
+    """Return how many of the requests in flight fit into the KV cache at the same time, at least 1.
 
-    A request takes `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its response.
+    `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use. A request takes
+    `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its response.
     """
     request_tokens = load.prompt_tokens + load.output_tokens / 2
     capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)
@@ -151,7 +152,8 @@ def _with_kv_wait(
     """Return the times under the load, with the wait for free KV cache added to the TTFT.
 
     `batch` is the number of requests that fit into the KV cache. The wait is `response * (in_flight / batch - 1)`,
-    where `response` is the duration of a response: `ttft + (output_tokens - 1) * tpot`.
+    where `response` is the duration of a response: `ttft + (output_tokens - 1) * tpot`. The keyword arguments are
+    durations in seconds, and become fields of the result.
     """
     response = ttft + (load.output_tokens - 1) * tpot
     kv_wait = response * (load.in_flight / batch - 1)

@@ -133,7 +133,10 @@ class VirtualEngine:
         return []
 
     def _run_steps(self, until_ns: int) -> int:
-        """Advance virtual time by one step, or by several identical steps. Return the number of steps."""
+        """Advance virtual time by one step, or by several identical steps. Return the number of steps.
+
+        The last of several steps may end after `until_ns`. No further step begins then.
+        """
         scheduler = self.scheduler
         step_ends = self._step_ends
         batch = scheduler.plan(self.now_ns)

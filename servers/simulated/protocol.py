@@ -134,8 +134,9 @@ class Completion:
     def cut_at_stop(self, stops: Sequence[str], reason: str, *, anywhere: bool) -> tuple[Completion, str, int]:
         """End the completion after the first token that completes one of the stop strings `stops`.
 
-        Return (completion, stop string, position of the stop string in the text). If the text contains no stop string,
-        return the unchanged completion, an empty string and the length of the text.
+        The completion gets the finish reason `reason`. Return (completion, stop string, position of the stop string in
+        the text). If the text contains no stop string, return the unchanged completion, an empty string and the length
+        of the text.
 
         Without `anywhere`, only a stop string at the end of a token is detected. With `anywhere`, the token may
         continue after the stop string. If a token completes several stop strings, the first of them in `stops` counts.
@@ -208,7 +209,10 @@ def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes |
 def merge_events(
     completions: Sequence[Completion], encoders: Sequence[EventEncoder], first: int, tokens: int, _last: bool
 ) -> bytes:
-    """Encode the next events of a request with several answers: one event for each answer that is not complete."""
+    """Encode the next events of a request with several answers: one event for each answer that is not complete.
+
+    Each event contains `tokens` tokens, starting with token number `first`. The last event of an answer may have fewer.
+    """
     events = []
     for completion, encode in zip(completions, encoders, strict=True):
         remaining = completion.output_tokens - first

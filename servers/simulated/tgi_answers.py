@@ -132,7 +132,10 @@ def first_word(state: ServerState) -> str:
 def _unguided(
     state: ServerState, request: CompletionRequest, prompt_tokens: int, limit: int, answer: int
 ) -> Completion:
-    """Generate random words until the model stops by itself, or until there are `limit` tokens."""
+    """Generate random words until the model stops by itself, or until there are `limit` tokens.
+
+    `answer` is the index of the output among several answers to the same request.
+    """
     mean = state.config.eos_mean_tokens
     if mean is not None:
         # The length is geometric: every token is the last one with the same probability.
@@ -320,7 +323,7 @@ def _tool_call_events(
 ) -> list[bytes]:
     """Return the events of a streamed tool call, with one entry per token.
 
-    If a token has no event, its entry is empty.
+    If a token has no event, its entry is empty. `chunk` builds the content of an event.
     """
     events = []
     for index, piece in enumerate(tgi_tools.call_pieces(response.texts)):

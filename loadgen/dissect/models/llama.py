@@ -191,7 +191,10 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(shape, group)
 
     def forward(self, carried: Any, positions: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Any:
-        """Return the state for the next layer. In this class, it is the hidden state after both blocks."""
+        """Return the state for the next layer, given the state `carried` from the previous layer.
+
+        In this class, the state is the hidden state after both blocks.
+        """
         group = self.group
         normed = group.copy_to_ranks(self.input_layernorm(carried))
         carried = carried + group.all_reduce(self.self_attn(normed, positions, cache))

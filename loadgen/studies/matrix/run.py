@@ -76,8 +76,8 @@ class EqualWorkError(LoadgenError):
 def measure_matrix(matrix: Matrix, output: MatrixOutput, *, resume: bool) -> bool:
     """Execute the remaining runs of a matrix, and return True if the matrix was interrupted.
 
-    Raises OutputError if the folder is in use or cannot be written. Raises PlanError if the matrix in the folder was
-    started with a different plan.
+    `resume` must be True if the folder already contains a matrix. Raises OutputError if the folder is in use or cannot
+    be written. Raises PlanError if the matrix in the folder was started with a different plan.
     """
     with journal(matrix.folder, matrix.journal_plan, resume=resume) as book:
         done = matrix.done()

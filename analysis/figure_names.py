@@ -27,6 +27,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
     ),
     "total_tokens_per_s": ("total token throughput", "total throughput"),
     "requests_per_s": ("request throughput", "requests", "reqs", "req", "rps", "qps", "http reqs"),
+    "inputs_per_s": ("inputs", "input rate", "embeddings", "documents"),
     "complete": ("complete", "completed", "success", "successful", "success rate", "successful requests"),
     "failed": ("failed", "failures", "failure rate", "errors", "error rate", "http req failed", "failed requests"),
     "rejected": ("rejected", "rejections", "rejection rate"),

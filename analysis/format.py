@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from loadgen.analysis.metrics import metric_by_key
 from loadgen.workloads.lengths import ANSWERS
 from loadgen.workloads.workload_facts import about_tokens, length_facts, workload_facts
@@ -111,7 +113,8 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     if figure in ("complete", "attainment") or figure.endswith("_share"):
         return 100.0, "%"
     if figure.endswith("_per_s"):
-        return 1.0, "requests/s" if figure.startswith("requests") else "tokens/s"
+        noun = figure.partition("_")[0]
+        return 1.0, f"{noun}/s" if noun in ("requests", "inputs") else "tokens/s"
     return scale_of(value)
 
 
@@ -222,6 +225,9 @@ def _prompts(run: RunInfo) -> str:
     """
     facts = workload_facts(run.workload or "synthetic")
     exact = run.prompts_exact
+    if run.batch_size > 1:
+        inputs = f" of {run.batch_size} inputs"
+        return inputs + _prompts(replace(run, batch_size=1))
     if facts.turns is not None:
         thinking = f", {facts.think} after each response" if facts.think else ""
         length = about_tokens(token_length(run.input_tokens), exact=exact)

@@ -267,6 +267,12 @@ class Frame(msgspec.Struct, frozen=True):
         """The number of complete, measured requests that ended inside the window."""
         return int((self.measured & self.complete & self.within(self.end_ns)).sum())
 
+    @property
+    def inputs_inside(self) -> float:
+        """The number of inputs of complete requests that ended inside the window, or 0 without pooling requests."""
+        ended = self.measured & self.complete & self.within(self.end_ns)
+        return float(np.nansum(self.mark("inputs")[ended]))
+
     def tokens_inside(self) -> float:
         """Return the number of generated tokens that arrived inside the window.
 

@@ -44,7 +44,7 @@ class Metric(msgspec.Struct, frozen=True):
     formula: Callable[[Frame], Any]
     """Computes the metric from a Frame. A metric per request returns one value per row, or NaN where it is undefined. A
     metric per chunk or token returns the samples of all sampled rows. A metric per run returns one value or None."""
-    unit: Literal["s", "s/token", "requests/s", "tokens/s", "share"] = "s"
+    unit: Literal["s", "s/token", "requests/s", "inputs/s", "tokens/s", "share"] = "s"
     direction: Literal["lower", "higher"] = "lower"
     per: Literal["request", "chunk", "token", "run"] = "request"
     stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
@@ -212,8 +212,8 @@ _TABLE = (
         "e2e_s",
         "E2E",
         "End-to-end latency",
-        "t_k - t_sent: from the first byte sent to the arrival of the last chunk that holds a token. For embeddings "
-        "and rerank, which have no tokens: t_end - t_sent.",
+        "t_k - t_sent: from the first byte sent to the arrival of the last chunk that holds a token. For pooling "
+        "endpoints, such as embeddings, which have no tokens: t_end - t_sent.",
         lambda f: (f.last_ns - f.sent_ns) / NS_PER_S,
         adjusted=True,
     ),
@@ -299,10 +299,21 @@ _TABLE = (
         "input_tokens_per_s",
         "Input",
         "Input throughput",
-        "Prompt tokens of requests whose first token arrived inside the window / length of the window. For embeddings "
-        "and rerank, the end of the response counts instead.",
+        "Prompt tokens of requests whose first token arrived inside the window / length of the window. For pooling "
+        "endpoints, such as embeddings, the end of the response counts instead.",
         lambda f: _per_second(f.prompt_tokens_inside(), f),
         unit="tokens/s",
+        direction="higher",
+        per="run",
+    ),
+    Metric(
+        "inputs_per_s",
+        "Inputs",
+        "Inputs",
+        "Inputs of complete requests that ended inside the window / length of the window: texts to embed or classify, "
+        "or pairs of a query and a document. Only for pooling endpoints, such as embeddings.",
+        lambda f: _per_second(f.inputs_inside, f) if f.inputs_inside else None,
+        unit="inputs/s",
         direction="higher",
         per="run",
     ),

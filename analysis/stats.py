@@ -636,6 +636,8 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
         "total_tokens_per_s": tokens + prompts,
         "input_tokens_per_s": prompts,
     }
+    if frame.inputs_inside:
+        rates["inputs_per_s"] = _inputs_per_batch(frame, batches)
     intervals = {name: rate_interval(values) for name, values in rates.items()}
     known = {name: ends for name, ends in intervals.items() if ends is not None}
     return known, None if known else EQUAL_BATCHES
@@ -678,6 +680,12 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
         amounts = np.repeat(scale[rows], counts[rows]) * frame.chunk_tokens[chunks]
         tokens += _sum_per_batch(frame, batches, frame.chunk_ns[chunks], amounts)
     return requests, tokens, prompts
+
+
+def _inputs_per_batch(frame: Frame, batches: int) -> Floats:
+    """Return, for each of `_batch_rates`' batches, the inputs of completed requests per second."""
+    ended = frame.measured & frame.complete
+    return _sum_per_batch(frame, batches, frame.end_ns[ended], np.nan_to_num(frame.mark("inputs")[ended]))
 
 
 def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats) -> Floats:

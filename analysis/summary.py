@@ -48,6 +48,8 @@ class RunInfo(msgspec.Struct, kw_only=True):
     workload: str | None
     input_tokens: int | str | None
     """Requested prompt length: a number, or the canonical text of a length distribution."""
+    batch_size: int = 1
+    """Inputs per request. Larger than 1 only on pooling endpoints, such as embeddings."""
     output_tokens: int | str | None
     ignore_eos: bool = True
     """True if the server was told not to end responses before the requested length."""
@@ -282,6 +284,8 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Throughput of output and prompt tokens together."""
     input_tokens_per_s: float | None = None
     """Throughput of prompt tokens."""
+    inputs_per_s: float | None = None
+    """Throughput of inputs. None unless the endpoint is a pooling endpoint, such as embeddings."""
     tail_share: float | None
     """Length of the drain as a share of the run. In the drain, fewer than a tenth of the requests are still in
     flight."""
@@ -681,7 +685,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def generates(self) -> bool:
-        """True if output tokens were requested. False for embeddings and rerank, which generate no tokens."""
+        """True if output tokens were requested. False for pooling endpoints, which generate no tokens."""
         return self.tokens.output_asked > 0 or not self.requests.complete
 
     @property

@@ -317,6 +317,9 @@ def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, row
         minimum = maximum = int(rejected.sum())
     elif counter == "requests_finished":
         minimum, maximum = int(complete.sum()), int(sent.sum())
+        if run.header.server_notes.get("counts_inputs"):
+            minimum = int(np.where(np.isnan(frame.mark("inputs")), 1, frame.mark("inputs"))[complete].sum())
+            maximum = minimum + int((sent & ~complete).sum()) * run.header.plan.get("batch_size", 1)
     elif counter == "prompt_tokens":
         minimum, maximum = sum_known(frame.prompt_tokens, complete), sum_known(frame.prompt_tokens, sent)
     else:

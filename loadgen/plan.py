@@ -183,6 +183,9 @@ class Plan:
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
     """Prompt length (default 512) or uniform:A..B. Other forms: lognormal:mean=M,cv=C, empirical:FILE, ... Lengths
     count tokens of the server's tokenizer."""
+    batch_size: Annotated[int, in_range(1, 10_000), RunOption("Prompts", "form")] = 1
+    """Inputs per request for embeddings, rerank, score and classify (default 1). Each input has --input-tokens
+    tokens."""
     output_tokens: Annotated[
         int | str, OUTPUT_LENGTHS, RunOption("Prompts", "form", default=_default_output_tokens)
     ] = lengths.DEFAULT_OUTPUT_TOKENS

@@ -418,5 +418,7 @@ def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
         process += f", at most {plan.concurrency} in flight"
     tokens_in, tokens_out = describe_lengths(plan)
     prompt = about_tokens(f"{tokens_in} tokens", exact=exact or plan.uses_file)
+    if plan.batch_size > 1:
+        prompt = f"{plan.batch_size} inputs of {prompt}"
     output = f"{tokens_out} out" if dialect.streams else dialect.endpoint
     return f"{number}{process}{duration}, {prompt} in, {output}"

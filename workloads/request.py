@@ -28,6 +28,10 @@ class Request(msgspec.Struct, frozen=True):
     """Fields from the user, merged into the request body that the server's `Dialect` builds."""
     images: tuple[str | SyntheticImage, ...] = ()
     """URLs of images in the last chat message."""
+    batch: tuple[str | tuple[int, ...], ...] = ()
+    """Further inputs after `prompt`. Only requests to pooling endpoints, such as embeddings, have further inputs."""
+    inputs: int = 1
+    """Number of inputs: `prompt` and those in `batch`. `input_tokens` covers all of them."""
     ignore_eos: bool = True
     """True if the server should continue past the end-of-text token up to the requested length."""
 

@@ -189,9 +189,11 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
     if from_file:
         limit = 0
     elif endless or (isinstance(spec.input, Fixed) and spec.trace is None and not complete):
-        limit = REHEARSED
+        limit = max(1, REHEARSED // spec.batch_size)
     survey = TextSurvey(
-        prompts.warmup_start + spec.warmup, getattr(spec.workload, "groups", 0), complete=from_file or limit is None
+        prompts.warmup_start + spec.warmup * spec.batch_size,
+        prompts.shared_spans,
+        complete=from_file or limit is None,
     )
     samples: list[TextSpec] = []
 
@@ -202,7 +204,7 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
 
     _rehearse(replace(prompts, prompt=note), limit, progress if limit is None else ignore_progress)
     lowest = getattr(spec.input, "low", None)
-    if endless and not from_file and lowest is not None and not getattr(spec.workload, "groups", 0):
+    if endless and not from_file and lowest is not None and not prompts.shared_spans:
         survey.lengths[lowest] += 1
     return survey, samples
 

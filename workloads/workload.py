@@ -6,7 +6,7 @@ loadgen.workloads.token_counter chooses how tokens are counted to make lengths e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from loadgen.workloads.prompts import (
     Prompt,
     PromptError,
     ServerTokenCounter,
+    SharedSpan,
     Tokenizer,
     id_prompts,
 )
@@ -133,6 +134,17 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """True if the prompts of a file are repeated from the first after the last."""
     image_sizes: tuple[tuple[int, int], ...] = ()
     """Width and height in pixels of each synthetic image that a request contains."""
+    batch_size: int = 1
+    """Number of inputs of each request. Only requests to pooling endpoints have more than one."""
+    query_words: int = 0
+    """Number of words at the start of an input that all inputs of a request share, because the endpoint takes them as
+    the query. 0: the inputs share nothing. Used only if `batch_size` is larger than 1."""
+
+    @property
+    def numbers(self) -> int:
+        """The number of prompts of a run, warm-up prompts included. Sessions count as one prompt."""
+        requests = NUMBERS_LIMIT if self.n is None else self.n
+        return (requests + self.warmup) * self.batch_size
 
 
 class Prompts(msgspec.Struct, frozen=True):
@@ -148,6 +160,8 @@ class Prompts(msgspec.Struct, frozen=True):
     chat: bool = False  # Requests of sessions contain messages
     exact: bool = True  # Same meaning as in TokenCounter
     any_text: bool = True
+    query_tokens: int = 0
+    """Length in tokens of the beginning that all inputs of a request share. 0: they share none."""
 
     @property
     def has_sessions(self) -> bool:
@@ -159,7 +173,14 @@ class Prompts(msgspec.Struct, frozen=True):
         """The number of the first warm-up prompt. The measured prompts of the run have lower numbers."""
         first = NUMBERS_LIMIT if self.spec.n is None else self.spec.n
         turns = self.spec.workload.turns if isinstance(self.spec.workload, MultiTurn) else None
-        return first * (turns or 1)
+        return first * (turns or 1) * self.spec.batch_size
+
+    @property
+    def shared_spans(self) -> int:
+        """The number of beginnings that several prompts share, or 0 if it is unknown."""
+        if self.query_tokens:
+            return self.spec.numbers // self.spec.batch_size
+        return getattr(self.spec.workload, "groups", 0)
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests in order of id.
@@ -171,8 +192,28 @@ class Prompts(msgspec.Struct, frozen=True):
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
             result = spec.trace.requests(self)
         else:
-            result = spec.workload.requests(self)
+            result = spec.workload.requests(self._with_queries())
+        if spec.batch_size > 1:
+            result = batches(result, spec.batch_size)
         return map(self._complete, islice(result, spec.n))
+
+    def _with_queries(self) -> Prompts:
+        """Return these prompts, with a common beginning of the inputs of each request if `query_tokens` is not 0.
+
+        Raises WorkloadError for an input that is not longer than the common beginning."""
+        if not self.query_tokens:
+            return self
+
+        def prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
+            if input_tokens <= self.query_tokens:
+                raise WorkloadError(
+                    f"input {number} has {input_tokens} tokens, no more than the query's {self.query_tokens}",
+                    "request longer inputs",
+                )
+            query = (-1 - number // self.spec.batch_size, self.query_tokens)
+            return self.prompt(number, input_tokens, (query, *shared))
+
+        return replace(self, prompt=prompt)
 
     def conversations(self) -> Iterator[Conversation]:
         """Yield the multi-turn sessions. Raises WorkloadError for a workload without sessions."""
@@ -189,10 +230,15 @@ class Prompts(msgspec.Struct, frozen=True):
         first = self.warmup_start
         lengths = spec.input.tokens(spec.seed, "warm-up input")
         outputs = (spec.output or WARMUP_OUTPUT).tokens(spec.seed, "warm-up output")
-        return [
-            self._complete(Request(-1 - index, self.prompt(first + index, input_tokens), input_tokens, output_tokens))
-            for index, input_tokens, output_tokens in zip(range(spec.warmup), lengths, outputs, strict=False)
-        ]
+        build = self._with_queries().prompt
+        requests: Iterator[Request] = (
+            Request(-1 - index, build(first + index, input_tokens), input_tokens, output_tokens)
+            for index, input_tokens, output_tokens in zip(count(), lengths, outputs, strict=False)
+        )
+        if spec.batch_size > 1:
+            grouped = batches(requests, spec.batch_size)
+            requests = (replace(request, id=-1 - index) for index, request in enumerate(grouped))
+        return [*map(self._complete, islice(requests, spec.warmup))]
 
     def _complete(self, request: Request) -> Request:
         """Return the request with the additional fields and images from the WorkloadSpec.
@@ -232,6 +278,30 @@ class Prompts(msgspec.Struct, frozen=True):
         return self.count(text) if self.any_text else 0
 
 
+def batches(requests: Iterator[Request], size: int) -> Iterator[Request]:
+    """Yield requests of `size` inputs each, with the ids 0, 1, 2, ..., made of requests with one input.
+
+    A last batch with fewer inputs is left out. Raises WorkloadError for a request that consists of more than its
+    prompt."""
+    for number in count():
+        members = [*islice(requests, size)]
+        if len(members) < size:
+            return
+        if any(member.body or member.messages or member.images for member in members):
+            raise WorkloadError(
+                "a line with messages, images or its own body fields cannot be one of several inputs of a request",
+                "leave --batch-size out",
+            )
+        tokens = [member.input_tokens for member in members]
+        yield replace(
+            members[0],
+            id=number,
+            input_tokens=sum(tokens) if all(tokens) else 0,
+            batch=tuple(member.prompt for member in members[1:]),
+            inputs=size,
+        )
+
+
 def prepare_prompts(
     spec: WorkloadSpec,
     *,
@@ -266,6 +336,10 @@ def prepare_prompts(
         return counts[text]
 
     prompts = Prompts(spec, no_text, count, counter.counting_method, chat, counter.exact, counter.any_text)
+    if spec.batch_size > 1 and spec.query_words:
+        # The first word of a text includes the tokens that the server adds.
+        first_word = counter.count(counter.framed([counter.words[0]]))[0]
+        prompts = replace(prompts, query_tokens=first_word + spec.query_words - 1)
     ids = _ids(spec, _source_of_ids(local, server, counter, by)) if token_ids else None
     if ids:
         return replace(prompts, prompt=ids, counting_method="token ids", exact=True)
@@ -298,7 +372,7 @@ def _count_file(prompts: Prompts, counter: TokenCounter, counts: dict[str, int],
         waiting.clear()
         progress(done)
 
-    for entry in islice(samples or (), spec.n):
+    for entry in islice(samples or (), None if spec.n is None else spec.n * spec.batch_size):
         for turn, sample in enumerate(entry if isinstance(entry, tuple) else (entry,)):
             sample.check_endpoint(chat=prompts.chat)
             if counter.any_text and not turn and not sample.uncountable:
@@ -347,8 +421,7 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
         shared = BLOCKS_LIMIT
     elif isinstance(spec.input, Fixed):
         shortest = spec.input.length
-    numbers = (NUMBERS_LIMIT if spec.n is None else spec.n) + spec.warmup
-    return id_prompts(alphabet, spec.seed, numbers=numbers, shared=shared, shortest=shortest)
+    return id_prompts(alphabet, spec.seed, numbers=spec.numbers, shared=shared, shortest=shortest)
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:

@@ -71,13 +71,14 @@ FIGURES = (
 )
 """Figures that are compared by default. There are few of them, because each further test weakens all tests."""
 PLANNED = (
-    *("arrivals", "n", "duration_s", "workload", "input_tokens", "output_tokens"),
-    *("max_in_flight", "concurrency", "window_s"),
+    *("arrivals", "n", "duration_s", "workload", "batch_size", "input_tokens"),
+    *("output_tokens", "max_in_flight", "concurrency", "window_s"),
     *("header", "extra_body", "ignore_eos", "image"),
 )
 OLD_PLAN_DEFAULTS: dict[str, Any] = {
     "arrivals": "burst",
     "workload": "synthetic",
+    "batch_size": 1,
     "ignore_eos": True,
     "header": [],
     "extra_body": {},

@@ -106,8 +106,13 @@ def cards(summary: Summary) -> dict[str, Card]:
     if summary.generates:
         return result
     note = _joined(_interval(summary, "input_tokens_per_s"), _timing_error(summary))
+    inputs = f"{summary.run.batch_size} per request" if summary.run.batch_size > 1 else ""
+    inputs = _joined(inputs, _interval(summary, "inputs_per_s"))
+    inputs_card = Card("Inputs", significant(throughput.inputs_per_s, 4), "/s", inputs)
     input_card = Card("Input throughput", significant(throughput.input_tokens_per_s, 4), "tokens/s", note)
-    return {"input": input_card} | {name: card for name, card in result.items() if name not in TOKEN_CARDS}
+    return {"inputs": inputs_card, "input": input_card} | {
+        name: card for name, card in result.items() if name not in TOKEN_CARDS
+    }
 
 
 def _goodput_card(summary: Summary) -> Card:

@@ -75,6 +75,7 @@ _PLAN = {
     "n": _Requests | None,
     "workers warmup max_in_flight concurrency": Integer | None,
     "repeat repeats": Count,
+    "batch_size": Annotated[int, msgspec.Meta(ge=1, le=1 << 32)],
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
     "seed": int,
@@ -95,7 +96,7 @@ _FACTS = {
     "limits": dict[str, bool | Integer | _Real | str | None] | None,
     "notes": {
         "prompt_piece_tokens": Count,
-        "ignores_eos": bool,
+        "ignores_eos counts_inputs": bool,
         "memory_option memory_taken split_endpoint": str,
     },
     "stamps": str,

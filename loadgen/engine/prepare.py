@@ -41,13 +41,14 @@ from loadgen.engine.vocabulary_cache import vocabulary_cache
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
+from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
-from loadgen.workloads.workload import Prompts, WorkloadSpec, prepare_prompts
+from loadgen.workloads.workload import Prompts, Synthetic, WorkloadSpec, prepare_prompts
 from loadgen.workloads.workload_facts import about_tokens
 
 if TYPE_CHECKING:
@@ -191,11 +192,12 @@ def prepare(
 
 def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: str) -> str:
     """Return one line about the prompts of a run: their number, their length, and how their tokens were counted."""
-    count = "" if schedule.count is None else f"{schedule.count} "
+    count = "" if schedule.count is None else f"{schedule.count * plan.batch_size} "
     exact = prompts.exact or plan.uses_file
     tokens = about_tokens(f"{describe_lengths(plan)[0]} tokens", exact=exact)
     plural = "" if schedule.count == 1 else "s"
-    kind = f"session{plural}, {tokens} a turn" if plan.uses_sessions else f"prompt{plural} of {tokens}"
+    noun = f"prompt{plural}" if plan.batch_size == 1 else "inputs"
+    kind = f"session{plural}, {tokens} a turn" if plan.uses_sessions else f"{noun} of {tokens}"
     for_model = f" for {model}" if model else ""
     if exact:
         return f"{count}{kind} ({prompts.counting_method}){for_model}"
@@ -299,10 +301,12 @@ def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan
-    count = _count_entries(plan, None, progress)
+    entries = _count_entries(plan, None, progress)
+    count = entries // plan.batch_size
     if count < plan.workers:
+        batch = f" in requests of {plan.batch_size}," if plan.batch_size > 1 else ""
         raise PlanError(
-            f"{plan.workload_file} holds {count} {_unit(plan)} for {plan.workers} workers",
+            f"{plan.workload_file} holds {entries} {_unit(plan)}{batch} for {plan.workers} workers",
             f"Use --workers {count}." if count else "Name another file.",
         )
     return plan.replaced(n=count)
@@ -320,7 +324,7 @@ def check_prompt_file(
     source = plan.prompt_source
     if not plan.uses_file:
         return "", ""
-    needed = schedule.count
+    needed = None if schedule.count is None else schedule.count * plan.batch_size
     count = _count_entries(plan, needed, progress)
     if not count:
         raise PlanError(f"{plan.workload_file} holds no {_unit(plan)}", "Name another file.")
@@ -330,7 +334,8 @@ def check_prompt_file(
     if needed is not None and count < needed:
         raise PlanError(
             f"{plan.workload_file} holds only {count} {_unit(plan)}, but the plan needs {needed}",
-            f"Request fewer: --n {count}. Or repeat them, so that a prefix cache may help the server: --repeat-file.",
+            f"Request fewer: --n {count // plan.batch_size}. "
+            "Or repeat them, so that a prefix cache may help the server: --repeat-file.",
         )
     return about, ""
 
@@ -383,6 +388,8 @@ def build_prompts(
     `progress` is called with the number of prompts that have been counted or built so far. Raises PlanError,
     PromptError, WorkloadError or ServerError.
     """
+    from loadgen.servers.backends.pooling import QUERY_WORDS
+
     source = plan.prompt_source
     process = plan.arrival_process
     inputs = plan.input_lengths
@@ -392,6 +399,7 @@ def build_prompts(
 
     if plan.extra_body or plan.may_stop_early:
         request_fields = {"body": fill_fields(plan.extra_body), "ignore_eos": not plan.may_stop_early}
+    check_batch(plan, dialect)
     if not dialect.streams:
         if isinstance(source, MultiTurn):
             raise PlanError(
@@ -414,6 +422,8 @@ def build_prompts(
         request_fields=request_fields,
         repeat_file=plan.repeat_file,
         image_sizes=tuple(map(images.parse_size, plan.image)),
+        batch_size=plan.batch_size,
+        query_words=QUERY_WORDS if dialect.inputs == "pairs" else 0,
     )
     return prepare_prompts(
         spec,
@@ -425,6 +435,26 @@ def build_prompts(
         store=None if local else vocabulary_cache(facts, server.counting_path, server.words or COMMON_WORDS),
         progress=progress,
     )
+
+
+def check_batch(plan: Plan, dialect: Dialect) -> None:
+    """Raise PlanError if requests to this endpoint cannot have the plan's number of inputs."""
+    if plan.batch_size == 1:
+        return
+    option = f"--batch-size {plan.batch_size}"
+    if dialect.inputs == "one":
+        names = [name for name, other in BACKENDS[plan.server].dialects.items() if other.inputs != "one"]
+        hint = f"Use --endpoint {join_or(names)}, or leave --batch-size out." if names else "Leave --batch-size out."
+        raise PlanError(f"{option}: a request to --endpoint {dialect.endpoint} has only one prompt", hint)
+    synthetic = isinstance(plan.prompt_source, Synthetic)
+    if synthetic and isinstance(plan.arrival_process, arrival_processes.Trace):
+        raise PlanError(f"{option}: a trace states one prompt length per request", "Leave --batch-size out.")
+    if dialect.inputs == "pairs" and not synthetic:
+        raise PlanError(
+            f"{option}: the inputs of a request to --endpoint {dialect.endpoint} share a query, and those of "
+            f"--workload {plan.workload} do not",
+            "Leave --batch-size out; a line of a JSONL file can contain its own documents.",
+        )
 
 
 def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prompts, at_once: int = 1) -> Header:

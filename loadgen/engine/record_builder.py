@@ -197,6 +197,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, dia
     if answer is not None and response.payloads is not None:
         if answer.error_detail:  # text of the server: remove secrets from it before it is shortened
             answer = dialect.decode([*map(hide_secrets, response.payloads)])
+        _check_inputs(answer, response.request)
         sizes = exchange.sizes
         token_ends = [*compress(response.ends, answer.tokens)]
         first_token_read = bisect_left(sizes, token_ends[0] if token_ends else sizes[-1] + 1)
@@ -242,6 +243,24 @@ def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> N
         return
     answer.error_kind = "protocol"
     answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide_secrets(body))}"
+
+
+def _check_inputs(answer: Answer, request: Request) -> None:
+    """Compare the number of results in the response of a pooling endpoint with the number of inputs of the request.
+
+    Responses of other endpoints are left unchanged.
+
+    Missing results are an error, unless the user's field `top_n` allows them. The user's fields may contain further
+    inputs, so the larger number is stored as the number of inputs."""
+    results = answer.counts.get("inputs")
+    if results is None:
+        return
+    if results < request.inputs and not request.body.get("top_n"):
+        answer.error_kind = "protocol"
+        answer.error_detail = (
+            f"the response has fewer results than the request has inputs: {results} of {request.inputs}"
+        )
+    answer.counts["inputs"] = max(results, request.inputs)
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:

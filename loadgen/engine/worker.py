@@ -87,7 +87,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
                 (session.request(), *session.remaining_requests()) for session in self.conversations()
             )
 
-        return islice(own_prompts(self.prompts, self.worker, self.workers).requests(), self.worker, None, self.workers)
+        own = own_prompts(self.prompts, self.worker, self.workers, self.prompts.spec.batch_size)
+        return islice(own.requests(), self.worker, None, self.workers)
 
     def planned(self, due: int) -> int:
         """Return the number of requests that this worker sends in a complete run.
@@ -128,7 +129,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         except Exception as error:
             not_encoded = encoding_problem(error)
         # The payload has the prompt. A second copy of it would take too much memory.
-        without_prompt = replace(request, prompt="", messages=(), images=())
+        without_prompt = replace(request, prompt="", messages=(), images=(), batch=())
         return ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
 
     def schedule_turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
@@ -165,15 +166,15 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return ClosedLoop(slots, self.schedule.clients) if self.schedule.due_ns is None else OpenLoop(slots)
 
 
-def own_prompts(prompts: Prompts, worker: int, workers: int, turns: int = 1) -> Prompts:
+def own_prompts(prompts: Prompts, worker: int, workers: int, group: int = 1) -> Prompts:
     """Return the prompts of a run, with empty texts in place of the prompts that other workers send.
 
-    Building prompts is slow, so each worker builds only the prompts that it sends. `turns` is the number of turns per
-    session. All turns of a session belong to the same worker.
+    Building prompts is slow, so each worker builds only the prompts that it sends. `group` is the number of prompts in
+    a row that belong to the same worker: the turns of a session, or the inputs of a request.
     """
 
     def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-        if number // turns % workers != worker:
+        if number // group % workers != worker:
             return ""
         return prompts.prompt(number, input_tokens, shared)
 

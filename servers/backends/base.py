@@ -127,6 +127,7 @@ class Backend(msgspec.Struct, frozen=True):
     - `prompt_piece_tokens`: longer responses are generated in pieces. Each piece counts the prompt again, and a
       response ends with a whole piece.
     - `split_endpoint`: the server may run and count each text of a request separately on this endpoint.
+    - `counts_inputs`: the server's counter of finished requests counts every input of a request.
     - `drops_counts`: the server's counters miss some requests under load.
     - `ignores_eos`: False if no request can make the server continue after the end-of-text token, so that responses may
       be shorter than requested.

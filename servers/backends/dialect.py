@@ -28,6 +28,10 @@ ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """A number of tokens that a server reports. An event with a number out of this range counts as malformed."""
 
+Inputs = Literal["one", "several", "pairs"]
+"""Which inputs a request takes: one prompt (`one`), several independent inputs (`several`), or several documents that
+share a query (`pairs`)."""
+
 Encode = Callable[[Request, str], bytes]
 
 REFUSABLE = {
@@ -70,7 +74,8 @@ class Answer:
     refuted_total: int | None = None  # The server's total of 0, if tokens were streamed nevertheless
     counts: dict[str, int] = field(default_factory=dict)
     """Counts for `Record.marks`, by name. `cached_prompt_tokens` is the number of prompt tokens in the prefix cache.
-    `reasoning_tokens` is the number of reasoning tokens that the server reports, if it is not 0."""
+    `reasoning_tokens` is the number of reasoning tokens that the server reports, if it is not 0. `inputs` is the number
+    of results in the response of a pooling endpoint, and in the Record the number of inputs."""
     events: dict[str, int] = field(default_factory=dict)
     """Indices of events whose arrival time is stored in `Record.marks`, by name. `first_answer_ns` is the first chunk
     with text that is not reasoning, if the response begins with reasoning."""
@@ -103,7 +108,7 @@ class Dialect(msgspec.Struct, frozen=True):
     """The protocol of one server on one endpoint, as data and pure functions."""
 
     server: str
-    endpoint: str  # `completions`, `chat`, `generate`, `embeddings` or `rerank`
+    endpoint: str  # `completions`, `chat`, `generate`, `embeddings`, `rerank`, ...
     path: str
     encode: Encode  # (request, model) to the JSON body of the POST
     decode: Callable[[Sequence[bytes]], Answer]  # Decodes the events' `data` payloads. Never raises on server bytes.
@@ -117,6 +122,7 @@ class Dialect(msgspec.Struct, frozen=True):
     piece_tokens: int = 0
     """Longer responses are generated in pieces of this size and end with a whole piece. 0: no pieces."""
     streams: bool = True  # The response is a stream of tokens. False: one JSON object, the only payload of `decode`.
+    inputs: Inputs = "one"
     refusable_fields: tuple[str, ...] = ()
     """Fields of its requests that some servers refuse. A nested field stands before the field that contains it."""
     request_form: Callable[[tuple[str, ...], int], tuple[Encode, Route[int]]] | None = None

@@ -1,12 +1,16 @@
-"""Dialects (request and response formats) for the embeddings and rerank endpoints of OpenAI-style servers.
+"""Dialects (request and response formats) for the pooling endpoints of OpenAI-style servers.
 
-The server sends one JSON response per request and generates no tokens:
+A pooling endpoint returns one result per input, such as an embedding or a score. The server sends one JSON response per
+request and generates no tokens:
 
     embeddings  POST /v1/embeddings  {"model", "input"}                -> {"data": [...], "usage": {...}}
+    classify    POST /classify       {"model", "input"}                -> {"data": [...], "usage": {...}}
     rerank      POST /v1/rerank      {"model", "query", "documents"}   -> {"results": [...], "usage": {...}}
+    score       POST /v1/score       {"model", "text_1", "text_2"}     -> {"data": [...], "usage": {...}}
 
-For rerank, the prompt is split in two: its first words are the query, and the remaining text is the only document. If
-the user's request fields contain `documents`, the whole prompt is the query.
+A request may have several inputs. For rerank and score, an input is split in two: its first words are the query, and
+the remaining text is a document. All inputs of a request begin with the same query. If the user's request fields
+contain the documents, the whole prompt is the query.
 """
 
 from __future__ import annotations
@@ -17,17 +21,25 @@ from typing import Any
 
 import msgspec
 
-from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount, encode_body
+from loadgen.servers.backends.dialect import Answer, Dialect, Inputs, Route, TokenCount, encode_body
 from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.backends.stream_events import decode_events, finalise, note_error
 from loadgen.workloads.request import Request
 
-PATHS = {"embeddings": "/v1/embeddings", "rerank": "/v1/rerank"}
+PATHS = {
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
+    "classify": "/classify",
+}
 QUERY_WORDS = 8
+"""Number of words of the query. Of a short input, half of the words."""
+QUERY_FIELDS = {"rerank": ("query", "documents"), "score": ("text_1", "text_2")}
+"""The fields of the query and of the documents, by endpoint."""
 
 
 class PoolingUsage(msgspec.Struct, gc=False):
-    """The `usage` object of an embeddings or rerank response.
+    """The `usage` object of a response from a pooling endpoint.
 
     Some servers report only the total, which equals the number of prompt tokens because nothing is generated."""
 
@@ -36,9 +48,9 @@ class PoolingUsage(msgspec.Struct, gc=False):
 
 
 class PoolingAnswer(msgspec.Struct, gc=False):
-    """An embeddings or rerank response.
+    """A response from a pooling endpoint.
 
-    `data` holds embeddings, `results` holds rerank scores. Their content is not decoded."""
+    `results` holds rerank scores, and `data` the results of the other endpoints. Their content is not decoded."""
 
     data: list[msgspec.Raw] | None = None
     results: list[msgspec.Raw] | None = None
@@ -49,25 +61,32 @@ _ANSWERS = msgspec.json.Decoder(PoolingAnswer)
 
 
 def decode(payloads: Sequence[bytes]) -> Answer:
-    """Decode an embeddings or rerank response, which consists of one payload."""
+    """Decode a response from a pooling endpoint, which consists of one payload."""
     events, broken = decode_events(payloads, _ANSWERS)
     answer = Answer([0] * len(payloads))
     for index, event in enumerate(events):
         usage = event.usage or PoolingUsage()
         answer.prompt_tokens = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-        if event.data or event.results:
-            answer.end_event = index
-            continue
-        note_error(answer, payloads[index])
-        if not answer.error_kind:
-            content = payloads[index].decode("utf-8", "replace")
-            answer.error_kind = "protocol"
-            answer.error_detail = one_line(f"neither embeddings nor scores: {content}")
+        note_results(answer, event.data or event.results or (), index, payloads[index])
     return finalise(answer, 0, broken)
 
 
+def note_results(answer: Answer, results: Sequence[Any], index: int, payload: bytes) -> None:
+    """Store the number of results in the answer, or an error if there are none.
+
+    `payload` is the event with the index `index`."""
+    if results:
+        answer.end_event = index
+        answer.counts["inputs"] = len(results)
+        return
+    note_error(answer, payload)
+    if not answer.error_kind:
+        answer.error_kind = "protocol"
+        answer.error_detail = one_line(f"neither embeddings nor scores: {payload.decode('utf-8', 'replace')}")
+
+
 def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
-    """Return the dialect (the request and response format) of a server for the endpoint `embeddings` or `rerank`.
+    """Return the dialect (the request and response format) of a server for an endpoint in PATHS.
 
     `others` are further fields of Dialect."""
     fields = partial(_fields, endpoint)
@@ -75,30 +94,56 @@ def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
         server,
         endpoint,
         PATHS[endpoint],
-        encode=lambda request, model: encode_body(_body(fields, request, model), request),
+        encode=lambda request, model: encode_body({"model": model, **fields(request)}, request),
         decode=decode,
         text=lambda _: "",
-        count_by_running=Route(PATHS[endpoint], fields, _prompt_tokens, generates=True),
+        count_by_running=Route(
+            PATHS[endpoint],
+            lambda text, model: {"model": model, **fields(Request(0, text, 0, 0))},
+            _prompt_tokens,
+            generates=True,
+        ),
         streams=False,
+        inputs=inputs_of(endpoint),
         **others,
     )
 
 
-def _body(fields: Any, request: Request, model: str) -> dict[str, Any]:
-    if "documents" in request.body:
-        return {"model": model, "query": request.prompt}
-    result: dict[str, Any] = fields(request.prompt, model)
-    return result
+def inputs_of(endpoint: str) -> Inputs:
+    """Return which inputs a request to a pooling endpoint takes."""
+    return "pairs" if endpoint in QUERY_FIELDS else "several"
 
 
-def _fields(endpoint: str, prompt: str | Sequence[int], model: str) -> dict[str, Any]:
-    if endpoint == "embeddings":
-        return {"model": model, "input": prompt}
-    assert isinstance(prompt, str), "rerank takes text"
-    words = prompt.split(" ")
-    query = " ".join(words[: max(1, min(QUERY_WORDS, len(words) // 2))])
-    # The document keeps the space before it, so that both parts together have as many tokens as the whole text.
-    return {"model": model, "query": query, "documents": [prompt[len(query) :]]}
+def _fields(endpoint: str, request: Request) -> dict[str, Any]:
+    if endpoint not in QUERY_FIELDS:
+        return {"input": one_or_all(request)}
+    query_field, documents_field = QUERY_FIELDS[endpoint]
+    query, documents = query_and_documents(request, documents_field)
+    return {query_field: query, documents_field: documents} if documents else {query_field: query}
+
+
+def one_or_all(request: Request) -> Any:
+    """Return the only input of a request, or the list of all its inputs."""
+    return [request.prompt, *request.batch] if request.batch else request.prompt
+
+
+def query_and_documents(request: Request, documents_field: str) -> tuple[str, list[str]]:
+    """Split the inputs of a request into their common query and one document per input.
+
+    The query is the common beginning of all inputs, at most QUERY_WORDS words or half of the shortest input. If the
+    user's fields contain `documents_field`, the query is the whole prompt, and the list is empty."""
+    texts = [text for text in (request.prompt, *request.batch) if isinstance(text, str)]
+    assert len(texts) == 1 + len(request.batch), "queries and documents are text"
+    if documents_field in request.body:
+        return texts[0], []
+    words = [text.split(" ") for text in texts]
+    limit = max(1, min(QUERY_WORDS, min(map(len, words)) // 2))
+    common = 1
+    while common < limit and len({text_words[common] for text_words in words}) == 1:
+        common += 1
+    query = " ".join(words[0][:common])
+    # A document keeps the space before it, so that both parts together have as many tokens as the whole text.
+    return query, [text[len(query) :] for text in texts]
 
 
 def _prompt_tokens(answer: Any) -> int:

@@ -96,6 +96,8 @@ VLLM = base.Backend(
         "messages": messages_dialect("vllm", headers=bearer_headers, count=_COUNT_CHAT),
         "embeddings": pooling.pooling_dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
         "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
+        "score": pooling.pooling_dialect("vllm", "score", count_text=_COUNT_TEXT),
+        "classify": pooling.pooling_dialect("vllm", "classify", count=_COUNT_TEXT),
     },
     identify=_identify,
     probe_paths=("/version", "/tokenize"),
@@ -170,6 +172,7 @@ VLLM = base.Backend(
     notes={
         "memory_option": "--gpu-memory-utilization",
         "memory_taken": "90 to 92% by default",  # 0.90 up to version 0.10.2, 0.92 in later versions
+        "counts_inputs": True,
         "split_endpoint": "rerank",  # embedding models process query and document separately, other models together
     },
 )

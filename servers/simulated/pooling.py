@@ -1,12 +1,13 @@
-"""Routes of a simulated vLLM that return embeddings or scores.
+"""Routes of a simulated vLLM that return embeddings, scores or classes.
 
-A response has no tokens and is sent when a first token would be due. The real server offers these routes for embedding
-and ranking models only. The simulated server offers them for every model name, and its numbers have no meaning.
+A response has no tokens and is sent when a first token would be due. The real server offers these routes only for
+models that embed, rank or classify. The simulated server offers them for every model name, and its numbers have no
+meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadgen.servers.simulated import protocol
@@ -24,13 +25,49 @@ def embeddings(count_tokens: PromptTokens, state: ServerState, request: Completi
 
     The field `input` is a text, a list of token ids, or a list of several such inputs.
     """
+    counts = _input_counts(count_tokens, state, request)
+    vectors = [{"index": index, "object": "embedding", "embedding": VECTOR} for index in range(len(counts))]
+    return _encoding(state, request, counts, "embd", {"object": "list", "data": vectors})
+
+
+def classify(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
+    """Encode the response to POST /classify. The field `input` has the same forms as in `embeddings`."""
+    counts = _input_counts(count_tokens, state, request)
+    results = [
+        {"index": index, "label": "LABEL_0", "probs": [0.75, 0.25], "num_classes": 2} for index in range(len(counts))
+    ]
+    return _encoding(state, request, counts, "classify", {"object": "list", "data": results})
+
+
+def _input_counts(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> list[int]:
+    """Return the number of tokens of each input in the field `input`. Raises ErrorReply."""
     input_ = _required_field(request, "input")
     prompts = input_ if isinstance(input_, list) and not isinstance(input_[0], int) else [input_]
     if not all(isinstance(prompt, str | list) for prompt in prompts):
         raise _bad_request("input: Input should be a valid string or list", "input")
-    counts = [count_tokens(state, request.body, prompt) for prompt in prompts]
-    vectors = [{"index": index, "object": "embedding", "embedding": VECTOR} for index in range(len(counts))]
-    return _encoding(state, request, sum(counts), "embd", {"object": "list", "data": vectors})
+    return [count_tokens(state, request.body, prompt) for prompt in prompts]
+
+
+def score(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
+    """Encode the response to POST /v1/score.
+
+    `text_1` is one text that is paired with every text in `text_2`, or a list of equally many texts."""
+    first, second = _texts_of(request, "text_1"), _texts_of(request, "text_2")
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise _bad_request("Input lengths must be either 1:1, 1:N or N:N", "text_1")
+    counts = [count_tokens(state, request.body, query + text) for query, text in zip(first, second, strict=True)]
+    results = [{"index": index, "object": "score", "score": round(1 / (2 + index), 6)} for index in range(len(counts))]
+    return _encoding(state, request, counts, "score", {"object": "list", "data": results})
+
+
+def _texts_of(request: CompletionRequest, name: str) -> list[str]:
+    value = _required_field(request, name)
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise _bad_request(f"{name}: Input should be a valid string", name)
+    return texts
 
 
 def rerank(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
@@ -48,7 +85,7 @@ def rerank(count_tokens: PromptTokens, state: ServerState, request: CompletionRe
         for index, text in enumerate(texts)
     ]
     top_n = protocol.integer(request.body.get("top_n")) or None
-    return _encoding(state, request, sum(counts), "rerank", {"results": results[:top_n]})
+    return _encoding(state, request, counts, "rerank", {"results": results[:top_n]})
 
 
 def _required_field(request: CompletionRequest, name: str) -> Any:
@@ -63,11 +100,14 @@ def _bad_request(message: str, name: str) -> ErrorReply:
 
 
 def _encoding(
-    state: ServerState, request: CompletionRequest, prompt_tokens: int, prefix: str, content: Mapping[str, Any]
+    state: ServerState, request: CompletionRequest, counts: Sequence[int], prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """Return the encoding of a response without tokens. The id of the response begins with `prefix`."""
+    """Return the encoding of a response without tokens.
+
+    `counts` is the number of tokens of each input. The id of the response begins with `prefix`."""
+    prompt_tokens = sum(counts)
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    if prefix == "embd":
+    if prefix != "rerank":
         usage |= {"completion_tokens": 0, "prompt_tokens_details": None}
     identity = {
         "id": f"{prefix}-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
@@ -75,5 +115,14 @@ def _encoding(
         "model": state.config.model,
     }
     reply = protocol.json_reply({**identity, **content, "usage": usage})
-    completion = Completion(False, prompt_tokens, 0, [0], [b""], "stop")
+    completion = Completion(
+        False,
+        prompt_tokens,
+        0,
+        [0],
+        [b""],
+        "stop",
+        inputs=len(counts),
+        metric_requests=tuple((tokens, 0) for tokens in counts),
+    )
     return Encoding(completion, lambda *_: b"", lambda _: reply, ())

@@ -91,6 +91,8 @@ class Completion:
     prompt: Sequence[int] = ()
     """Token ids of the prompt, if the prefix cache uses them."""
     cache_salt: str = ""
+    inputs: int = 1
+    """Number of inputs of a request for embeddings or scores. The metrics count each as a finished request."""
     siblings: tuple[Completion, ...] = ()
     """Further answers to the same request, which are sent together with this answer."""
     metric_requests: tuple[tuple[int, int], ...] = ()

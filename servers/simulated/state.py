@@ -291,7 +291,7 @@ class ServerState:
         completion = stream.completion
         output_tokens = completion.generated_tokens(stream.token_count)
         complete = stream.ending == "complete" and bool(line.sent_ns)
-        self.finished_by_reason[completion.finish_reason if complete else "abort"] += 1
+        self.finished_by_reason[completion.finish_reason if complete else "abort"] += completion.inputs
         self.prompt_tokens += completion.prompt_tokens
         self.output_tokens += output_tokens  # also if the client has disconnected
         if not complete:

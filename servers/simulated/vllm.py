@@ -199,6 +199,8 @@ PROTOCOL = ServerProtocol(
         "/v1/responses": responses,
         "/v1/messages": vllm_messages.messages,
         "/v1/embeddings": partial(pooling.embeddings, _pooled_tokens),
+        "/classify": partial(pooling.classify, _pooled_tokens),
+        **dict.fromkeys(("/score", "/v1/score"), partial(pooling.score, _pooled_tokens)),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), partial(pooling.rerank, _pooled_tokens)),
     },
     pages={

@@ -29,10 +29,32 @@ def test_a_request_is_these_bytes() -> None:
     assert POOLING["vllm", "embeddings"].encode(asked((5, 6)), "m") == b'{"model":"m","input":[5,6]}'
 
 
+def test_several_inputs_are_a_list_or_documents_of_one_query() -> None:
+    """The common beginning of the inputs, at most half of the shortest one, is the query."""
+    request = asked("the one of us", batch=("the one with no name", "the one we see"), inputs=3)
+    listed = b'["the one of us","the one with no name","the one we see"]'
+    for endpoint in ("embeddings", "classify"):
+        assert POOLING["vllm", endpoint].encode(request, "m") == b'{"model":"m","input":%b}' % listed
+    body = b'{"model":"m","%b":"the one","%b":[" of us"," with no name"," we see"]}'
+    assert POOLING["vllm", "rerank"].encode(request, "m") == body % (b"query", b"documents")
+    assert POOLING["openai", "score"].encode(request, "m") == body % (b"text_1", b"text_2")
+    ids = asked((5, 6), batch=((7, 8),), inputs=2)
+    assert POOLING["vllm", "embeddings"].encode(ids, "m") == b'{"model":"m","input":[[5,6],[7,8]]}'
+
+
+def test_results_are_counted() -> None:
+    """One per input: the Record counts inputs per second with them."""
+    answer = b'{"data":[{"index":0,"probs":[1]},{"index":1,"probs":[1]}],"usage":{"prompt_tokens":7}}'
+    assert pooling.decode([answer]).counts == {"inputs": 2}
+    assert pooling.decode([SCORES]).counts == {"inputs": 1}
+
+
 def test_documents_of_the_user_make_the_whole_text_the_query() -> None:
     """As a line of a JSONL file has them."""
     body = POOLING["vllm", "rerank"].encode(asked(body={"documents": ["a", "b"], "top_n": 1}), "m")
     assert body == b'{"model":"m","query":"the one and the other of them","documents":["a","b"],"top_n":1}'
+    body = POOLING["vllm", "score"].encode(asked(body={"text_2": ["a", "b"]}), "m")
+    assert body == b'{"model":"m","text_1":"the one and the other of them","text_2":["a","b"]}'
 
 
 @pytest.mark.parametrize(("payload", "tokens"), [(ANSWER, 7), (SCORES, 9)])

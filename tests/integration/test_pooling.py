@@ -1,4 +1,4 @@
-"""Embeddings and rerank, end to end against the simulated vLLM."""
+"""Embeddings, rerank, score and classify, end to end against the simulated vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.command import FAST, accounted, burst, in_process, summary_of
 from tests.support.simulated import running
 
 
-@pytest.mark.parametrize("endpoint", ["embeddings", "rerank"])
+@pytest.mark.parametrize("endpoint", ["embeddings", "rerank", "score", "classify"])
 def test_a_burst_has_the_metrics_that_make_sense(endpoint: str, tmp_path: Path) -> None:
     """Prompts of exactly the length asked for; E2E, requests and prompt tokens per second; nothing of tokens."""
     with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
@@ -35,6 +35,43 @@ def test_a_burst_has_the_metrics_that_make_sense(endpoint: str, tmp_path: Path) 
     assert (tmp_path / "run" / "report.html").exists()
     assert f"40 tokens in, {endpoint}" in out
     assert runfile.read(tmp_path / "run").header.plan["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("endpoint", ["embeddings", "rerank", "score", "classify"])
+def test_several_inputs_per_request(endpoint: str, tmp_path: Path) -> None:
+    """Lengths stay exact, inputs are a rate of their own, and the server's counters of inputs agree."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        common = ["--server", "vllm", "--url", simulated.url, "--endpoint", endpoint, "--n", "6", "--workers", "2"]
+        more = ["--input-tokens", "40", "--warmup", "1", "--batch-size", "4"]
+        code, out, err = burst(tmp_path, *common, *more, report=True)
+    assert code in (0, 5), err
+    found: dict[str, Any] = summary_of(tmp_path)
+    assert found["requests"]["complete"] == 6
+    assert (found["tokens"]["prompt_reported"], found["tokens"]["prompt_mismatches"]) == (6 * 4 * 40, 0)
+    rates, counters = found["throughput"], found["server_counters"]
+    assert rates["inputs_per_s"] == pytest.approx(4 * rates["requests_per_s"], rel=1e-6)
+    assert (counters["requests_finished"]["server"], counters["requests_finished"]["agree"]) == (28, True)
+    assert "4 inputs of 40 tokens" in out
+    assert "4 per request" in out
+    assert "--batch-size 4" in found["run"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--endpoint", "completions"], "--batch-size 4: a request to --endpoint completions has only one prompt"),
+        (
+            ["--endpoint", "rerank", "--workload", "shared-prefix:groups=2,tokens=8"],
+            "--batch-size 4: the inputs of a request to --endpoint rerank share a query",
+        ),
+    ],
+)
+def test_impossible_batches_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """Before anything is sent, with the endpoints that take several inputs."""
+    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
+        common = ["--server", "vllm", "--url", simulated.url, "--n", "2", "--batch-size", "4"]
+        code, _, err = burst(tmp_path, *common, *arguments)
+    assert (code, message in " ".join(err.split())) == (2, True), err
 
 
 def test_runs_of_embeddings_are_compared(tmp_path: Path) -> None:
@@ -79,6 +116,11 @@ def test_the_simulated_server_embeds_and_ranks_several() -> None:
         assert [each["document"]["text"] for each in ranked["results"]] == [" one"]
         assert client.post("/v1/embeddings", json={"input": "a", "model": "nope"}).status_code == 404
         assert client.post("/v1/rerank", json={"query": "a"}).status_code == 400
+        scored = client.post("/score", json={"text_1": "the", "text_2": [" one", " other"]}).json()
+        assert [each["object"] for each in scored["data"]] == ["score", "score"]
+        assert client.post("/v1/score", json={"text_1": ["a", "b"], "text_2": ["c"] * 3}).status_code == 400
+        assert client.post("/v1/score", json={"text_1": "a", "text_2": [7]}).status_code == 400
+        assert [each["num_classes"] for each in client.post("/classify", json={"input": "a"}).json()["data"]] == [2]
         page = client.get("/metrics").text
     assert "vllm:generation_tokens_total{" in page
     generated = next(line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{"))

@@ -19,9 +19,9 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     """Every key and figure is there again, and none besides but those that files of before do not have."""
     found = json.loads(file.read_text("utf-8"))
     again = as_dict(typed(found))
-    found["run"] = {name: again["run"][name] for name in ("load", "ignore_eos", "going_on", "over_limit")} | found[
-        "run"
-    ]
+    found["run"] = {
+        name: again["run"][name] for name in ("load", "batch_size", "ignore_eos", "going_on", "over_limit")
+    } | found["run"]
     found["delivery"].setdefault("queue_wait", None)
     found["requests"].setdefault("rejected", 0)
     for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
@@ -35,7 +35,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     found["server"].setdefault("proxied_to", "")
     found["server"].setdefault("virtual", False)
     found["server"] = {"addresses": [], "addresses_unused": {}} | found["server"]
-    for name in ("input_tokens_per_s", "completed", "output_tokens", "span_s"):
+    for name in ("input_tokens_per_s", "inputs_per_s", "completed", "output_tokens", "span_s"):
         found["throughput"].setdefault(name, again["throughput"][name])
     newer = (
         "source",

@@ -165,7 +165,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         (
             {"endpoint": "speech"},
             "--endpoint speech: unknown; choose 'completions', 'chat', 'responses', 'messages', 'embeddings', "
-            "'rerank' or",
+            "'rerank', ",
         ),
         ({"header": ("X-Lane",)}, "--header X-Lane: must be written 'Name: value'"),
         ({"header": ("X-Lane: a\r\nX-Other: b",)}, "must be written 'Name: value'"),

@@ -108,7 +108,7 @@ def test_a_worker_builds_only_the_questions_of_its_sessions() -> None:
         return f"{number} of {input_tokens} with {[*shared]}"
 
     prompts = Prompts(WorkloadSpec(MultiTurn(3, None), Fixed(9), Fixed(4), 7, 6), prompt, len)
-    sessions = [*islice(own_prompts(prompts, 1, 2, turns=3).conversations(), 1, None, 2)]
+    sessions = [*islice(own_prompts(prompts, 1, 2, group=3).conversations(), 1, None, 2)]
     assert drawn == [3, 4, 5, 9, 10, 11, 15, 16, 17]
     assert all(turn.question for session in sessions for turn in session.turns)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from loadgen.engine.record_builder import _check_inputs
+from loadgen.servers.backends.dialect import Answer
+from loadgen.workloads.request import Request
 from tests.support.answers import Key, chunk, end_events, ending, recorded, token, whole
 from tests.support.dialects import DIALECTS
 
@@ -85,6 +88,21 @@ def test_chunks_are_no_tokens(tokens: int) -> None:
     state, kind, detail = ending(OPENAI, *without_usage("stop"))
     assert (state, kind) == ("truncated", "truncated")
     assert detail.startswith(f"ended by itself (stop) after {tokens} chunks, without a token count; 3 tokens were")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "state", "counted"),
+    [(2, {}, "complete", 2), (1, {}, "complete", 2), (3, {}, "failed", 3), (3, {"top_n": 2}, "complete", 3)],
+)
+def test_fewer_results_than_inputs_are_no_complete_response(
+    inputs: int, body: dict[str, object], state: str, counted: int
+) -> None:
+    """Unless the user asked for the best ones only. Documents of the user are further inputs."""
+    answer = Answer([0], counts={"inputs": 2})
+    _check_inputs(answer, Request(0, "a", 0, 0, inputs=inputs, body=body))
+    assert answer.counts == {"inputs": counted}
+    assert (answer.error_kind == "protocol") == (state == "failed")
+    assert answer.error_detail.endswith("2 of 3") == (state == "failed")
 
 
 @every_dialect

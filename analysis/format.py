@@ -104,7 +104,8 @@ def pluralise(number: int, noun: str) -> str:
 
 
 def unit_of(figure: str, value: float | None) -> tuple[float, str]:
-    """Return the factor and the unit in which to show a figure.
+    """Return (factor, unit) for showing a figure, such as `(1e3, "ms")`. The shown value is the figure times the
+    factor.
 
     `figure` is a name that --assert uses, such as `ttft.p99`. For a duration, `value` in seconds determines the unit.
     """

@@ -1,4 +1,4 @@
-"""Terminal report and page of `loadgen limits`: the hardware's limits and the expected performance of a framework."""
+"""Terminal report and page of `loadgen limits`: the hardware's limits and the expected performance of an engine."""
 
 from __future__ import annotations
 

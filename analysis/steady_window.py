@@ -270,7 +270,7 @@ def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
 
 
 def _mean(part: InFlight) -> float:
-    """Return the mean number of requests in flight, weighted by time."""
+    """Return the mean number of requests in flight in a part of the run, weighted by time."""
     lengths = np.diff(part.instants)
     return float((part.counts[:-1] * lengths).sum() / lengths.sum())
 

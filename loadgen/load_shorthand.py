@@ -64,7 +64,10 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _arrivals_at(rate: str | float) -> str:
-    """Return the arrivals of a rate such as `5`, `5/s` or `inf`, which means all requests at once."""
+    """Return the arrivals for a request rate: `poisson:5` for `5` or `5/s`, and `burst` for `inf`.
+
+    Raises PlanError for any other text.
+    """
     text = str(rate).strip()
     if text in ("inf", "infinity"):
         return "burst"

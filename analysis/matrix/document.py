@@ -335,7 +335,9 @@ class MatrixReport:
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 
     def _cell_findings(self) -> list[Finding]:
-        """Return findings on the number of measured cells, on complete requests, and on a client that was the limit."""
+        """Return findings on the number of measured cells, on complete requests, and on runs in which the client was
+        the limit.
+        """
         cells = self.summary.cells
         if not cells:
             return []
@@ -379,7 +381,10 @@ class MatrixReport:
         return table(title, name_heads | heads, table_rows, several=True, id=id_)
 
     def _scale(self, name: str) -> tuple[float, str]:
-        """Return the factor and the unit in which all cells show the figure `name`."""
+        """Return (factor, unit) for the figure `name`, so that all cells show it in one unit.
+
+        A value in a cell is the measured value multiplied by the factor.
+        """
         means = [cell.figures[name].mean for cell in self.cells]
         return unit_of(name, max((mean for mean in means if mean is not None), default=None))
 

@@ -438,7 +438,7 @@ def _bar_trace(name: str, x: str, y: str, colour: str, **more: Any) -> dict[str,
 
 
 def _part_totals(x: str, y: str) -> dict[str, Any]:
-    """Return the trace of labels at the ends of stacked horizontal bars."""
+    """Return the Plotly trace of the labels at the ends of stacked horizontal bars."""
     label = {"type": "scatter", "mode": "text", "x": x, "y": y, "texttemplate": " %{x:.3~g} @xunit", "single_run": True}
     return label | {"textposition": "middle right", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
 

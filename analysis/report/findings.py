@@ -537,7 +537,10 @@ def _queue_wait_sentence(delivery: Delivery) -> str:
 
 
 def capped_rate_sentence(summary: Summary) -> str:
-    """Return a sentence about a rate that `--concurrency` limited, or an empty string if the target rate was sent."""
+    """Return a sentence that says that `--concurrency` limited the request rate, and by how much.
+
+    Return an empty string if requests were sent at nearly the target rate.
+    """
     rate = summary.delivery.rate_per_s
     if summary.delivery.queue_wait is None or rate.due is None or rate.sent is None:
         return ""

@@ -157,7 +157,7 @@ def bounds_scatter(frame: Frame, summary: Summary) -> dict[str, Any] | None:
 
 
 def _satisfied(values: Floats, bound: Objective | None) -> Booleans:
-    """Return a mask of the values that meet the bound. Every value meets a bound of None."""
+    """Return a mask of the values that meet the bound. If `bound` is None, all values are selected."""
     if bound is None:
         return np.ones(len(values), np.bool_)
     return np.asarray(COMPARISONS[bound.comparison](values, bound.bound), np.bool_)  # type: ignore[arg-type]

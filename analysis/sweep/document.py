@@ -144,7 +144,10 @@ def _measured_bracket(sweep: SweepResult) -> str:
 
 
 def _bracket(sweep: SweepResult) -> tuple[SweepStep, SweepStep] | None:
-    """Return the measured steps below and above the capacity, or None if one of them was not measured."""
+    """Return two measured steps (runs at one load): the next one below and the next one above the capacity.
+
+    Return None if one of them was not measured.
+    """
     above = next((step for step in sweep.steps if step.over > 0.5), None)
     below = [step for step in sweep.steps if step.over <= 0.5 and (above is None or step.load < above.load)]
     return None if above is None or not below else (below[-1], above)

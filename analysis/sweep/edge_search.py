@@ -123,7 +123,7 @@ class EdgeSearch:
         return None
 
     def _new_load(self, runs: Sequence[LoadObservation], load: float, factor: float) -> float:
-        """Return `load`, multiplied by `factor` until it is not near the load of any earlier run."""
+        """Return `load`, multiplied by `factor` until no earlier run has nearly the same load."""
         while any(abs(np.log(run.load / load)) < NEAR for run in runs):
             load *= factor
         return load

@@ -125,7 +125,7 @@ class GrowthTest:
 
     @property
     def chance_over(self) -> float:
-        """Return the probability that the rate is above the capacity of the server."""
+        """Return the probability that the request rate of the run is above the capacity of the server."""
         return CLEAR[self.verdict] if self.verdict else UNCLEAR[self._tendency]
 
     def _growth(self, at_s: float) -> Growth:

@@ -32,7 +32,7 @@ NEAR_FULL = 0.9
 
 
 class PilotLevel(NamedTuple):
-    """Concurrency and throughput of one level of a pilot. Each level is a closed loop."""
+    """One level of a pilot: a closed loop with a fixed concurrency, and the throughput that it reached."""
 
     concurrency: int
     rate: float

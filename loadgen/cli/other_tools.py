@@ -485,7 +485,10 @@ def _threshold(draft: Draft, value: str) -> None:
 
 
 def _stages(draft: Draft, value: str) -> None:
-    """Translate stages of k6, such as `30s:10,1m:20`, to a closed loop with the largest number of users."""
+    """Translate stages of k6, such as `30s:10,1m:20`, to a closed loop of the same total duration.
+
+    The number of clients is the largest number of users in any stage, because loadgen has no such ramp.
+    """
     stages = [stage.rpartition(":") for stage in value.split(",") if ":" in stage]
     targets = [int(target) for _, _, target in stages if target.isdecimal()]
     if not targets:

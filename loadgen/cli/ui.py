@@ -1,4 +1,7 @@
-"""The command `ui`: apply load from Locust's web page with exact latencies, or without a page (--headless)."""
+"""The command `ui`: a load test that the user controls on Locust's web page, with exact latencies.
+
+With --headless, the test runs without the page.
+"""
 
 from __future__ import annotations
 

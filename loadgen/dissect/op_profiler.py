@@ -74,7 +74,7 @@ class Clock:
         return event
 
     def exclude_since(self, since_ns: int) -> None:
-        """Exclude the time from `since_ns` (time.perf_counter_ns) until now."""
+        """Exclude the time from `since_ns` (time.perf_counter_ns) until now from all later times of this clock."""
         self.excluded_ns += time.perf_counter_ns() - since_ns
 
     def seconds(self, begin: Any, end: Any) -> float:

@@ -1,4 +1,7 @@
-"""Techniques that save time or memory in a training step, named as in arXiv 2311.03687. Does not import torch."""
+"""Techniques that save time or memory in a training step, named as in arXiv 2311.03687.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ class Machine:
 
     @property
     def unsent_hint(self) -> str:
-        """Return a hint for the case that this machine is lost. It names the machine's folder with the unsent
-        records."""
+        """Return the hint of the error for a lost machine. The hint names the folder in which that machine keeps its
+        unsent records."""
         return f"Its unsent records are on that machine, in {self.folder}"
 
 

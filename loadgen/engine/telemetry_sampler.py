@@ -264,7 +264,10 @@ class Sampler:
         return values
 
     def _store(self, line: Telemetry) -> None:
-        """Write a reading whose `at_ns` is CLOCK_MONOTONIC. Before the start of the run, keep it in memory."""
+        """Write a reading to the part file. Before the start of the run, keep it in memory.
+
+        On entry, `line.at_ns` is a time of CLOCK_MONOTONIC. It is converted to the time since the start of the run.
+        """
         with self._lock:
             if self._part is None:
                 self._early.append(line)

@@ -1,4 +1,4 @@
-"""The state of a run at one instant, with the same definitions as the report, and its history."""
+"""Snapshots of the progress of a run, with figures as defined in the report, and the history of these snapshots."""
 
 from __future__ import annotations
 

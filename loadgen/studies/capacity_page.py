@@ -79,7 +79,7 @@ def capacity_document(
 
 
 def _cards(options: Sequence[CapacityOption], rate_per_s: float) -> list[Card]:
-    """Return the cards of the best candidate."""
+    """Return cards about the best candidate: its GPUs, its cost, its capacity per replica and its load."""
     best = options[0]
     replicas = (best.gpus or 0) // best.tensor_parallel
     low, high = significant(best.replica_per_s_low or 0), significant(best.replica_per_s_high or 0)

@@ -284,7 +284,7 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
 
 
 def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
-    """Resolve a server model with a twin. Values that the server model sets replace those of the twin."""
+    """Fill in the values of a server model from a twin. A value that the server model sets takes precedence."""
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
     values = twin.values(draw)
     measured_deployment = twin.deployment(engine)

@@ -30,7 +30,7 @@ CURVE_CAPTION = "Solid: measured. Dotted: the twin, for the same requests, sent 
 
 
 class ReplayedRun(NamedTuple):
-    """One run to which a twin is compared: the measured figures and latencies, and those of the twin for the same
+    """One run with which a twin is compared: the measured figures and latencies, and those of the twin for the same
     requests.
     """
 
@@ -165,7 +165,9 @@ def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> di
 
 
 def _scale(runs: Sequence[ReplayedRun], name: str) -> tuple[float, str]:
-    """Return the factor and the unit in which to show a latency of all runs."""
+    """Return (factor, unit) for showing a latency of all runs in one unit. The shown value is the latency times the
+    factor.
+    """
     values = np.concatenate([run.latencies[name][0] for run in runs])
     known = values[~np.isnan(values)]
     return scale_of(float(np.median(known)) if len(known) else None)

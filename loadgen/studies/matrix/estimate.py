@@ -182,7 +182,7 @@ def _repeat_text(repeat: Repeat, done: Sequence[Repeat]) -> str:
 
 
 def _runs_time(estimates: Sequence[Estimate]) -> str:
-    """Return the total estimated time of runs with its sources: `26 s measured/modelled`."""
+    """Return the total estimated time of runs and the sources of the estimates, such as `26 s measured/modelled`."""
     sources = "/".join(dict.fromkeys(estimate.source for estimate in estimates))
     return f"{sum(estimate.seconds for estimate in estimates):,.0f} s {sources}"
 

@@ -61,7 +61,10 @@ class LevelWatch:
 
     @property
     def late(self) -> bool:
-        """Return True if the level was ended because the time of the sweep is over."""
+        """Return True if this level of the pilot was ended because the time limit of the sweep was reached.
+
+        A level is one run with a fixed concurrency.
+        """
         return self._detector.late
 
     @property

@@ -243,8 +243,8 @@ class Frame(msgspec.Struct, frozen=True):
     def span_ns(self) -> tuple[float, float] | None:
         """The start and the end of the window, or None if the window is empty or no request was sent.
 
-        If the whole run is measured, the window spans from the first t_sent to the last t_end of all requests sent,
-        complete or not.
+        If the whole run is measured, the window begins with the first send of a request. It ends with the last end of a
+        request, complete or not.
         """
         if self.window is not None and not self.whole:
             ends = (self.window.from_ns, self.window.to_ns)

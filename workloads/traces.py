@@ -318,8 +318,8 @@ _ZONE_LENGTH = len("+00:00")
 def _whole_date(text: str) -> int:
     """Convert a date and time to ns since 1970, like `_date`, and cache the result.
 
-    The cache is effective because `_date` passes most texts without their fractions of a second. Many rows of a trace
-    then have the same text."""
+    `_date` usually removes the fraction of a second from the text before it calls this function. Many rows of a trace
+    then have the same text, so the cache is effective."""
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
     if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):

@@ -127,7 +127,7 @@ class Table(Struct, frozen=True, tag=True):
 
 
 class DotStrip(Struct, frozen=True):
-    """A small picture of one figure over several runs: a dot per run, the mean, and the interval of the mean.
+    """A small picture of one figure over several runs: a dot per run, the mean, and its confidence interval.
 
     Positions are percentages of the width of the picture."""
 

@@ -351,7 +351,10 @@ class Driver:
         del self._opening[task]
 
     def _on_opened(self, task: asyncio.Task[None]) -> None:
-        """Record a request whose task was cancelled before it began, and check whether the run is over."""
+        """Handle the end of a task that `_open` has started, and check whether the run is over.
+
+        If the task was cancelled before it began, record its request as not sent.
+        """
         slot = self._opening.pop(task, None)
         if slot is not None and task.cancelled():
             self._give_up(slot, *NOT_SENT)

@@ -477,8 +477,8 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
     """Store the number of tokens that the server generated and counted, but did not stream (hidden tokens).
 
-    `hidden` is the number of hidden reasoning tokens. A number is stored only if the server counted more tokens than it
-    streamed, or if a chunk has more than MANY_AT_ONCE tokens.
+    `hidden` is the number of hidden reasoning tokens, 0 if the server reports none. Nothing is stored if the server
+    counted as many tokens as it streamed, unless a chunk has more than MANY_AT_ONCE tokens.
 
     If every chunk with text was counted as one token, the server's count may be higher for another reason: chunks may
     have several tokens. The size of the text is therefore stored too, so that a later check can find the reason."""

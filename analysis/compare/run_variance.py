@@ -181,9 +181,10 @@ def quantile(samples: Samples, share: float) -> float:
 def mean_variance(values: Floats, samples: Samples) -> float:
     """Return the variance of the mean of `values`, which has one value per sample.
 
-    For strata, the variance is `sum(n_h * s_h**2 for all strata h) / n**2`. Here `n_h` is the number of samples and
-    `s_h**2` the variance within stratum h (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4). For
-    batches, the variance is that of the batch means (the ratio estimator of Cochran, section 2.11).
+    The samples are divided either into strata or into batches (see `samples_of`). For strata, the variance is `sum(n_h
+    * s_h**2 for all strata h) / n**2`. Here `n_h` is the number of samples and `s_h**2` the variance within stratum h
+    (Cochran, "Sampling Techniques", 3rd edition, 1977, section 5.4). For batches, the variance is that of the batch
+    means (the ratio estimator of Cochran, section 2.11).
     """
     offsets = samples.offsets
     if not samples.strata:

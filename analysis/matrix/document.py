@@ -299,7 +299,7 @@ class MatrixReport:
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
         """Return the difference between two cells in the figure `name`, or None if the difference is unknown.
 
-        In the result, either `a` is `cell` and `b` is `other`, or the two are exchanged.
+        The fields `a` and `b` of the result are the two cells, in either order.
         """
         forward, backward = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
         return self.differences.get(forward) or self.differences.get(backward)
@@ -731,7 +731,7 @@ def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "w
 
 
 def _reason(difference: CellDifference) -> str:
-    """Return the reason why a difference has no winner, or an empty string if there is no reason to state.
+    """Return the reason why neither of two cells is better, or an empty string if there is no reason to state.
 
     The caller puts the text after the confidence interval, inside the same parentheses.
     """

@@ -407,7 +407,8 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
 def _capacity_texts(sweep: SweepResult) -> tuple[str, str]:
     """Return the value and the note of the capacity card.
 
-    A list of loads gives the two measured loads around the capacity. A search gives an estimate with its interval."""
+    For a list of loads, the value is the two measured loads around the capacity. For a search, the value is the
+    estimated capacity with its interval."""
     low, high = format_load(sweep.over, sweep.capacity_low), format_load(sweep.over, sweep.capacity_high)
     ends = _bracket(sweep)
     if sweep.capacity_high is None:

@@ -85,7 +85,7 @@ class Growth(NamedTuple):
 
 
 class GrowthTest:
-    """A sequential test whether the number of requests in flight keeps growing in a run at a constant mean rate.
+    """A sequential test of whether the number of requests in flight keeps growing in a run at a constant mean rate.
 
     - `rate`: request rate of the run, in requests per second.
     - `response_s`: response time in seconds near the full throughput, measured with a closed loop.

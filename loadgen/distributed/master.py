@@ -157,7 +157,7 @@ class Master:
     def run(self, sampler: Sampler) -> Footer:
         """Carry out the distributed run, from waiting for machines to writing the footer of the run file.
 
-        Every machine that has joined is informed of the end, also if the run fails.
+        Every machine that has joined is informed of the end, even if the run fails.
         """
         outcome, kept_all = "the master failed", False
         self._sampler = sampler

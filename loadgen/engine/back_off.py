@@ -57,7 +57,7 @@ class BackOff:
         return len(self._waiting_since)
 
     def failed(self, now_ns: int, *, was_retry: bool) -> None:
-        """Make a client wait, because its request was refused within AT_ONCE_NS (1 s) after it was due.
+        """Make a client wait, because its request failed within AT_ONCE_NS (1 s) after it was due.
 
         `was_retry` is True if the client had also waited before this request.
         """

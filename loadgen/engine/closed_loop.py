@@ -85,8 +85,9 @@ class ClosedLoop:
 class Sessions:
     """The request queue of a workload with sessions, which are chats with several turns.
 
-    `starts` is the open loop or closed loop of the first turns. Each later turn is due after a think time, which begins
-    when the response to the previous turn has been decoded. `slot_of` encodes a turn, given its due time.
+    `starts` is the request queue (open loop or closed loop) that decides when each session starts. Each later turn is
+    due after a think time, which begins when the response to the previous turn has been decoded. `slot_of` encodes a
+    turn, given its due time.
     """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], ScheduledRequest]) -> None:

@@ -671,7 +671,7 @@ class Recorder:
     def begin(self, start_ns: int) -> None:
         """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and reset the client's health counters.
 
-        Called right before the run starts.
+        The worker calls this method right before the run starts.
         """
         self.start_ns = start_ns
         self._clocks.take()

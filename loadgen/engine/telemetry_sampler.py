@@ -340,8 +340,8 @@ class SamplerProcess:
     gevent has replaced the threads of Locust's process with greenlets. A telemetry reading in that process would delay
     the reads of responses. Create this object early, because the sampler process takes a while to start.
 
-    The sampler process reads one JSON object per line and answers each with one JSON object. It ends when its standard
-    input ends.
+    The sampler process reads one JSON object per line and answers each with one JSON object. The process ends when its
+    standard input ends. `patient` is the argument of `end`.
 
                                     the process has started                  -> {}
             {"plan", "server"}      read every source for the first time     -> {"facts"}, or {"error", "hint"}

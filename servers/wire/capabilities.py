@@ -12,7 +12,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def take_capability(number: int) -> None:
-    """Make a capability of this thread effective if it is in the permitted set. Its number must be below 32.
+    """Make a capability of this thread effective if it is in the permitted set. `number` must be below 32.
 
     `setcap` with `+p` gives an executable file a permitted capability. A process that runs the file must make the
     capability effective before it can use the capability."""

@@ -35,7 +35,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Poller:
-    """Calls back when sockets are readable (level-triggered), at once or in sweeps.
+    """Calls functions when sockets are readable (level-triggered), at once or in sweeps.
 
     A sweep is one pass that serves every readable socket."""
 

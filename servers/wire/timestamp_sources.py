@@ -340,7 +340,7 @@ def missing_requirement(requested: str, name: str) -> str:
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the name of the least exact of these timestamp sources. It limits the exactness of the whole run.
+    """Return the name of the least exact of these timestamp sources, which limits the exactness of the whole run.
 
     An unknown name counts as `user`, the source of user-space timestamps."""
     ranking = [*SOURCES]

@@ -357,7 +357,7 @@ def offsets_of(counts: Integers) -> Integers:
 
 
 def blocks(offsets: Integers) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs of a slice of rows and the slice of their entries in a flat array.
+    """Divide the rows into blocks, and yield two slices per block: its rows, and their entries in a flat array.
 
     Each block has about ENTRIES_PER_BLOCK entries, so the temporary arrays of a computation are much smaller than the
     flat array.

@@ -206,7 +206,7 @@ def _newest(entries: Sequence[IndexEntry]) -> list[IndexEntry]:
 
 
 def _table(entries: Sequence[IndexEntry], selectable: dict[str, int]) -> Table:
-    """Return the table of all runs. The script finds the data of a row by the row's key.
+    """Return the table of all runs. The page's script finds the data of a row by the row's key.
 
     `selectable` maps the keys of the rows that can be selected to their indices in the data."""
     texts: dict[str, ColumnKind] = {"server": "text", "load": "text", "label": "text", "began, UTC": "text"}

@@ -143,7 +143,7 @@ def _unfolded(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _first_command(blocks: Sequence[Block]) -> list[Block]:
-    """Return the command and the settings of the first repeat. One command makes all repeats.
+    """Return the command and the settings of the first repeat. One command runs all repeats.
 
     `blocks` holds the name, the command and the settings of each repeat."""
     return list(blocks[1:3])

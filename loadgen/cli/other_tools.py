@@ -777,7 +777,7 @@ def _compose_lengths(draft: Draft) -> None:
 def _is_sglang(draft: Draft) -> bool:
     """Return True for a command of sglang.bench_serving.
 
-    The option for the range ratio means the shortest length divided by the longest length in this tool."""
+    In this tool, the option for the range ratio means the shortest length divided by the longest length."""
     return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 
 

@@ -187,7 +187,7 @@ def logs(
 ) -> None:
     """Print the end of a server's log.
 
-    Exit code 3 if the server is down, because its log is then gone.
+    The exit code is 3 if the server is down, because its log is then gone.
     """
     spec = _spec(server, host, hosts, launch, file=file)
     background = _background_server(spec, launch)

@@ -208,7 +208,7 @@ def _piece(event: ResponsesEvent) -> GeneratedPiece | None:
 def _finish_reason(event: ResponsesEvent) -> str:
     """Return the finish reason of the last event.
 
-    The reason is one of the words of the chat endpoint if there is one: `length`, `stop` or `content_filter`."""
+    If the chat endpoint has a word for this reason, the result is that word: `length`, `stop` or `content_filter`."""
     response = event.response or ResponseObject()
     ending = (event.type or "").removeprefix("response.")
     status = ending if ending in ("failed", "cancelled") else response.status or ending

@@ -111,7 +111,7 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 def _note_finish(answer: Answer, reason: Any, payload: bytes) -> None:
     """Store the finish reason in the answer, and the error if the server aborted the request.
 
-    The finish reason of an aborted request has a message and a status code. A busy server states the code 503."""
+    The finish reason of an aborted request has a message and a status code. The code is 503 if the server was busy."""
     details = base.as_dict(reason)
     if details.get("message"):
         error = {"message": details["message"], "code": details.get("status_code")}

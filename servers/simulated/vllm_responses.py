@@ -18,7 +18,7 @@ _CONTENT_POSITION = {"output_index": 0, "content_index": 0}
 
 
 def responses(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/responses. Raises ErrorReply.
+    """Encode the response to POST /v1/responses. Raises ErrorReply for an invalid request.
 
     The prompt consists of the fields `instructions` (a text) and `input` (a text or a list of messages).
     """

@@ -131,7 +131,7 @@ def _dot_strip(figure: FigureOverRuns, factor: float, unit: str) -> DotStrip | N
 
 def _with_folded_caption(chart: ChartRef) -> ChartRef:
     """Return the chart with its caption moved into the folded data table. The caption has a sentence per repeat."""
-    return replace(chart, caption=[], folded=chart.caption)
+    return replace(chart, caption=[], folded=[*chart.caption, *chart.folded])
 
 
 def _unfolded(blocks: Sequence[Block]) -> list[Block]:

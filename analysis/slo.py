@@ -225,12 +225,13 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
     def number(value: float) -> str:
         if not math.isfinite(value):
             return UNKNOWN
-        # A share near 100% needs more digits than a duration.
-        return f"{value * factor:.5g}" if objective.unit == "share" else significant(value * factor, 4)
+        return _share_text(value, objective.bound) if objective.unit == "share" else significant(value * factor, 4)
 
     suffix = unit if unit == "%" else f" {unit}"
     text = f"{number(evidence.measured)}{suffix}"
     if evidence.exact:
+        return text
+    if math.isfinite(evidence.low) and number(evidence.low) == number(evidence.high):
         return text
     interval = "any value"
     if math.isfinite(evidence.low) and math.isfinite(evidence.high):
@@ -240,6 +241,12 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
     elif math.isfinite(evidence.high):
         interval = f"{number(evidence.high)}{suffix} or less"
     return f"{text}, {confidence * 100:.4g}% CI {interval}"
+
+
+def _share_text(share: float, bound: float) -> str:
+    """Return the share as a number in percent, with two decimals or with as many as the bound has."""
+    bound_decimals = len(f"{bound * 100:.8g}".partition(".")[2])
+    return f"{share * 100:.{max(2, bound_decimals)}f}".rstrip("0").rstrip(".")
 
 
 def junit(summaries: Sequence[Summary]) -> str:

@@ -19,7 +19,6 @@ from loadgen.analysis.compare.figures import MARGIN
 from loadgen.analysis.format import (
     UNKNOWN,
     byte_size,
-    confidence_interval,
     duration,
     figure_title,
     interval_text,
@@ -283,7 +282,9 @@ class MatrixReport:
         if difference.a != first.cell:
             ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
         lead, *interval = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
-        certainty = f"{confidence_interval(*interval)}%" if interval else "too few runs for an interval"
+        certainty = "too few runs for an interval"
+        if interval:
+            certainty = f"95% CI {interval_text(*interval)}%"
         leader, runner_up = self.servers[first.server], self.servers[second.server]
         won = _verdict(difference, first.cell) == "better"
         if won:

@@ -181,6 +181,8 @@ class ChartRef(Struct, frozen=True, tag=True):
     """Explanation of how to read the chart. The page shows it on a click on the question mark."""
     folded: Sequence[str] = ()
     """Additional sentences on the chart, which the page hides until the reader opens the data of the chart."""
+    titled: bool = True
+    """False if the heading of the section serves as the heading of the chart."""
 
 
 class Facts(Struct, frozen=True, tag=True):
@@ -232,6 +234,7 @@ class Switch(Struct, frozen=True):
 
 class Disclosure(Struct, frozen=True, tag=True):
     summary: str
+    """The text that opens the blocks. Empty if the heading of the section opens them."""
     blocks: Sequence[Block]
     """The blocks that the page hides until the reader clicks the summary."""
 

@@ -327,6 +327,11 @@ const Report = (() => {
   }));
   document.querySelectorAll("[data-zoom-of]").forEach((button) =>
     button.addEventListener("click", () => zoom(element(button.dataset.zoomOf), button.dataset.key)));
+  // A link to a folded section opens it.
+  document.querySelectorAll('a[href^="#"]').forEach((link) => link.addEventListener("click", () => {
+    const fold = document.querySelector(`${link.hash} > .whole`);
+    if (fold) fold.open = true;
+  }));
   const specs = (DATA.charts ?? []).filter(({ script }) => !script);
   const ready = new Promise((done) => { addEventListener("load", () => setTimeout(done, 0)); }).then(loadPlotly);
   specs.forEach((spec) => chart(spec.id, { draw: () => drawSpec(spec), rows: () => rowsOf(spec) }));

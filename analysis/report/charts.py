@@ -115,6 +115,8 @@ class Chart(msgspec.Struct, frozen=True):
     """Name of a script in analysis/report/ that draws the chart. Empty if `traces` define the chart."""
     shape: Shape = ""
     zoom: Zoom = "x"
+    details: Callable[[Data], str] = lambda _: ""
+    """Sentences that the page shows only when the reader opens the data of the chart."""
 
 
 class ChartRun(RunStyle, frozen=True, kw_only=True):
@@ -354,10 +356,7 @@ def _position_caption(first: Data, _: Summary) -> str:
         return "No sample."
     if not trend["x"]:
         return f"{pluralise(first['n'], 'request')}: too few for a trend."
-    lengths = set(first["prompts"])
     text = f"{_change_of_median(trend)}."
-    if len(lengths) == 1:
-        text += f" Every prompt has {pluralise(lengths.pop(), 'token')}."
     if first["drawn"] < first["n"]:
         text += f" {first['drawn']:,} of {first['n']:,} points drawn."
     return text
@@ -373,7 +372,7 @@ def _prompt_caption(first: Data, _: Summary) -> str:
 
 def _change_of_median(trend: Data) -> str:
     first, last = (duration(trend["p50"][index]) for index in (0, -1))
-    return f"Median TTFT changes from {first} to {last}"
+    return f"Median TTFT stays at {first}" if first == last else f"Median TTFT changes from {first} to {last}"
 
 
 def _gaps_caption(gaps: Data, _: Summary) -> str:
@@ -383,7 +382,7 @@ def _gaps_caption(gaps: Data, _: Summary) -> str:
     grouped = f" (tokens in groups of {gaps['width']:,})" if gaps["width"] > 1 else ""
     longest = gaps["longest"][0]
     position = f"before token {longest['token']:,} of request {longest['request']}"
-    maximum = f"Longest gap {duration(longest['gap_s'])}, {position}."
+    maximum = f"Longest {duration(longest['gap_s'])}, {position}."
     if not known:
         return maximum
     _, first_gap = known[0]
@@ -408,16 +407,20 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
     if not series["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
-    text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s in an interval of {series['bin_s']:g} s, "
+    text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s (over {duration(series['bin_s'], 1)}), "
     text += f"{max(series['in_flight']):,} requests in flight, {max(series['receiving']):,} receiving tokens."
     if warmup:
         text += f" {pluralise(warmup, 'warm-up request')} before time 0, excluded from all figures."
     if not window.whole:
         text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s."
-    zero = dict.fromkeys(curve["title"] for curve in data["series"] if not any(curve["y"]))
-    if zero:
-        text += f" Always 0, so not drawn: {', '.join(title[0].lower() + title[1:] for title in zero)}."
     return text
+
+
+def _over_time_details(data: Data) -> str:
+    zero = dict.fromkeys(curve["title"] for curve in data["series"] if not any(curve["y"]))
+    if not zero:
+        return ""
+    return f"Always 0, so not drawn: {', '.join(title[0].lower() + title[1:] for title in zero)}."
 
 
 def _heat_layout(data: Sequence[Data]) -> Data:
@@ -479,18 +482,20 @@ def _parts_caption(parts: Data, _: Summary) -> str:
     total = parts["e2e_s"][-1] or 1.0
     shares = [f"{parts[key][-1] / total:.0%} {name}" for key, name in PART_NAMES.items()]
     stall = duration(parts["median_gap_s"] * request_parts.STALL_FACTOR)
-    text = f"The {parts['group'][-1]} by E2E: {', '.join(shares)} (gaps over {stall}, "
-    text += f"{request_parts.STALL_FACTOR} times the median)."
+    return f"{parts['group'][-1].capitalize()}: {', '.join(shares)} (gaps over {stall})."
+
+
+def _parts_details(parts: Data) -> str:
     server = parts["server"]
     if not server["n"]:
-        return f"{text} The server publishes no times of its queue."
+        return "The server publishes no times of its queue."
     phases = {"queue": "in the queue", "prefill": "in prefill", "decode": "in decode"}
     phases["inference"] = "in prefill and decode"
     means = [f"{duration(server[key][0])} {name}" for key, name in phases.items() if server[key]]
-    return f"{text} The server's mean of {server['n'][0]:,} requests: {', '.join(means)}."
+    return f"The server's mean of {server['n'][0]:,} requests: {', '.join(means)}."
 
 
-PART_NAMES = {"ttft_s": "waiting for the first token", "decode_s": "decode", "stalls_s": "stalls"}
+PART_NAMES = {"ttft_s": "waiting", "decode_s": "decode", "stalls_s": "stalls"}
 
 
 def _bounds_layout(data: Sequence[Data]) -> Data:
@@ -538,8 +543,8 @@ def _bounded_axis(run: Data, key: str) -> Data:
 
 
 def _bounds_caption(scatter: Data, _: Summary) -> str:
-    text = f"Bounds: {' and '.join(f'`{bound}`' for bound in scatter['bounds'])}. "
-    text += f"Shares are of the {pluralise(scatter['n'], 'complete request')}."
+    text = f"Bounds {', '.join(f'`{bound}`' for bound in scatter['bounds'])}; "
+    text += f"shares of {pluralise(scatter['n'], 'complete request')}."
     if scatter["drawn"] < scatter["n"]:
         text += f" {scatter['drawn']:,} of {scatter['n']:,} points drawn."
     return text
@@ -553,10 +558,9 @@ def _bounded_points(prefix: str, colour: str) -> dict[str, Any]:
 
 def _timeline_caption(drawn: Data, _: Summary) -> str:
     if drawn["drawn"] == drawn["n"]:
-        sentences = {0: "Nothing was sent.", 1: "One request sent."}
-        return sentences.get(drawn["n"], f"All {drawn['n']:,} requests sent.")
-    subset = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,} in the order sent"
-    return f"{subset}, the 100 slowest, and up to 100 that did not complete."
+        return "" if drawn["n"] else "Nothing was sent."
+    subset = f"{drawn['drawn']:,} of {drawn['n']:,} requests: 1 in {drawn['every']:,}"
+    return f"{subset}, the 100 slowest, and up to 100 incomplete ones."
 
 
 def _gap_line(figure: str, title: str, line: Data, **more: Any) -> dict[str, Any]:
@@ -617,7 +621,7 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "goodput",
             "goodput",
-            "Share of requests that would be good if the bounds were k times as wide",
+            "Good requests if the bounds were k times as wide",
             lambda chart_input: chart_data.goodput_curve(chart_input.frame, chart_input.summary),
             traces=(
                 _line(
@@ -654,7 +658,7 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "bounds",
             "bounds",
-            "TTFT against TPOT",
+            "TTFT and TPOT of each request",
             lambda chart_input: request_parts.bounds_scatter(chart_input.frame, chart_input.summary),
             _bounds_caption,
             traces=(_bounded_points("met", "@run:88"), _bounded_points("missed", "@bad:aa")),
@@ -669,7 +673,7 @@ CHARTS: dict[str, Chart] = {
         Chart(
             "parts",
             "parts",
-            "E2E by part",
+            "Where the time goes",
             lambda chart_input: request_parts.latency_parts(chart_input.frame, chart_input.phases),
             _parts_caption,
             traces=PARTS,
@@ -677,10 +681,12 @@ CHARTS: dict[str, Chart] = {
             table={name: name for name in ("group", "n", "ttft_s", "decode_s", "stalls_s", "e2e_s")},
             typical={"x": lambda parts: max(parts["e2e_s"])},
             note="Complete requests are ordered by E2E and divided into groups; each bar is the mean of a group. "
+            f"A stall is a gap of more than {request_parts.STALL_FACTOR} times the median. "
             "Waiting for the first token is TTFT: the queue, prefill and the network. The last bar is the mean of all "
             "requests that the server itself reports; it knows the queue and prefill, but not which request waited.",
             shape="wide",
             zoom="none",
+            details=_parts_details,
         ),
         _ttft_scatter("position", "TTFT by queue position", "position in the order sent", _position_caption),
         _ttft_scatter("prompt", "TTFT by prompt length", "prompt tokens", _prompt_caption),
@@ -735,6 +741,7 @@ CHARTS: dict[str, Chart] = {
             "line of telemetry is a reading that failed.",
             script="throughput.js",
             shape="tall",
+            details=_over_time_details,
         ),
         Chart(
             "latencies",

@@ -64,6 +64,8 @@ P_VALUE_MIN = 0.001
 """Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
 CAPPED_SHARE = 0.9
 """Rate that was sent, as a share of the target rate, below which a report says that `--concurrency` limited it."""
+PROMPTS_AS_REQUESTED = "all prompt lengths as requested"
+OUTPUTS_AS_REQUESTED = "all output lengths as requested"
 GPUS_NAMED = 4
 """Maximum number of GPUs that get a separate sentence on their memory."""
 ERROR_MAX = 0.05
@@ -219,7 +221,7 @@ def lengths_sentence(summary: Summary) -> str:
     tokens, complete = summary.tokens, summary.requests.complete
     if complete == 0:
         return "Lengths not checked: no request was complete."
-    prompt = "all prompt lengths as requested"
+    prompt = PROMPTS_AS_REQUESTED
     if tokens.prompt_mismatches:
         prompt = _different_prompts(summary)
     if tokens.prompt_unreported:
@@ -230,7 +232,12 @@ def lengths_sentence(summary: Summary) -> str:
         included = "earlier outputs" if summary.run.load.sessions else "more than text"
         prompt += f" ({tokens.prompt_unknown:,} of unknown length, as they included {included})"
     sentence = f"{prompt[0].upper()}{prompt[1:]}"
-    return f"{sentence}; {_output_lengths(summary)}." if summary.generates else f"{sentence}."
+    if not summary.generates:
+        return f"{sentence}."
+    outputs = _output_lengths(summary)
+    if (prompt, outputs) == (PROMPTS_AS_REQUESTED, OUTPUTS_AS_REQUESTED):
+        return "All prompt and output lengths as requested."
+    return f"{sentence}; {outputs}."
 
 
 def _different_prompts(summary: Summary) -> str:
@@ -263,7 +270,7 @@ def _output_lengths(summary: Summary) -> str:
         parts.append(f"{subject} {verb} longer than requested: {_mean_tokens(longer, 'tokens instead of')}")
     if not parts and tokens.output_mismatches:  # summaries of older versions only have this total
         parts.append(f"{tokens.output_mismatches:,} of {pluralise(complete, 'output length')} not as requested")
-    clauses = [", and ".join(parts) or "all output lengths as requested"]
+    clauses = [", and ".join(parts) or OUTPUTS_AS_REQUESTED]
     clauses += dict.fromkeys(difference.why for difference in (early, longer) if difference and difference.why)
     if summary.run.may_end:
         clauses.append("responses were allowed to end early, so runs are not strictly comparable")
@@ -568,7 +575,8 @@ def goodput_sentences(summary: Summary) -> list[str]:
     due = "" if summary.window.whole else " due in the window"
     good = f"{result.good:,} of {pluralise(result.requests, 'request')}{due} met {' and '.join(result.bounds)}"
     text = f"Goodput {significant(result.per_s)} requests/s: {good}"
-    text += f" ({percent(result.attainment)}, {confidence_interval(low, high)}%)."
+    interval = confidence_interval(low, high)
+    text += f" ({percent(result.attainment)}{f', {interval}%' if interval else ''})."
     met = result.met_by["90%"]
     if not met:
         return [text, "No bounds would have been met by 90%: too many were not complete."]
@@ -668,11 +676,11 @@ def hardware_limit_bars(limit: HardwareLimit, run: int | None = None) -> Bullets
         text = f"{percent(limit.throughput_share)} of {rate}, bound by {limit.bound}"
         bullets.append(Bullet("Output throughput", limit.throughput_share, text))
     for label, ratio, minimum_s, cause in (
-        ("TPOT", limit.tpot_ratio, limit.tpot_s, f"bound by {limit.tpot_bound}"),
-        ("TTFT", limit.ttft_ratio, limit.ttft_s, "for a single prompt"),
+        ("TPOT", limit.tpot_ratio, limit.tpot_s, ""),
+        ("TTFT", limit.ttft_ratio, limit.ttft_s, " for one prompt"),
     ):
         if ratio:
-            text = f"{percent(1 / ratio)}: {duration(minimum_s)} is the minimum, {cause}"
+            text = f"{percent(1 / ratio)}, minimum {duration(minimum_s)}{cause}"
             bullets.append(Bullet(label, 1 / ratio, text))
     hardware = f"{limit.gpus} x {limit.gpu}, {limit.model}, {limit.format}"
     return Bullets(f"Share of the hardware limit{times_speed(limit.speed)} ({hardware})", bullets, run)

@@ -30,7 +30,7 @@ from jinja2 import BytecodeCache, Environment, FileSystemLoader, StrictUndefined
 from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
-from loadgen.analysis.report import Block, ChartRef, Document, Scorecard
+from loadgen.analysis.report import Block, ChartRef, Disclosure, Document, Scorecard, Section
 from loadgen.analysis.report.charts import PALETTE
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def render(document: Document) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"code": _code, "grouped": _grouped, "kind": lambda block: type(block).__name__}
+    environment.filters |= {"code": _code, "grouped": _grouped, "is_folded": _is_folded}
+    environment.filters["kind"] = lambda block: type(block).__name__
     scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]
     hashes = (
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (_file(PLOTLY), *scripts)
@@ -169,6 +170,11 @@ def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
 
     groups = [(kind, list(group)) for kind, group in groupby(blocks, group_key)]
     return [("" if kind == "charts" and len(group) == 1 else kind, group) for kind, group in groups]
+
+
+def _is_folded(section: Section) -> bool:
+    """Return True if the heading of the section opens its only block."""
+    return [isinstance(block, Disclosure) and not block.summary for block in section.blocks] == [True]
 
 
 def _style(mark: str) -> str:

@@ -137,7 +137,8 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
         blocks = [*charts.pop(name, []), *details.get(name, [])]
         if blocks:
             note = HELP.get(name, "").format(**help_values).strip()
-            sections.append(Section(name, title, blocks, short, switches.get(name, []), note))
+            section = Section(name, title, blocks, short, switches.get(name, []), note)
+            sections.append(_with_one_heading(section))
     for title, blocks in charts.items():  # charts in sections that are not in TITLES
         sections.append(Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, blocks))
     sections += [_reproduce(runs), DEFINITIONS]
@@ -154,6 +155,18 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
     )
 
 
+def _with_one_heading(section: Section) -> Section:
+    """Return the section without the heading of its chart if it has a single chart, because two headings say the same.
+
+    The explanation of the chart becomes that of the section. A section that has an explanation as well keeps both
+    headings."""
+    charts = [block for block in section.blocks if isinstance(block, doc.ChartRef)]
+    if len(charts) != 1 or (section.help and charts[0].help):
+        return section
+    blocks = [replace(block, help="", titled=False) if block is charts[0] else block for block in section.blocks]
+    return replace(section, blocks=blocks, help=section.help or charts[0].help)
+
+
 def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
     several = len(summaries) > 1
     blocks: list[Block] = []
@@ -166,7 +179,7 @@ def _first_screen(summaries: Sequence[Summary]) -> list[Block]:
         if summary.limit and not summary.limit.exceeds_limit:
             blocks.append(findings.hardware_limit_bars(summary.limit, index if several else None))
             details = Paragraph(findings.hardware_limit_details(summary.limit), "note")
-            blocks.append(_folded("Details of the hardware limit", details))
+            blocks.append(_folded("Details", details))
     return blocks
 
 
@@ -247,9 +260,14 @@ def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
 def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     sections: dict[str, list[Block]] = {}
     for chart in visible_charts(drawn):
-        captions = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in drawn if chart.id in run.data]
-        lines = [f"{name}: {text}" if len(drawn) > 1 else text for name, text in captions if text]
-        reference = doc.ChartRef(chart.id, _title(chart, drawn), lines, chart.shape, chart.zoom, chart.note)
+        shown = [run for run in drawn if chart.id in run.data]
+        captions = [(run.name, chart.caption(run.data[chart.id], run.summary)) for run in shown]
+        details = [(run.name, chart.details(run.data[chart.id])) for run in shown]
+        lines, folded = (
+            [f"{name}: {text}" if len(drawn) > 1 else text for name, text in texts if text]
+            for texts in (captions, details)
+        )
+        reference = doc.ChartRef(chart.id, _title(chart, drawn), lines, chart.shape, chart.zoom, chart.note, folded)
         sections.setdefault(chart.section, []).append(reference)
     return sections
 
@@ -283,11 +301,12 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     ]
     if any(summary.requests.errors for summary in summaries):
         percentiles.append(_folded("Incomplete requests as infinitely slow", tables.latency(summaries, adjusted=True)))
-    failures: list[Block] = [
+    failures: list[Block] = [  # on a page of one run, the chips say that every request is complete
         tables.failures(summary, index if several else None)
         if summary.requests.errors
         else Paragraph("None: every request sent was complete.", run=index)
         for index, summary in enumerate(summaries)
+        if several or summary.requests.errors
     ]
     counted = [
         f"Outputs{f' of {run.name}' if several else ''} counted by {counter}: {number:,}."
@@ -303,6 +322,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         priority = findings.priority(summary.client)
         if priority:
             client.append(Paragraph(priority.sentence, priority.level, index))
+    client_figures = tables.client(summaries, names)
     return {
         **{name: [table] for name, table in optional.items() if table.rows},
         **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),
@@ -310,24 +330,29 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         "failures": failures,
         "sending": [_folded("Requested and actual load", tables.load(summaries, names))],
         "lengths": _lengths(summaries, counted),
-        "client": [*client, _folded("Figures and limits", tables.client(summaries, names))],
+        "client": [*client, _folded("Figures and limits", client_figures)]
+        if several
+        else [_folded("", *client, client_figures)],
         "machines": _machines(summaries),
     }
 
 
 def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
-    """Return a sentence on the lengths in each run, and a table of token counts that readers can unfold."""
+    """Return a folded table of token counts. On a page of several runs, a sentence on each run precedes it."""
     several = len(summaries) > 1
-    blocks: list[Block] = [
-        Paragraph(findings.lengths_sentence(summary), "", index if several else None)
-        for index, summary in enumerate(summaries)
-    ]
     counts = (tables.lengths(summaries), Paragraph(" ".join(counted), "note"))
+    if not several:  # the first screen contains the sentence
+        return [_folded("", *counts)]
+    blocks: list[Block] = [
+        Paragraph(findings.lengths_sentence(summary), "", index) for index, summary in enumerate(summaries)
+    ]
     return [*blocks, _folded("Requested and reported tokens", *counts)]
 
 
 def _folded(title: str, *blocks: Block) -> Block:
-    """Return a block that the page hides until the reader clicks `title`. Printouts always contain the block."""
+    """Return a block that the page hides until the reader clicks `title`. Printouts always contain the block.
+
+    An empty `title` is for the only block of a section: the heading of the section opens the block."""
     return doc.Disclosure(title, blocks)
 
 
@@ -350,7 +375,7 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
             text = "; ".join(f"{source} ({reason})" for source, reason in missing.items())
             unread.append(Paragraph(f"Not read: {text}.", "note", index))
     if details or unread:
-        blocks.append(_folded("Memory and counts", *details, *unread))
+        blocks.append(_folded("Memory and counts" if blocks else "", *details, *unread))
     return blocks
 
 
@@ -438,5 +463,5 @@ METRIC_DEFINITIONS = doc.Definitions([(metric.title, metric.name, metric.definit
 DEFINITIONS = Section(
     "definitions",
     "Definitions",
-    [doc.Disclosure("What each figure means", [Paragraph(TIMES), METRIC_DEFINITIONS, Paragraph(STATISTICS)])],
+    [doc.Disclosure("", [Paragraph(TIMES), METRIC_DEFINITIONS, Paragraph(STATISTICS)])],
 )

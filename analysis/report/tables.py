@@ -122,9 +122,9 @@ def _goodput_card(summary: Summary) -> Card:
     good = f"{result.good:,} of {result.requests:,} requests good ({percent(result.attainment)})"
     rate = ""
     if result.per_s is not None and span_s is not None and not summary.window.whole:
-        rate = f"{round(result.per_s * span_s):,} good ended in the window of {duration(span_s, 5)}"
+        rate = f"{round(result.per_s * span_s):,} good ended in the window of {duration(span_s, 4)}"
     elif span_s is not None:
-        good += f" in {duration(span_s, 5)}"
+        good += f" in {duration(span_s, 4)}"
     return Card("Goodput", significant(result.per_s), "requests/s", _joined(good, rate))
 
 
@@ -132,7 +132,7 @@ def _output_card(summary: Summary) -> Card:
     throughput = summary.throughput
     tokens, without_drain = "", ""
     if throughput.output_tokens is not None:
-        tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s, 5)}"
+        tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s, 4)}"
     if throughput.steady_output_tokens_per_s is not None:
         steady = significant(throughput.steady_output_tokens_per_s, 4)
         without_drain = f"{steady} excluding drain ({percent(throughput.tail_share)} of the run)"
@@ -156,7 +156,7 @@ def _completed(summary: Summary) -> str:
     rejected = f"{requests.rejected:,} rejected" if requests.rejected else ""
     if throughput.completed is None:  # the summary was written by an older version
         return _joined(of_all, rejected)
-    span = duration(throughput.span_s, 5)
+    span = duration(throughput.span_s, 4)
     if summary.window.whole:
         return _joined(f"{of_all} in {span}", rejected)
     return _joined(f"{throughput.completed:,} ended in the window of {span}", of_all, rejected)
@@ -184,7 +184,11 @@ def latency(
             continue
         factor, unit = _unit(name, parts)
         for index, part in enumerate(parts):
-            cells = [TableCell(METRICS[name].short, note="" if brief else METRICS[name].title)]
+            title = METRICS[name].title
+            # The page shows the titles of its main latencies above their charts. Their rows only have a tooltip.
+            cells = [
+                TableCell(METRICS[name].short, note="" if brief or only is PAGE_LATENCIES else title, full_text=title)
+            ]
             if several:
                 cells.append(_run(index))
             cells.append(TableCell(unit))
@@ -266,8 +270,8 @@ def statistic_cell(
     interval = (None, None) if isinstance(described, AdjustedDistribution) else described.ci95.get(figure, (None, None))
     if bare or interval == (None, None):
         return TableCell(text, value, thin=thin)
-    ends = ["∞" if end is None else significant(end * factor, 4) for end in interval]
-    return TableCell(text, value, interval_text(*ends), thin=thin)
+    low, high = ("∞" if end is None else significant(end * factor, 4) for end in interval)
+    return TableCell(text, value, "" if low == high else interval_text(low, high), thin=thin)
 
 
 def turns(summaries: Summaries, *, brief: bool = False) -> Table:
@@ -296,7 +300,8 @@ def failures(summary: Summary, run: int | None = None) -> Table:
     rows = []
     for kind, count in requests.errors.items():
         examples = requests.examples[kind]
-        lines = [f"{example.count:,} x {_reason(kind, example)}" for example in examples]
+        times = [f"{example.count:,} x " if len(examples) > 1 or example.count < count else "" for example in examples]
+        lines = [f"{number}{_reason(kind, example)}" for number, example in zip(times, examples, strict=True)]
         remaining = count - sum(example.count for example in examples)
         if remaining > 0:
             lines.append(f"and {remaining:,} others")
@@ -307,9 +312,9 @@ def failures(summary: Summary, run: int | None = None) -> Table:
         rows.append(TableRow([*cells, TableCell("", lines=lines, requests=linked)], kind))
     heads: dict[str, ColumnKind] = {"requests": "number", "kind": "head", "share": "number", "reasons": "text"}
     stopped = findings.stopped_count(summary)
-    title = f"{requests.failed - stopped:,} failed, {requests.rejected:,} rejected, "
-    title += f"{requests.truncated:,} truncated, {requests.dropped:,} dropped"
-    title += f", {stopped:,} stopped with the run" if stopped else ""
+    counts = {"failed": requests.failed - stopped, "rejected": requests.rejected, "truncated": requests.truncated}
+    counts |= {"dropped": requests.dropped, "stopped with the run": stopped}
+    title = ", ".join(f"{number:,} {state}" for state, number in counts.items() if number)
     return Table(title, [TableColumn(*head) for head in heads.items()], rows, "failures", run=run)
 
 
@@ -546,7 +551,8 @@ def _median_card(label: str, described: Distribution) -> Card:
     if "p50" in described.thin or low is None or high is None:
         interval = f"median of {described.n:,}: too few" if described.n else "no sample"
     else:
-        interval = f"median, {confidence_interval(significant(low * factor), significant(high * factor))}"
+        ends = confidence_interval(significant(low * factor), significant(high * factor))
+        interval = ", ".join(filter(None, ("median", ends)))
     p99 = "" if "p99" in described.thin or described.p99 is None else f"p99 {duration(described.p99)}"
     return _duration_card(label, described.p50, _joined(interval, p99))
 

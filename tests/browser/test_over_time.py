@@ -115,7 +115,9 @@ def test_a_figure_that_was_always_zero_is_named_and_not_drawn(opened: Opened) ->
     """No line, legend or panel shows preemptions that never happened; the caption says that there were none."""
     names = opened.page.evaluate(f"{CHART}.data.map(({{name}}) => name)")
     assert not any("reemption" in name for name in names)
-    assert "Always 0, so not drawn: preemptions since the start." in opened.page.locator("#text-course").inner_text()
+    assert "Always 0, so not drawn: preemptions since the start." in str(
+        opened.page.locator("#course details.data").first.text_content()
+    )
 
 
 def _boxes(texts: Locator) -> list[tuple[str, float, float, float, float]]:

@@ -267,5 +267,5 @@ def test_every_view_can_be_looked_at(opened: Opened, tmp_path: Path) -> None:
         name = sections.nth(index).get_attribute("id")
         file = folder / f"{name}-{width}.png"
         sections.nth(index).screenshot(path=file)
-        assert file.stat().st_size > 2000
+        assert file.stat().st_size > 1000  # an empty section has fewer bytes
     assert sections.count() >= 11

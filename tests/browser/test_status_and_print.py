@@ -14,22 +14,35 @@ from playwright.sync_api import Browser, Page
 from loadgen.analysis.objectives import parse, parse_bounds
 from loadgen.analysis.report import page as html
 from loadgen.analysis.report.run_document import page_document
+from loadgen.analysis.run.runfile import Telemetry
 from loadgen.results import load_and_summarise
+from tests.browser.conftest import reading
 from tests.browser.test_report_hands import pages_of, strokes
-from tests.support.runs import failed, header, healthy, loop, run_of
+from tests.support.runs import failed, header, healthy, loop, run_of, truncated
 
 WORDS_MAX = 900
 PHONE = {"width": 360, "height": 780}
-CLIPPED = "document.querySelectorAll('.unseen').forEach((part) => { part.hidden = true; })"
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of an open loop with 20 failures, whose objectives and goodput bounds are partly missed."""
+    """The report of an open loop with 26 failures of three kinds, which misses some objectives and goodput bounds.
+
+    The GPU is known, so the page also shows the hardware limit, and the server publishes readings and phases."""
     folder = tmp_path_factory.mktemp("judged") / "run"
     failures = [failed(1200 + index, http_status=500, due_ns=index * 10_000_000) for index in range(20)]
-    plan = header(1220).plan | {"arrivals": "constant:100"}
-    run_of(folder, [*loop(1200), *failures], plan=plan, telemetry=healthy(), simulated=True)
+    failures += [failed(1220 + index, "in_band_error", "CUDA out of memory") for index in range(4)]
+    failures += [truncated(1224 + index, [40_000_000], due_ns=20_000_000, sent_ns=20_020_000) for index in range(2)]
+    plan = header(1226).plan | {"arrivals": "constant:100", "gpu_model": "8 x H100"}
+    phases = {f"{name}_s_{part}": 0 for name in ("queue", "prefill", "decode") for part in ("sum", "count")}
+    phases_end = {name: 1200 if name.endswith("count") else 90 for name in phases}
+    telemetry = [
+        *healthy(),
+        *(reading(second) for second in range(12)),
+        Telemetry(source="server", at_ns=0, values={"moment": "start"} | phases),
+        Telemetry(source="server", at_ns=12 * 10**9, values={"moment": "end"} | phases_end),
+    ]
+    run_of(folder, [*loop(1200), *failures], plan=plan, telemetry=telemetry)
     objectives = parse(["e2e.p50 < 100ms", "tpot.p50 < 10s", "ttft.p99 < 1ms"])
     part = load_and_summarise(folder, objectives, parse_bounds(["ttft < 60ms", "e2e < 400ms"]))
     (folder / "report.html").write_text(html.render(page_document([part])), encoding="utf-8")
@@ -56,18 +69,38 @@ def test_a_phone_shows_the_verdict_the_headline_and_the_worst_failure_first(page
     page.goto(judged.as_uri())
     chips = page.locator(".status .chip").all_inner_texts()
     assert ["Measurement" in chips[0], "Requests" in chips[1], "Objectives" in chips[2]] == [True] * 3
-    assert "1,200 of 1,220 complete (1.6% incomplete, HTTP 500)" in " ".join(chips[1].split())
+    assert "1,200 of 1,226 complete (2.1% incomplete, mostly HTTP 500)" in " ".join(chips[1].split())
     assert "2 of 3 failed: ttft.p99" in " ".join(chips[2].split())
     assert bottom(page, ".status") < bottom(page, ".card.main .value") < PHONE["height"]
     assert page.locator(".card.main dt").inner_text() == "Goodput"
 
 
 def test_a_page_has_few_words(page: Page, judged: Path) -> None:
-    """With bounds, objectives and failures, and with every part folded, as the page opens."""
+    """With bounds, objectives, failures and a hardware limit, as the page opens: every part is folded, and the charts
+    on the first screen are drawn. What is folded contains the other figures."""
     page.goto(judged.as_uri())
-    page.evaluate(CLIPPED)
+    page.wait_for_selector("#chart-goodput .plot-container")
     text = page.evaluate("document.body.innerText")
     assert len(text.split()) <= WORDS_MAX
+    for sentence in ("of a step is overhead", "The server's mean of 1,200 requests: 75.0 ms in the queue"):
+        assert sentence not in text
+        assert sentence in page.evaluate("document.body.textContent")
+
+
+def test_a_heading_opens_its_folded_section(page: Page, judged: Path) -> None:
+    """A section that only has a folded block is opened by its heading, and by the links that lead to it."""
+    page.goto(judged.as_uri())
+    folds = page.locator("details.whole")
+    assert folds.locator("> summary h2").all_inner_texts() == [
+        "Requested and reported lengths",
+        "The client",
+        "Definitions",
+    ]
+    assert not page.locator("#definitions dl").is_visible()
+    page.locator("nav a", has_text="Definitions").click()
+    assert page.locator("#definitions dl").is_visible()
+    page.locator("#client h2").click()
+    assert page.locator("#client table").is_visible()
 
 
 def test_goodput_has_a_line_and_a_row_per_bound(page: Page, judged: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_measured_figure_decides_and_says_when_it_is_marginal(common: list[s
     junit = tmp_path / "junit.xml"
     code, out, err = burst(tmp_path, *common, "--assert", "complete >= 99%", "--junit", str(junit))
     assert code in OK, err
-    said = "100%, 95% CI 83.157\u2013100%; marginal, about 368 requests would decide"
+    said = "100%, 95% CI 83.16\u2013100%; marginal, about 368 requests would decide"
     assert said in " ".join(out.split())
     assert "Marginal: the bound lies inside the interval" in out
     (entry,) = summary_of(tmp_path)["objectives"]
@@ -83,7 +83,7 @@ def test_a_confidence_that_cannot_be_reached_is_inconclusive(common: list[str], 
     code, out, err = burst(tmp_path, *common, *asked, "--json")
     assert code in {6, 5}
     assert json.loads(out)["objectives"][0]["requests_needed"] == 368
-    said = "complete >= 99%: 100%, 95% CI 83.157\u2013100%; about 368 requests would decide"
+    said = "complete >= 99%: 100%, 95% CI 83.16\u2013100%; about 368 requests would decide"
     assert f"loadgen: inconclusive: {said}" in err
     code, out, _ = burst(tmp_path / "run", *common, *asked, "--inconclusive", "fail")
     assert code == 4

@@ -18,9 +18,10 @@ from loadgen.analysis.format import confidence_interval, interval_text, percent
     ],
 )
 def test_an_interval_is_a_range_or_one_number(low: str, high: str, text: str) -> None:
-    """Two ends with the same digits are one number, and ends with signs are joined by a word."""
+    """Two ends with the same digits are one number, and ends with signs are joined by a word. A confidence interval
+    whose ends have the same digits says nothing that the figure does not say."""
     assert interval_text(low, high) == text
-    assert confidence_interval(low, high) == f"95% CI {text}"
+    assert confidence_interval(low, high) == ("" if low == high else f"95% CI {text}")
 
 
 def test_a_confidence_interval_names_its_level() -> None:

@@ -164,7 +164,7 @@ def test_bars_are_shares_of_the_limit(tmp_path: Path) -> None:
     assert [bullet.label for bullet in bars.bullets] == ["Output throughput", "TPOT", "TTFT"]
     shares = (limit.throughput_share, 1 / (limit.tpot_ratio or 0), 1 / (limit.ttft_ratio or 0))
     assert tuple(bullet.share for bullet in bars.bullets) == shares
-    assert bars.bullets[1].text == "23%: 4.58 ms is the minimum, bound by memory"
+    assert bars.bullets[1].text == "23%, minimum 4.58 ms"
     assert [bullet.label for bullet in hardware_limit_bars(replace(limit, tpot_ratio=None)).bullets][1:] == ["TTFT"]
 
 

@@ -79,7 +79,7 @@ def test_the_output_lists_every_objective_with_its_interval(tmp_path: Path) -> N
     assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
     lines = (suite.findtext("system-out") or "").splitlines()
     assert len(lines) == 2 + len(ASKED)
-    assert lines[4].startswith("pass: complete >= 95%: 98.333%, 95% CI 91.06\u201399.958%; marginal, about ")
+    assert lines[4].startswith("pass: complete >= 95%: 98.33%, 95% CI 91.06\u201399.96%; marginal, about ")
 
 
 def test_the_run_is_named_in_it(summary: Summary) -> None:

@@ -368,7 +368,7 @@ class Master:
         """
         try:
             for event in self._link.available(LISTEN_S):
-                self._take(event)
+                self._handle_event(event)
         except EOFError:
             raise DistributedError(
                 "Locust's master process ended unexpectedly", "The records that arrived are in the part files."
@@ -378,7 +378,7 @@ class Master:
         """Return the live counters, summed over all machines."""
         return sum_counters(machine.counts for machine in self.present)
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, protocol.Listening):
             self._port = event.port
         elif isinstance(event, protocol.Joined):

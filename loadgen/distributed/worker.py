@@ -91,9 +91,9 @@ class MasterSession:
             return
         try:
             for event in self.link.available(timeout_s):
-                self._take(event)
+                self._handle_event(event)
         except EOFError:
-            self._take(protocol.PeerLost("", "the Locust process on this machine ended unexpectedly"))
+            self._handle_event(protocol.PeerLost("", "the Locust process on this machine ended unexpectedly"))
 
     def until(self, reached: Callable[[], object]) -> None:
         """Handle events until `reached` returns a true value.
@@ -102,7 +102,7 @@ class MasterSession:
         while not reached() and not self.over and not self.interrupted_here:
             self.listen(LISTEN_S)
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if isinstance(event, protocol.Joined):
             self.joined = True
         elif isinstance(event, protocol.PeerLost):
@@ -134,7 +134,7 @@ class MasterSession:
         def end() -> None:
             self._ended_ns = time.monotonic_ns()
 
-        return coordinator.run_workers(tasks, self._begin, self.interrupts, self._look, end)
+        return coordinator.run_workers(tasks, self._begin, self.interrupts, self._tick, end)
 
     def deliver(self, outcomes: Sequence[WorkerExit]) -> None:
         """Send the rest of the part files, and wait for the master's last message.
@@ -177,7 +177,7 @@ class MasterSession:
         latencies = counts.ttft.by_bucket(), counts.tpot.by_bucket()
         self.link.send(protocol.Progress(integers, counts.tokens_per_s, *latencies, due, ahead_ns))
 
-    def _look(self, phase: str, workers: Sequence[Worker]) -> None:
+    def _tick(self, phase: str, workers: Sequence[Worker]) -> None:
         """Handle events, report progress, and send new bytes of the part files. Called ten times a second."""
         self.listen(0)
         self._on_progress(phase, sum_counters(worker.counts for worker in workers))

@@ -154,7 +154,7 @@ class Sampler:
         The connections to the sources are closed again, because the worker processes, which are forked next, would
         inherit open connections.
         """
-        self._look("idle")
+        self._read_sources("idle")
         for name, source in list(self._sources.items()):
             source.close()
             if name in self._not_measured:
@@ -162,7 +162,7 @@ class Sampler:
 
     def start(self) -> None:
         """Read every source when all connections are open and the warm-up is over, right before the run starts."""
-        self._look("start")
+        self._read_sources("start")
 
     def begin(self, start_ns: int, folder: Path, counts: Callable[[], LiveCounters]) -> None:
         """Begin the regular readings of a run that starts at `start_ns` (CLOCK_MONOTONIC).
@@ -191,7 +191,7 @@ class Sampler:
         self.stop()
         if self._part is None:
             return []
-        self._wait_for_rest(self._look("end").get("server", {}), REST_S if patient else ())
+        self._wait_for_rest(self._read_sources("end").get("server", {}), REST_S if patient else ())
         for source in self._sources.values():
             source.close()
         rescued = self._part.close()
@@ -210,7 +210,7 @@ class Sampler:
         """
         for turn, pause in enumerate(pauses):
             time.sleep(pause)
-            now = self._look("after", () if turn == 0 else ("server",)).get("server", {})
+            now = self._read_sources("after", () if turn == 0 else ("server",)).get("server", {})
             if now == last and not now.get("running") and not now.get("waiting"):
                 return
             last = now
@@ -229,9 +229,9 @@ class Sampler:
                 if self._ended.wait(max(0.0, hold_s)):
                     return
                 hold_s, limit_s = self._bursts.hold_s(time.monotonic_ns() - self._start_ns, counts())
-            self._take(name, "run", limit_s)
+            self._read_source(name, "run", limit_s)
 
-    def _look(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    def _read_sources(self, moment: str, names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
         """Read these sources (default: all) at the same time, and return the values of each source by name.
 
         `moment` is the phase of the run, such as `idle` or `end`.
@@ -240,9 +240,11 @@ class Sampler:
         if not chosen:
             return {}
         with ThreadPoolExecutor(len(chosen)) as pool:
-            return dict(zip(chosen, pool.map(lambda name: self._take(name, moment, EDGE_LIMIT_S), chosen), strict=True))
+            return dict(
+                zip(chosen, pool.map(lambda name: self._read_source(name, moment, EDGE_LIMIT_S), chosen), strict=True)
+            )
 
-    def _take(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
+    def _read_source(self, name: str, moment: str, limit_s: float) -> dict[str, Any]:
         """Read one source, store the reading, and return its values.
 
         `moment` is the phase of the run, such as `idle` or `end`. If the reading fails, the result is empty, and the

@@ -227,9 +227,9 @@ class ClientConnection(web.RequestHandler):
         if self.tcp_stream is not None:
             self.tcp_stream.discard_before(self.stream_start)
 
-    def offsets(self, places: Sequence[int]) -> list[int]:
+    def offsets(self, raw_offsets: Sequence[int]) -> list[int]:
         """Return the offsets unchanged, because they already count from the first byte of the connection."""
-        return [*places]
+        return [*raw_offsets]
 
 
 class HttpServer:

@@ -197,17 +197,18 @@ def stop_strings(body: Mapping[str, Any]) -> Sequence[str]:
     return stop if isinstance(stop, list) else []
 
 
-def requested_tokens(state: ServerState, value: Any, default: int) -> int:
+def requested_tokens(state: ServerState, value: Any, default: int, name: str = "max_tokens") -> int:
     """Return the requested maximum number of output tokens, or `default` if the request has none.
 
-    Raises ErrorReply if the maximum exceeds the context. vLLM checks this before it tokenizes the prompt.
+    `name` is the name of the maximum in error messages. Raises ErrorReply if the maximum exceeds the context. vLLM
+    checks this before it tokenizes the prompt.
     """
     tokens = protocol.integer(value)
     if tokens is None:
         tokens = default
     if tokens > state.max_model_len:
-        message = f"max_tokens={tokens} cannot be greater than max_model_len={state.max_model_len}."
-        raise bad_request(f"{message} Please request fewer output tokens.", "max_tokens", tokens)
+        message = f"{name}={tokens} cannot be greater than max_model_len={state.max_model_len}."
+        raise bad_request(f"{message} Please request fewer output tokens.", name, tokens)
     return tokens
 
 
@@ -293,6 +294,11 @@ def validation_error(*problems: Problem) -> ErrorReply:
     if len(problems) > len(shown):
         lines.append(f"  ...and {len(problems) - len(shown)} more errors")
     return ErrorReply(protocol.openai_error("\n".join(lines), "Bad Request", 400, problems[0]["loc"]))
+
+
+def wrong_type(location: str, value: Any, *error_types: str) -> ErrorReply:
+    """Return the validation error for a field that has none of the types it may have."""
+    return validation_error(*(_problem(location, error_type, value) for error_type in error_types))
 
 
 def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:

@@ -1,7 +1,6 @@
 """The route /v1/messages (Anthropic's Messages API) of a simulated vLLM.
 
-The content of a response is one block of text. The source in vLLM 0.32.0 is entrypoints/anthropic. No recording of the
-real server was available.
+The content of a response is one block of text. The source in vLLM 0.32.0 is entrypoints/anthropic.
 """
 
 from __future__ import annotations
@@ -24,9 +23,11 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
     missing = [name for name in ("messages", "max_tokens") if body.get(name) is None]
     if missing:
         raise vllm_checks.missing_fields(body, *missing)
+    if not isinstance(body["messages"], list):
+        raise vllm_checks.wrong_type("body.messages", body["messages"], "list_type")
     try:
         ids = _prompt_ids(state, body)
-        max_tokens = vllm_checks.requested_tokens(state, body["max_tokens"], 0)
+        max_tokens = vllm_checks.requested_tokens(state, body["max_tokens"], 0, "max_completion_tokens")
         max_tokens = min(max_tokens, state.max_model_len - len(ids))
         vllm_checks.check_sampling(body, max_tokens)
     except ErrorReply as problem:
@@ -36,6 +37,8 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
     usage = {"input_tokens": len(ids), "output_tokens": completion.output_tokens}
     message: dict[str, Any] = {
         "id": f"chatcmpl-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
+        "type": "message",
+        "role": "assistant",
         "content": [],
         "model": state.config.model,
         "stop_reason": None,
@@ -62,7 +65,7 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
         ),
         closing=(
             _event("content_block_stop", index=0),
-            _event("message_delta", delta={"stop_reason": stop_reason}, usage=usage),
+            _event("message_delta", delta={"stop_reason": stop_reason, "stop_sequence": None}, usage=usage),
             _event("message_stop"),
         ),
     )
@@ -75,6 +78,8 @@ def count_tokens(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     """
     if fields.get("messages") is None:
         raise vllm_checks.missing_fields(fields, "messages")
+    if not isinstance(fields["messages"], list):
+        raise vllm_checks.wrong_type("body.messages", fields["messages"], "list_type")
     try:
         count = len(_prompt_ids(state, fields))
     except ErrorReply as problem:

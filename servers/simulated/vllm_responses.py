@@ -24,7 +24,9 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     """
     body = request.body
     input_ = body.get("input")
-    if not isinstance(input_, str | list):
+    if input_ is not None and not isinstance(input_, str | list):
+        raise vllm_checks.wrong_type("body.input", input_, "string_type", "list_type")
+    if input_ is None:
         # The real server fills in `tool_choice` before it checks the body.
         raise vllm_checks.missing_fields({**body, "tool_choice": "none"}, "input")
     if body.get("prompt") is not None:
@@ -32,7 +34,9 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     vllm_checks.check_model(state, body)
     ids = vllm_checks.prompt_ids(state, _text(input_, body.get("instructions")), add_bos=True)
     room = state.max_model_len - len(ids)
-    max_tokens = min(vllm_checks.requested_tokens(state, body.get("max_output_tokens"), room), room)
+    max_tokens = min(
+        vllm_checks.requested_tokens(state, body.get("max_output_tokens"), room, "max_output_tokens"), room
+    )
     vllm_checks.check_sampling(body, max_tokens)
     completion = state.complete(request, len(ids), max_tokens, "stop")
     number = f"{state.mark_word}-{state.started_s:08x}{request.index:08x}"

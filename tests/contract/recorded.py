@@ -35,6 +35,8 @@ CACHED_TOKENS = {
     "sglang-0.5.23/messages_full_stream.txt": 19,
     "sglang-0.5.23/stream-interval-4/messages_stream.txt": 19,
     "sglang-0.5.23/stream-interval-4/responses_stream.txt": 19,
+    "vllm-0.32.0/responses_stream.txt": 0,
+    "vllm-0.32.0/responses_ignore_eos.txt": 0,
     "written/vllm-0.33.0/responses.txt": 0,
     "written/vllm-0.33.0/responses_reasoning.txt": 0,
     "written/vllm-0.33.0/responses_tools.txt": 0,
@@ -380,6 +382,24 @@ STREAMS = (
         "sglang-0.5.23/err_long_responses_stream.txt",
         _RESPONSES,
         _chunks([0, 0, 0], 2, None, "failed", f"{_TOO_LONG_CHAT} (server_error)"),
+    ),
+    Stream(
+        "vllm-0.32.0/responses_stream.txt",
+        ("vllm", "responses"),
+        _several([0] * 4 + [1] * 4 + [0] * 4, 11, 8, 8, text_bytes=36, phrases=1),
+    ),
+    Stream(
+        "vllm-0.32.0/responses_ignore_eos.txt",
+        ("vllm", "responses"),
+        _server([0] * 4 + [1] * 16 + [0] * 4, 23, 8, 16, "length"),
+    ),
+    Stream(
+        "vllm-0.32.0/messages_stream.txt", ("vllm", "messages"), _server([0, 0, *[1] * 8, 0, 0, 0], 12, 8, 8, "length")
+    ),
+    Stream(
+        "vllm-0.32.0/messages_system.txt",
+        ("vllm", "messages"),
+        _server([0, 0, *[1] * 16, 0, 0, 0], 20, 12, 16, "length"),
     ),
     Stream(
         "written/vllm-0.33.0/responses.txt",

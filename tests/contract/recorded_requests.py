@@ -19,6 +19,7 @@ from tests.contract.recorded import TRANSCRIPTS
 
 NATIVE, STREAM = "/generate", "/generate_stream"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TEXT = "ba de fi go"
 LONG_TEXT = "ba " * 3000
 DROPPED_HEADERS = ("connection", marks.HEADER)
@@ -278,6 +279,17 @@ def _completion(file: str, body: dict[str, Any], **others: Any) -> Recorded:
     return _vllm(file, COMPLETIONS, {"model": "tiny", **body}, **others)
 
 
+def _responses(file: str, body: dict[str, Any]) -> Recorded:
+    defaults = {"model": "tiny", "input": "mitela nidu", "max_output_tokens": 8, "stream": True}
+    return _vllm(f"responses_{file}", RESPONSES, {**defaults, **body})
+
+
+def _messages(file: str, body: dict[str, Any]) -> Recorded:
+    question = [{"role": "user", "content": "mitela nidu"}]
+    defaults = {"model": "tiny", "messages": question, "max_tokens": 8, "stream": True}
+    return _vllm(f"messages_{file}", MESSAGES, {**defaults, **body})
+
+
 _IDS = [424, 372, 432, 342]
 _TOO_LONG = {"prompt": [*range(300, 3300)], "max_tokens": 4}
 _HI = [{"role": "user", "content": "hi"}]
@@ -335,6 +347,32 @@ VLLM = (
     _vllm_page("models", "/v1/models"),
     _vllm_page("metrics", "/metrics"),
     _vllm("tokenize", "/tokenize", {"model": "tiny", "prompt": "ba de fi"}),
+    _responses("stream", {"temperature": 0}),
+    _responses("nonstream", {"temperature": 0, "stream": False}),
+    _responses(
+        "ignore_eos",
+        {"input": [{"role": "user", "content": "mitela nidu"}], "max_output_tokens": 16, "ignore_eos": True},
+    ),
+    _responses("toolong", {"max_output_tokens": 4000}),
+    _responses("wrongmodel", {"model": "other"}),
+    _responses("type", {"input": 5}),
+    _vllm("responses_badjson", RESPONSES, '{"model":'),
+    _messages("stream", {"temperature": 0}),
+    _messages("nonstream", {"stream": False}),
+    _messages("system", {"system": "sola", "max_tokens": 16, "ignore_eos": True}),
+    _messages("toolong", {"max_tokens": 4000}),
+    _messages("wrongmodel", {"model": "other"}),
+    _messages("type", {"messages": 5}),
+    _vllm(
+        "messages_nomax",
+        MESSAGES,
+        {"model": "tiny", "messages": [{"role": "user", "content": "mitela nidu"}], "stream": True},
+    ),
+    _vllm(
+        "messages_count",
+        "/v1/messages/count_tokens",
+        {"model": "tiny", "messages": [{"role": "user", "content": "mitela nidu"}]},
+    ),
 )
 
 

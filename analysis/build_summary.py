@@ -162,6 +162,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         platform=plan.get("platform") or _modelled_hardware(server.get("hardware") or {}),
         url=server.get("url") or plan.get("url"),
         proxied_to=server.get("proxied_to") or "",
+        proxy=server.get("proxy") or "",
         addresses=server.get("addresses") or [],
         addresses_unused=server.get("addresses_unused") or {},
         endpoint=server.get("endpoint") or plan.get("endpoint"),

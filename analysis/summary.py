@@ -97,8 +97,11 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     url: str | None
     proxied_to: str = ""
     """URL of the container if Docker's docker-proxy was between client and server; otherwise empty."""
+    proxy: str = ""
+    """URL of the HTTP proxy through which the connections went (--proxy); otherwise empty."""
     addresses: list[str] = []
-    """Addresses of the URL's host that the connections used in turn; empty for runs of older versions."""
+    """Addresses of the URL's host or of the proxy that the connections used in turn, or the path of the server's Unix
+    socket. Empty for runs of older versions."""
     addresses_unused: dict[str, str] = {}
     """Addresses of the host that the connections did not use, each with the reason."""
     endpoint: str | None

@@ -38,6 +38,7 @@ from loadgen.plan_fields import (
 from loadgen.servers.auth import (
     check_ca_file,
     check_headers,
+    client_certificate_mistake,
     normalise_url,
     redact_fields,
     redact_header,
@@ -45,6 +46,7 @@ from loadgen.servers.auth import (
     require_one_url,
 )
 from loadgen.servers.backends import BACKENDS, join_or, simulated_backends
+from loadgen.servers.proxy import normalise_proxy_url
 from loadgen.servers.server_url import check_server_url
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, lengths, workload
@@ -215,8 +217,15 @@ class Plan:
     header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()
     """HTTP header to send with each request, as 'Name: value'. $NAME in the value is read from the environment.
     Repeatable."""
+    proxy: Annotated[str | None, normalise_proxy_url, RunOption("Advanced", "start")] = None
+    """HTTP proxy to connect through, such as http://proxy:3128. Its USER:PASSWORD is read from LOADGEN_PROXY_AUTH. The
+    variables HTTPS_PROXY and HTTP_PROXY are ignored."""
     ca_file: Annotated[Path | None, check_ca_file, RunOption("Advanced", "start")] = None
     """PEM file of the certificate authorities to trust for https."""
+    cert: Annotated[Path | None, RunOption("Advanced", "start")] = None
+    """PEM file of a client certificate for https. It may contain the private key too."""
+    key: Annotated[Path | None, RunOption("Advanced", "start")] = None
+    """PEM file of the private key of --cert. A passphrase is read from LOADGEN_KEY_PASSPHRASE."""
     insecure: Annotated[bool, RunOption("Advanced", "start")] = False
     """Do not verify TLS certificates."""
     simulated: Annotated[bool, RunOption("Advanced", "start")] = False
@@ -344,6 +353,8 @@ class Plan:
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
         yield from self._simulated_mistakes()
         yield from self._end_mistakes()
+        if mistake := client_certificate_mistake(self.cert, self.key):
+            yield mistake
         if self.n is not None and self.workers > self.n:
             yield f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer"
         if self.image and self.uses_sessions:

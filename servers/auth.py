@@ -1,4 +1,4 @@
-"""Access to the server under test: its address, request headers with an API key, and TLS settings.
+"""Access to the server under test: request headers with an API key, TLS settings, and the proxy.
 
 The module also registers every secret of the process, and removes registered secrets from text that is stored or shown.
 """
@@ -18,13 +18,13 @@ from string import Template
 from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
-import msgspec
-
-from loadgen.servers.errors import LocalLimitError, SecretError
+from loadgen.servers.errors import SecretError
 from loadgen.workloads.input_files import input_path
 
 if TYPE_CHECKING:
     import ssl
+
+    from loadgen.servers.proxy import Proxy
 
 HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
 HIDDEN = "***"
@@ -69,16 +69,20 @@ _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
 API_KEY_VARIABLE = "LOADGEN_API_KEY"
 """Environment variable that holds the API key, unless the user names another one."""
+KEY_PASSPHRASE_VARIABLE = "LOADGEN_KEY_PASSPHRASE"  # noqa: S105 - a name
+"""Environment variable that holds the passphrase of the client's private key."""
 _known: set[str] = set()
 
 
 class Access(NamedTuple):
-    """Credentials and TLS settings for one server. They are never written to a run file."""
+    """Credentials, TLS settings and proxy for one server. Secrets are never written to a run file."""
 
     headers: dict[str, str] = {}  # noqa: RUF012 - never modified
     """Headers of every request."""
     tls: ssl.SSLContext | None = None
     """TLS settings. None: the system's certificate authorities, loaded only for https because that takes 90 ms."""
+    proxy: Proxy | None = None
+    """The HTTP proxy to connect through. None: connect directly."""
 
 
 NO_AUTH = Access()
@@ -204,12 +208,15 @@ def _hide_part(text: str, begin: str, rest: str) -> str:
     return first + "".join(HIDDEN + part[len(commonprefix([part, rest])) :] for part in others)  # noqa: RUF071 - texts, not paths
 
 
-def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLContext:
+def tls_context(
+    ca_file: Path | None = None, insecure: bool = False, cert: Path | None = None, key: Path | None = None
+) -> ssl.SSLContext:
     """Return a TLS context for connections to the server.
 
     The server's certificate is checked against the authorities in `ca_file`. By default, the authorities of the
-    operating system are used. With `insecure`, the certificate is not checked. Raises OSError if `ca_file` cannot be
-    read or contains no certificates.
+    operating system are used. With `insecure`, the certificate is not checked. `cert` is the client's certificate, and
+    `key` is its private key. Without `key`, the file `cert` must contain the private key too. Raises OSError if a file
+    cannot be read or contains no certificates, and SecretError if the passphrase of the private key is missing.
     """
     import ssl  # 30 ms that plain HTTP must not cost
 
@@ -221,7 +228,45 @@ def tls_context(ca_file: Path | None = None, insecure: bool = False) -> ssl.SSLC
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    if cert is not None:
+        with input_path(cert, CA_BYTES) as cert_path, input_path(key or cert, CA_BYTES) as key_path:
+            context.load_cert_chain(cert_path, key_path, _key_passphrase)
     return context
+
+
+def _key_passphrase() -> str:
+    """Return the passphrase of the client's private key. OpenSSL calls this function only for an encrypted key.
+
+    Raises SecretError if the passphrase is not set."""
+    passphrase = os.environ.get(KEY_PASSPHRASE_VARIABLE, "")
+    if not passphrase:
+        raise SecretError(
+            "--key: the private key is encrypted", f"Put its passphrase into the variable {KEY_PASSPHRASE_VARIABLE}."
+        )
+    register_secret(passphrase)
+    return passphrase
+
+
+def client_certificate_mistake(cert: Path | None, key: Path | None) -> str:
+    """Return a message if the client's certificate and private key cannot be used, otherwise "".
+
+    Raises SecretError if the passphrase of the private key is missing."""
+    if cert is None:
+        return "--key needs a certificate: name its file with --cert" if key else ""
+    named = f"--cert {cert}" + (f" and --key {key}" if key else "")
+    try:
+        tls_context(cert=cert, key=key)
+    except OSError as error:
+        reason = getattr(error, "reason", None)
+        if reason is None and error.errno is not None:
+            return f"{named}: {error.strerror}"
+        if reason == "KEY_VALUES_MISMATCH":
+            return f"{named}: the private key does not belong to the certificate"
+        if reason in ("BAD_DECRYPT", "BAD_PASSWORD_READ"):
+            return f"{named}: the passphrase in {KEY_PASSPHRASE_VARIABLE} is wrong"
+        where = "" if key else "; name the file of the private key with --key if it is a separate file"
+        return f"{named}: no certificate and private key in PEM: {reason or error}{where}"
+    return ""
 
 
 def require_no_credentials(url: str) -> str:
@@ -397,6 +442,11 @@ def _redact_json(text: str) -> str:
     return text if redacted == fields else json.dumps(redacted)
 
 
+def _is_key_file(name: str, value: str) -> bool:
+    """Return True if `value` is the name of a file with a private key, which is the value of the option `--key`."""
+    return name == "key" and (value.endswith((".pem", ".key")) or os.path.isfile(value))  # noqa: PTH113 - never raises
+
+
 def redact(value: Any, name: str = "") -> Any:
     """Return settings or command-line arguments in a form that may be stored.
 
@@ -419,79 +469,8 @@ def redact(value: Any, name: str = "") -> Any:
     redacted = value
     if option and name == "header":
         redacted = redact_header(value)
-    elif option and _SECRET_OPTION.fullmatch(name) and not value.startswith("-"):
+    elif option and _SECRET_OPTION.fullmatch(name) and not value.startswith("-") and not _is_key_file(name, value):
         redacted = "..."
     if redacted != value:
         register_secret(value.partition(":")[2] if name == "header" else value)
     return redacted
-
-
-Address = tuple[int, tuple[Any, ...]]
-"""Family and socket address, as `getaddrinfo` returns them."""
-
-
-def address_text(address: Address) -> str:
-    """Return the IP address as text, without the port."""
-    return str(address[1][0])
-
-
-class Target(msgspec.Struct, frozen=True):
-    """The resolved address of the server under test, and the TLS settings for connections to this server."""
-
-    host: str
-    port: int
-    path: str  # Path prefix of the URL, without a trailing slash
-    tls: ssl.SSLContext | None
-    addresses: tuple[Address, ...]  # Addresses that connections use, at least one
-    unused: Mapping[str, str] = {}
-    """Other addresses of the host, with the reason why each is not used (see loadgen.servers.wire.addresses)."""
-
-    @property
-    def host_field(self) -> str:
-        """The value of the Host header.
-
-        An IPv6 address is written in brackets. The port is omitted if it is the default port: 80, or 443 with TLS."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default_port = 443 if self.tls else 80
-        return host if self.port == default_port else f"{host}:{self.port}"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The used and unused IP addresses of the server, as stored in the header of a run file."""
-        unused = {"addresses_unused": dict(self.unused)} if self.unused else {}
-        return {"addresses": [address_text(address) for address in self.addresses], **unused}
-
-
-def resolve_target(url: str, tls: ssl.SSLContext | None) -> Target:
-    """Resolve the host of an http:// or https:// URL to all of its addresses.
-
-    `tls` holds the TLS settings for https. By default, the certificate authorities of the operating system are trusted.
-    Raises OSError if the host name has no address."""
-    parts = urlsplit(url)
-    host = parts.hostname or "127.0.0.1"
-    secure = parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    import socket
-
-    results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = tuple(dict.fromkeys((int(family), address) for family, _, _, _, address in results))
-    return Target(host, port, parts.path.rstrip("/"), (tls or tls_context()) if secure else None, addresses)
-
-
-def connection_error(error: OSError | TimeoutError) -> str:
-    """Return the reason why a connection failed, as text.
-
-    The text is the operating system's message for the error number if there is one, because asyncio's message names
-    only the address.
-    """
-    import ssl
-
-    if isinstance(error, TimeoutError):
-        return "no connection in time"
-    if isinstance(error, LocalLimitError):
-        return str(error.strerror)
-    if isinstance(error, ssl.SSLError):
-        if error.reason and error.reason.endswith("CERTIFICATE_REQUIRED"):
-            return f"TLS: the server requires a client certificate, but loadgen sends none ({error.reason})"
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)

@@ -36,7 +36,7 @@ from loadgen.servers.errors import (
     WrongServerError,
 )
 from loadgen.servers.marks import Mark
-from loadgen.servers.server_url import API_PATH, ServerUrl, parse_server_url
+from loadgen.servers.server_url import API_PATH, ServerUrl, azure_deployment, parse_server_url
 from loadgen.servers.side_by_side import CONNECTIONS, map_side_by_side
 
 if TYPE_CHECKING:
@@ -184,9 +184,10 @@ def probe(
 ) -> ServerFacts:
     """Identify the server at `url`, and return its version, model and limits.
 
-    `server` is a key of BACKENDS, or "" to accept any backend. `model` is the model to request, by default the first
-    model that the server lists. A model that the server does not list is accepted, because it may be an alias. The
-    field `listed` of the result is then False. `say` is called with a line whenever the probe waits for a busy server.
+    `server` is a key of BACKENDS, or "" to accept any backend. `model` is the model to request, by default the
+    deployment in an Azure URL, or the first model that the server lists. A model that the server does not list is
+    accepted, because it may be an alias. The field `listed` of the result is then False. `say` is called with a line
+    whenever the probe waits for a busy server.
     Raises
 
     - UnreachableError if no server answers.
@@ -196,11 +197,15 @@ def probe(
     from loadgen.servers.json_client import JsonClient  # the import takes 15 ms, so it waits until a server answers
 
     address = server_address(url)
+    deployment = azure_deployment(address.base)
+    model = model or deployment or None
     backends = [BACKENDS[server]] if server else _most_specific_first()
     likely_paths = [MODELS_PATH, MODELS_BELOW_BASE, SIMULATED_STATUS_PATH]
     likely_paths += [path for backend in backends for path in backend.probe_paths]
     with closing(JsonClient(address.url, access, say=say)) as client:
         get_json = _ProbeClient(client, lambda: JsonClient(address.url, access, retry=False), likely_paths)
+        if deployment:
+            get_json.api_path = ""  # the routes of a deployment are directly below the base URL
         generic = _most_specific_first()[-1]
         # For the generic backend, a model name is enough, even if a gateway does not publish the list of models.
         model_is_enough = bool(model) and server in ("", generic.name)

@@ -20,7 +20,7 @@ from loadgen.servers.backends.base import ServerFacts, model_cards
 from loadgen.servers.backends.dialect import REFUSABLE, Dialect
 from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.errors import DECODE_ERRORS, NoEndpointError, RefusedModelError, ServerError, UnreachableError
-from loadgen.servers.server_url import API_PATH, parse_server_url
+from loadgen.servers.server_url import API_PATH, AZURE_VERSION_QUERY, azure_deployment, parse_server_url
 from loadgen.workloads.request import Request
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _ALTERNATIVES = re.compile(
 )
 """Matches the end of a message that lists the fields which the server accepts."""
 _MODEL_REFUSED = re.compile(
-    r"model_not_found|unknown_model|invalid_model"
+    r"model_not_found|unknown_model|invalid_model|DeploymentNotFound"
     r"|\bmodels?\b.{0,200}?\bnot (be )?(found|exist|available|served|loaded|deployed|registered|supported|allowed)"
     r"|\bmodels?\b.{0,200}?\b(doesn't exist|is unknown|unavailable|no longer)"
     r"|\b(unknown|invalid|no such|no (\w+ )?(workers?|endpoints?|deployments?|backends?)).{0,60}\bmodel\b",
@@ -260,10 +260,10 @@ def _reason_to_stop(trials: Sequence[Trial], client: JsonClient, facts: ServerFa
         return client.unauthorized(closed.dialect.path, closed.response)
     if not all(trial.missing for trial in trials):
         return None
-    return NoEndpointError(
-        f"{facts.url} accepts no requests: {'; '.join(trial.words for trial in trials)}",
-        "check the path in --url (the base URL, or the full URL of the endpoint); --endpoint names another endpoint",
-    )
+    hint = "check the path in --url (the base URL, or the full URL of the endpoint); --endpoint names another endpoint"
+    if azure_deployment(facts.url) and AZURE_VERSION_QUERY not in facts.query:
+        hint = f"Azure needs its API version in --url: {facts.url}?{AZURE_VERSION_QUERY}=2024-10-21"
+    return NoEndpointError(f"{facts.url} accepts no requests: {'; '.join(trial.words for trial in trials)}", hint)
 
 
 def _redirect_error(trial: Trial, facts: ServerFacts) -> NoEndpointError:
@@ -287,7 +287,9 @@ def _model_error(trial: Trial, client: JsonClient, facts: ServerFacts) -> Refuse
     with suppress(UnreachableError):
         listed = list_models(model_cards(client.request(f"{facts.api_path}/models").value))
     hint = f"it lists: {listed}; name one with --model" if listed else "name another model with --model"
-    if listed == facts.model:
+    if azure_deployment(facts.url):
+        hint = "check the name of the deployment in --url"
+    elif listed == facts.model:
         hint = f"it lists only {listed}; name the model that it serves with --model"
     return RefusedModelError(f"{facts.url} refuses the model {facts.model}: {trial.words}", hint)
 

@@ -2,7 +2,8 @@
 
 The client uses http.client from the standard library, because counting the tokens of a thousand prompts takes a
 thousand requests. A request costs 0.1 ms of CPU with http.client and 0.3 ms with httpx, whose import alone takes 0.1 s.
-The client ignores the proxy settings of the environment, because a run must not measure a proxy.
+The client ignores the proxy settings of the environment, because a run must not measure a proxy that the user did not
+name.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadgen.servers.auth import NO_AUTH, Access, hide_secrets, key_hint
+from loadgen.servers.auth import NO_AUTH, Access, hide_secrets, key_hint, tls_context
 from loadgen.servers.backends.error_messages import error_text, one_line
 from loadgen.servers.errors import DECODE_ERRORS, ClientLimitError, UnauthorizedError, UnreachableError, decompress
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
+from loadgen.servers.proxy import ProxyError, Tunnel, credentials_advice, unused_proxy_hint
+from loadgen.servers.target import split_unix_url
 from loadgen.servers.wire import local_limits
 
 TIMEOUT_S = 10.0
@@ -41,6 +44,7 @@ MAX_RETRY_WAIT_S = 30.0
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 
 
+TUNNEL_READ_BYTES = 4_096
 INTERIM_RESPONSES_MAX = 100
 """Maximum number of interim responses, such as `103 Early Hints`, before a response."""
 INTERIM_LINE_BYTES = 65_536
@@ -110,9 +114,11 @@ class JsonClient:
         `url` is the base of all paths. A query of the URL is sent with every request. `timeout_s` is the time limit of
         a response in seconds (default: 10). `say` is called with a line whenever the client waits for a busy server.
         Without `retry`, the client never waits for a busy server."""
-        parts = urlsplit(url)
+        base, _, query = url.partition("?")
+        unix = split_unix_url(base)
+        self._socket_path, parts = (unix[0], urlsplit(f"http://localhost{unix[1]}")) if unix else ("", urlsplit(base))
         self._say = say
-        self._query = f"?{parts.query}" if parts.query else ""
+        self._query = f"?{query}" if query else ""
         self._can_wait_s = MAX_RETRY_WAIT_S if retry else 0.0
         self._retries_help = retry
         self._timeout_s = timeout_s or TIMEOUT_S
@@ -126,11 +132,17 @@ class JsonClient:
         self.mark: Mark | None = None
         """The first mark of a simulated server in the responses."""
         host = parts.hostname or ""
+        self._access = access
+        self._tls: ssl.SSLContext | None = None
+        """The TLS settings of connections through a proxy, from the first such connection on."""
         self._connection = (
             http.client.HTTPSConnection(host, parts.port, timeout=self._timeout_s, context=access.tls)
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, parts.port, timeout=self._timeout_s)
         )
+        if access.proxy and parts.scheme == "http" and not unix:  # without a tunnel, the proxy needs the whole URL
+            self._prefix = f"http://{parts.netloc}{self._prefix}"
+            self._headers |= access.proxy.headers
 
     def __call__(self, path: str, body: object = None) -> tuple[int, Any]:
         """Send GET `path`, or POST `path` if there is a `body`. Return the HTTP status and the decoded JSON.
@@ -192,7 +204,7 @@ class JsonClient:
         `limit_s` is the time limit in seconds, for connecting and separately for reading the page. Raises
         UnreachableError if the request fails or exceeds the limit, or if the page is incomplete or has more than
         `limit_bytes` bytes."""
-        response = self._send("GET", path, None, {"accept": accept}, limit_s, limit_bytes)
+        response = self._send("GET", path + self._query, None, {"accept": accept}, limit_s, limit_bytes)
         return response.status, response.content
 
     def unauthorized(self, path: str, response: JsonResponse) -> UnauthorizedError:
@@ -209,6 +221,29 @@ class JsonClient:
         """Close the connection."""
         self._connection.close()
 
+    def _connect(self, limit_s: float) -> None:
+        """Open the connection: directly, to the server's Unix socket, or through the proxy.
+
+        Raises the errors of http.client and ProxyError."""
+        proxy = self._access.proxy
+        connection = self._connection
+        if self._socket_path:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(limit_s)
+            connection.sock.connect(self._socket_path)
+        elif proxy is None:
+            connection.connect()
+        else:
+            connection.sock = sock = socket.create_connection((proxy.host, proxy.port), limit_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if isinstance(connection, http.client.HTTPSConnection):
+                tunnel = Tunnel(proxy, connection.host, connection.port)
+                sock.sendall(tunnel.take_request())
+                while not tunnel.receive(sock.recv(TUNNEL_READ_BYTES)):
+                    pass
+                self._tls = self._tls or self._access.tls or tls_context()
+                connection.sock = self._tls.wrap_socket(sock, server_hostname=connection.host)
+
     def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int
     ) -> JsonResponse:
@@ -217,7 +252,7 @@ class JsonClient:
         def send_once() -> JsonResponse:
             self._connection.timeout = limit_s
             if self._connection.sock is None:
-                self._connection.connect()
+                self._connect(limit_s)
             assert isinstance(self._connection.sock, socket.socket)
             self._connection.sock.settimeout(limit_s)
             with_deadline: Any = partial(_DeadlineReader, deadline_s=monotonic() + limit_s)
@@ -237,6 +272,9 @@ class JsonClient:
             # Some proxies compress responses although the request does not accept compression.
             coding = (response.getheader("content-encoding") or "").strip().lower()
             location = response.getheader("location") or "" if response.status in REDIRECT_STATUSES else ""
+            if response.status == http.client.PROXY_AUTHENTICATION_REQUIRED and self._access.proxy:
+                advice = credentials_advice(self._access.proxy)
+                raise ProxyError(f"the proxy {self._access.proxy.url} answers 407: {advice}")
             return JsonResponse(
                 response.status,
                 hide_secrets(decompress(content, coding, limit_bytes), whole=True),
@@ -254,9 +292,25 @@ class JsonClient:
             return send_once()
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
-            if isinstance(error, OSError) and not isinstance(error, TimeoutError | ssl.SSLError):
-                raise_if_local_limit(self._url, self._connection.host, self._connection.port, error)
-            raise _unreachable(self._url, error, limit_s, self._timeout_hint) from error
+            raise self._failure(error, limit_s) from error
+
+    def _failure(self, error: Exception, limit_s: float) -> UnreachableError:
+        """Return the error for a request that failed with `error`, with a hint about proxies.
+
+        Raises ClientLimitError if a limit of this machine caused `error`."""
+        proxy = self._access.proxy
+        is_from_proxy = isinstance(error, ProxyError)
+        hint = "" if proxy or self._socket_path else unused_proxy_hint(self._url)
+        if isinstance(error, OSError) and not (self._socket_path or is_from_proxy):
+            peer = (proxy.host, proxy.port) if proxy else (self._connection.host, self._connection.port)
+            if not isinstance(error, TimeoutError | ssl.SSLError):
+                raise_if_local_limit(self._url, *peer, error, hint)
+        if proxy and is_from_proxy:
+            message, advice = f"{self._url} cannot be reached: {error}", "check --proxy and --url"
+            return UnreachableError(message, advice)
+        if proxy and isinstance(error, ConnectionRefusedError | socket.gaierror):
+            return UnreachableError(f"the proxy {proxy.url} cannot be reached: {error.strerror}", "check --proxy")
+        return _unreachable(self._url, error, limit_s, self._timeout_hint, hint)
 
 
 class _DeadlineReader(io.RawIOBase):
@@ -301,19 +355,26 @@ class _DeadlineReader(io.RawIOBase):
         super().close()
 
 
-def raise_if_local_limit(url: str, host: str, port: int, error: OSError) -> None:
-    """Raise ClientLimitError if a limit of this machine caused the connection error `error`."""
+def raise_if_local_limit(url: str, host: str, port: int, error: OSError, hint: str = "") -> None:
+    """Raise ClientLimitError if a limit of this machine caused the connection error `error`.
+
+    `hint` is added to the hint of the ClientLimitError."""
     limit = local_limits.local_limit_of_host(host, port, error)
     if limit is not None:
         cause, _, remedy = str(limit.strerror).partition(". ")
-        raise ClientLimitError(f"{url} cannot be reached from here: {cause}", remedy) from error
+        advice = "; ".join(filter(None, (remedy, hint)))
+        raise ClientLimitError(f"{url} cannot be reached from here: {cause}", advice) from error
 
 
-_TLS_HINT = "check which TLS versions and client certificates the server requires; loadgen sends no certificate"
+_TLS_HINT = "check which TLS versions and client certificates the server requires; --cert and --key name a certificate"
 
 
-def _unreachable(url: str, error: Exception, limit_s: float, timeout_hint: str) -> UnreachableError:
-    """Return an UnreachableError that describes the failed request and tells the user how to fix the problem."""
+def _unreachable(
+    url: str, error: Exception, limit_s: float, timeout_hint: str, proxy_hint: str = ""
+) -> UnreachableError:
+    """Return an UnreachableError that describes the failed request and tells the user how to fix the problem.
+
+    `proxy_hint` is added to the hint if the server may be reachable only through a proxy."""
     reason = one_line(hide_secrets(str(error))) or type(error).__name__
     match error:
         case TimeoutError():
@@ -339,4 +400,5 @@ def _unreachable(url: str, error: Exception, limit_s: float, timeout_hint: str) 
         case _:
             message = f"nothing listens at {url}: {reason}"
             hint = "start the server, or check host and port in --url"
-    return UnreachableError(message, hint)
+    may_need_proxy = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
+    return UnreachableError(message, "; ".join(filter(None, (hint, proxy_hint if may_need_proxy else ""))))

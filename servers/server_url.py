@@ -3,6 +3,8 @@
 gpu-host:8000                             http://gpu-host:8000
 http://h:8000/v1/chat/completions         http://h:8000, endpoint chat
 https://h/base/v1/?api-version=1#top      https://h/base, query api-version=1
+unix:/run/vllm.sock                       the same, a Unix socket
+unix:/run/vllm.sock:/base/v1              unix:/run/vllm.sock:/base
 """
 
 from __future__ import annotations
@@ -11,20 +13,29 @@ import ipaddress
 import re
 from contextlib import suppress
 from typing import NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from loadgen.servers.auth import normalise_url, require_no_credentials
 from loadgen.servers.backends import BACKENDS
+from loadgen.servers.target import UNIX_SCHEME
 
 API_PATH = "/v1"
 """Path of the OpenAI routes below the base of a server."""
 PAGES = (f"{API_PATH}/models", "/metrics", "/health", "/docs", "/openapi.json")
 """Other pages of servers that users paste from a browser."""
+UNIX_PATH_BYTES = 107
+"""Maximum length of the path of a Unix socket in bytes (sun_path of unix(7), without the final zero byte)."""
 _GENERATE = ("/generate", "generate")
 _SCHEME = re.compile(r"(?i)(https?):?/*(?<=[:/])(?=[^/:])")
 _OTHER_SCHEME = re.compile(r"(?i)[a-z][a-z\d+.-]*:/")
 _HOST_AND_PORT = re.compile(r"(?P<host>\[[\da-fA-F:.]+\]|[\w-]+(?:\.[\w-]+)*\.?)(?::(?P<port>\d{1,5}))?(?=[/?#]|$)")
 _PRIVATE_DOMAINS = (".local", ".internal", ".lan", ".localhost", ".svc", ".test")
+
+
+_AZURE_HOST = re.compile(r"(?i)\.(?:openai|cognitiveservices|services\.ai)\.azure\.(?:com|us|cn)\.?")
+_AZURE_DEPLOYMENT = re.compile(r"/openai/deployments/([^/?]+)")
+AZURE_VERSION_QUERY = "api-version"
+"""Name of the query field that Azure OpenAI requires on every request to a deployment."""
 
 
 class ServerUrl(NamedTuple):
@@ -50,6 +61,8 @@ def parse_server_url(text: str) -> ServerUrl:
     text = require_no_credentials(text.strip().strip("<>\"'`"))
     if re.search(r"[\x00-\x20\x7f]", text):
         raise ValueError("must not contain spaces or control characters")
+    if text.lower().startswith(UNIX_SCHEME):
+        return _parse_unix_url(text)
     address, _, query = _with_scheme(text).partition("#")[0].partition("?")
     plain = urlsplit(normalise_url(address))
     if not query.isascii():
@@ -62,6 +75,45 @@ def parse_server_url(text: str) -> ServerUrl:
         suffix = next((page for page in PAGES if path.endswith(page)), "")
     path = path.removesuffix(suffix).removesuffix(API_PATH).rstrip("/")
     return ServerUrl(urlunsplit((plain.scheme, plain.netloc, path, "", "")), query, endpoint)
+
+
+def _parse_unix_url(text: str) -> ServerUrl:
+    """Split the URL of a server that listens on a Unix socket, such as `unix:/run/vllm.sock:/v1/completions`.
+
+    The path of the requests follows the path of the socket after a colon. Raises ValueError for a path that no socket
+    can have."""
+    address, question_mark, query = text[len(UNIX_SCHEME) :].partition("?")
+    socket_path, _, http_path = address.partition(":/")
+    socket_path = re.sub("^/{2,}", "/", socket_path)
+    if not socket_path.startswith("/"):
+        raise ValueError("must name the socket with its full path: unix:/PATH")
+    if len(socket_path.encode()) > UNIX_PATH_BYTES:
+        raise ValueError(f"must name a socket whose path has at most {UNIX_PATH_BYTES} bytes")
+    server = parse_server_url(f"http://localhost/{http_path}{question_mark}{query}")
+    base_path = urlsplit(server.base).path
+    base = f"{UNIX_SCHEME}{socket_path}" + (f":{base_path}" if base_path else "")
+    return ServerUrl(base, server.query, server.endpoint)
+
+
+def azure_deployment(url: str) -> str:
+    """Return the name of the Azure OpenAI deployment in a URL, or "" if the URL names none.
+
+    Gateways in front of Azure use such paths too: `https://gateway/openai/deployments/NAME`."""
+    deployment = _AZURE_DEPLOYMENT.search(url)
+    return unquote(deployment[1]) if deployment else ""
+
+
+def takes_azure_key(url: str) -> bool:
+    """Return True if the server at `url` takes the API key in Azure's header `api-key`."""
+    host = "" if url.startswith(UNIX_SCHEME) else parse_host(url)
+    return bool(azure_deployment(url) or _AZURE_HOST.search(host))
+
+
+def parse_host(url: str) -> str:
+    """Return the host name of a URL as users write it, or "" if the URL has none."""
+    with suppress(ValueError):
+        return urlsplit(_with_scheme(url.strip())).hostname or ""
+    return ""
 
 
 def check_server_url(text: str) -> str:

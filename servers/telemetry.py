@@ -40,11 +40,13 @@ from loadgen.servers.auth import NO_AUTH, Access
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import MetricNames
 from loadgen.servers.errors import DECODE_ERRORS, ServerError
+from loadgen.servers.target import split_unix_url
 
 if TYPE_CHECKING:
     import ssl
 
     from loadgen.servers.json_client import JsonClient
+    from loadgen.servers.proxy import Proxy
 
 PAGE_LIMIT_BYTES = 16 << 20
 ROUTE_BYTES = 1 << 16  # Maximum size of a JSON response with one value
@@ -112,10 +114,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class ServerMetrics:
-    """Reads a server's /metrics page over one persistent connection. `url` is the base URL of the server."""
+    """Reads a server's /metrics page over one persistent connection.
 
-    def __init__(self, url: str, server: str, access: Access = NO_AUTH) -> None:
-        self._client = _metrics_client(url, access)
+    `url` is the base URL of the server. `query` is the query of its URL, which is sent with every request."""
+
+    def __init__(self, url: str, server: str, access: Access = NO_AUTH, query: str = "") -> None:
+        self._client = _metrics_client(f"{url}?{query}" if query else url, access)
         self._server = server
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
@@ -143,10 +147,12 @@ class Dcgm:
 
     `url` is the URL of the exporter, with or without `/metrics`."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None, proxy: Proxy | None = None) -> None:
         parts = urlsplit(url)
         self._path = parts.path if parts.path.strip("/") else "/metrics"
-        self._client = _metrics_client(urlunsplit((parts.scheme, parts.netloc, "", "", "")), Access(tls=tls))
+        self._client = _metrics_client(
+            urlunsplit((parts.scheme, parts.netloc, "", "", "")), Access(tls=tls, proxy=proxy)
+        )
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
@@ -345,7 +351,10 @@ class HostMemory:
 def is_this_machine(url: str) -> bool:
     """Return True if the host of `url` is this machine, which is the case if a socket can be bound to its address.
 
+    Unix sockets are always on this machine.
     Return False for any other host, and for a host name that cannot be resolved."""
+    if split_unix_url(url):
+        return True
     try:
         family, _, _, _, address = socket.getaddrinfo(urlsplit(url).hostname, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

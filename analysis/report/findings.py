@@ -87,6 +87,9 @@ def findings(summary: Summary) -> list[Finding]:
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
         result.append(Finding("over_limit", "note", text, "failures"))
+    if summary.server.proxy:
+        text = f"Connections went through the proxy {summary.server.proxy}. Latencies include the time in the proxy."
+        result.append(Finding("proxy", "note", text, "failures"))
     addresses = addresses_sentence(summary.server)
     if addresses:
         result.append(Finding("addresses", "note", addresses, "failures"))

@@ -40,9 +40,9 @@ from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes
 from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.record_builder import build_records, first_token_end, tokens_so_far
 from loadgen.engine.request_queue import ScheduledRequest
-from loadgen.servers.auth import connection_error
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.target import connection_error
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.disk_spill import DiskSpill
 from loadgen.servers.wire.pool import Pool

@@ -115,7 +115,9 @@ def run(
             opened = sampler()
             sampler = partial(lambda: opened)
         folders.check_room(folder, prepared.bytes)
-        machine.check_ports(prepared.schedule.at_once, len(prepared.tasks[0].target.addresses))
+        target = prepared.tasks[0].target
+        if target.over_ip:
+            machine.check_ports(prepared.schedule.at_once, len(target.addresses))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client["calibration"] = machine.load_calibration(header.host, say)
@@ -132,8 +134,8 @@ def prepare(
     If a simulated server is started for the run, it stops when the context ends.
     """
     from loadgen.engine.worker import WorkerTask
-    from loadgen.servers.auth import resolve_target
     from loadgen.servers.discovery import apply_mark, endpoint_dialect, open_tokenizer
+    from loadgen.servers.target import resolve_target
     from loadgen.servers.wire.addresses import describe_addresses, select_addresses
 
     check_inputs(plan)
@@ -163,7 +165,7 @@ def prepare(
         if facts is not probed:
             say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
         say(_describe_prompts(plan, schedule, prompts, facts.model))
-        target = select_addresses(resolve_target(facts.url, access.tls))
+        target = select_addresses(resolve_target(facts.url, access.tls, access.proxy))
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
         headers = request_headers(plan, dialect)
@@ -470,7 +472,7 @@ def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prom
     if not dialect.streams:
         plan_fields["output_tokens"] = 0
     server = asdict(facts)
-    proxied_to = docker_proxy_target(facts.url)
+    proxied_to = "" if plan.proxy else docker_proxy_target(facts.url)
     if proxied_to:
         server["proxied_to"] = proxied_to
     client = {"prompts": prompts.counting_method, "exact": prompts.exact}

@@ -226,10 +226,11 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, dia
 
 
 def _note_http_error(response: _Response, status: int) -> None:
-    """Store an HTTP status other than 200 in the Record, with the server's message."""
+    """Store an HTTP status other than 200 in the Record, with the server's message or the target of a redirect."""
     record = response.record
+    location = hide_secrets(response.exchange.framing.location)
     body = decompress(join_pieces(response.exchange.raw, response.bounds), response.coding, ERROR_LIMIT_BYTES)
-    record.error_detail = error_text(status, hide_secrets(body))
+    record.error_detail = f"a redirect to {one_line(location)}" if location else error_text(status, hide_secrets(body))
     if is_rejection(status, body):
         record.state, record.error_kind = "rejected", "rejected"
     else:

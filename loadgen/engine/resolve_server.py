@@ -28,9 +28,10 @@ from loadgen.servers.auth import (
     tls_context,
 )
 from loadgen.servers.backends import BACKENDS
-from loadgen.servers.backends.dialect import bearer_header, round_up_to_pieces
+from loadgen.servers.backends.dialect import azure_header, bearer_header, round_up_to_pieces
 from loadgen.servers.errors import SecretError, UnreachableError
-from loadgen.servers.server_url import describe_repair, parse_server_url
+from loadgen.servers.proxy import proxy_at
+from loadgen.servers.server_url import describe_repair, parse_server_url, takes_azure_key
 from loadgen.workloads import arrival_processes, lengths, workload
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import MultiTurn
@@ -66,13 +67,16 @@ Say = Callable[[str], None]
 
 
 def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
-    """Return the HTTP headers and the TLS settings of a plan. The headers contain the API key.
+    """Return the HTTP headers, the TLS settings and the proxy of a plan. The headers contain the API key.
 
-    The key is in the header that `dialect` requires. By default, this is the dialect of the plan's endpoint. If the
-    plan has a header with the same name, the plan's header is used instead. Environment variables in the plan's headers
-    are filled in. Raises PlanError if a variable is not set, and SecretError for a secret that cannot be used.
+    The key is in the header that `dialect` requires. By default, this is the dialect of the plan's endpoint. Azure
+    OpenAI takes the key in a separate header. If the plan has a header with the same name, the plan's header is used
+    instead. Environment variables in the plan's headers are filled in. Raises PlanError if a variable is not set, and
+    SecretError for a secret that cannot be used.
     """
     key_headers = dialect.headers if dialect else _key_headers(plan)
+    if takes_azure_key(plan.url or os.environ.get(BACKENDS[plan.server or GENERIC].url_variable, "")):
+        key_headers = azure_header
     headers = dict(_parse_headers(plan.header))
     key = read_secret(plan.api_key_env)
     name = plan.api_key_env
@@ -82,8 +86,9 @@ def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     own = {name.lower() for name in headers}
     headers |= {name: value for name, value in key_headers(key).items() if name.lower() not in own}
-    tls = tls_context(plan.ca_file, plan.insecure) if plan.ca_file or plan.insecure else None
-    return Access(headers, tls)
+    changes_tls = plan.ca_file or plan.insecure or plan.cert
+    tls = tls_context(plan.ca_file, plan.insecure, plan.cert, plan.key) if changes_tls else None
+    return Access(headers, tls, proxy_at(plan.proxy) if plan.proxy else None)
 
 
 def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:

@@ -318,10 +318,10 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
     from loadgen.engine.resolve_server import access_for
 
     access = access_for(plan)
-    here = is_this_machine(server["url"])
+    here = not plan.proxy and is_this_machine(server["url"])  # the URL is that of the proxy's network
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
-        gpu = partial(Dcgm, plan.dcgm_url, access.tls)
+        gpu = partial(Dcgm, plan.dcgm_url, access.tls, access.proxy)
     elif plan.gpu is False:
         gpu = "switched off: --no-gpu"
     elif plan.gpu or (here and not server["simulated"]):
@@ -330,7 +330,7 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
         gpu = "the server is simulated and uses none"
     pids = (*server.get("pids", ()), *plan.server_pid)
     return {
-        "server": partial(ServerMetrics, server["url"], server["name"], access),
+        "server": partial(ServerMetrics, server["url"], server["name"], access, server.get("query", "")),
         "gpu": gpu,
         "host": partial(HostMemory, pids) if plan.server_pid or here else ELSEWHERE,
     }

@@ -37,9 +37,9 @@ from loadgen.engine.closed_loop import ClosedLoop, RequestQueue, Sessions
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
-from loadgen.servers.auth import Target
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.lifeline import close_inherited, end_with_parent
+from loadgen.servers.target import Target
 from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source, preload_source
@@ -121,11 +121,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
         If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
         other requests are sent.
         """
-        headers = {**self.headers, "X-Request-Id": str(request.id)}
+        headers = {**self.headers, **self.target.proxy_headers, "X-Request-Id": str(request.id)}
         payload, not_encoded = b"", ""
         try:
             body = self.dialect.encode(request, self.model)
-            payload = encode_post(self.target.path + self.dialect.path, self.target.host_field, headers, body)
+            payload = encode_post(self.target.request_target(self.dialect.path), self.target.host_field, headers, body)
         except Exception as error:
             not_encoded = encoding_problem(error)
         # The payload has the prompt. A second copy of it would take too much memory.

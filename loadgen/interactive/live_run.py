@@ -49,13 +49,14 @@ from loadgen.engine.telemetry_sampler import PART, SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
 from loadgen.plan import Plan
-from loadgen.servers.auth import Target, connection_error, fill_fields, resolve_target
+from loadgen.servers.auth import fill_fields
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.backends.error_messages import one_line
 from loadgen.servers.discovery import open_tokenizer
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
+from loadgen.servers.target import Target, connection_error, resolve_target
 from loadgen.servers.wire.addresses import Rotation, describe_addresses, select_addresses
 from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
@@ -195,7 +196,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     access = access_for(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)
-    target = select_addresses(resolve_target(facts.url, access.tls))
+    target = select_addresses(resolve_target(facts.url, access.tls, access.proxy))
     if len(target.addresses) > 1 or target.unused:
         say(describe_addresses(target))
     return LiveTarget(plan, facts, target, Rotation(target.addresses), say)

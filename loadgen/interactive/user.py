@@ -41,8 +41,8 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
-from loadgen.servers.auth import Address, Target
 from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.target import Address, Target
 from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, error_to_report
 from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import encode_post
@@ -136,8 +136,9 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             return record
         # If Locust stops the user while it connects, nothing is sent. The request exists only from here on.
         request = target.numbered(request)
-        headers = {**target.headers(dialect), "X-Request-Id": str(request.id)}
-        payload = encode_post(target.address.path + dialect.path, target.address.host_field, headers, body)
+        address = target.address
+        headers = {**target.headers(dialect), **address.proxy_headers, "X-Request-Id": str(request.id)}
+        payload = encode_post(address.request_target(dialect.path), address.host_field, headers, body)
         exchange = self._connection.send(connection, payload)
         run.in_flight.add(exchange)
         with contextlib.ExitStack() as stack:
@@ -267,7 +268,7 @@ class UserConnection:
 
 
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
-    """Open one connection, including the TLS handshake. Other greenlets run in the meantime.
+    """Open one connection, including the handshakes with a proxy and the TLS server. Other greenlets run meanwhile.
 
     The addresses of the target are tried in the order of `rotation`. Raises OSError if no address accepts a connection.
     The error is a LocalLimitError if the reason is a limit of this machine.
@@ -290,7 +291,8 @@ def _connect(target: Target, address: Address, timeout_s: float, stamps: Timesta
     sock = gevent_socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if target.over_ip:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.connect(socket_address)
         watched = stamps.watch(cast("socket.socket", sock))
         connection = Connection(cast("socket.socket", sock), monotonic_ns(), watched)

@@ -52,6 +52,11 @@ def bearer_header(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def azure_header(key: str | None) -> dict[str, str]:
+    """Return the header in which Azure OpenAI takes an API key, or an empty dict if there is no key."""
+    return {"api-key": key} if key else {}
+
+
 @dataclass(slots=True)
 class Answer:
     """The decoded content of one response.

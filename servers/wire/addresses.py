@@ -22,8 +22,8 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from loadgen.servers.auth import Address, Target, address_text, connection_error
 from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.target import Address, Target, address_text, connection_error
 from loadgen.servers.wire.connection import Connection, connect
 from loadgen.servers.wire.local_limits import explain_local_limit
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
@@ -62,7 +62,7 @@ def describe_addresses(target: Target) -> str:
     used = ", ".join(address_text(address) for address in target.addresses)
     unused = [f"{address} is not used ({reason})" for address, reason in target.unused.items()]
     turns = "connections go in turn to" if len(target.addresses) > 1 else "connections go to"
-    return "; ".join([f"{target.host}: {turns} {used}", *unused])
+    return "; ".join([f"{target.connects_to}: {turns} {used}", *unused])
 
 
 def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:

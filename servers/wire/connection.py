@@ -1,4 +1,4 @@
-"""Opens connections to the server for measured requests, with or without TLS.
+"""Opens connections to the server for measured requests, with or without TLS and a proxy.
 
 A pool (loadgen.servers.wire.pool) opens connections in advance, and keeps them open between requests.
 """
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from loadgen.servers.auth import Address, Target
+from loadgen.servers.proxy import Tunnel
+from loadgen.servers.target import Address, Target
 from loadgen.servers.wire.local_limits import explain_local_limit
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
@@ -33,7 +34,8 @@ class Connection:
     `received` counts the bytes that were read from the socket. Packet timestamps are looked up by this offset. Without
     TLS, the count is updated at the end of each response. With TLS, all received bytes must be passed to `feed`, which
     updates the count. This includes TLS records without response data, such as session tickets, key updates and alerts.
-    If such a record were not counted, all later bytes would get the timestamps of earlier packets."""
+    The count also includes a proxy's response to CONNECT. If such bytes were not counted, all later bytes would get the
+    timestamps of earlier packets."""
 
     sock: socket.socket
     opened_ns: int
@@ -42,21 +44,28 @@ class Connection:
     received: int = 0  # Number of bytes read from the socket; without TLS, only those of finished responses
     losses: tuple[int, int] = (0, 0)  # Last result of loadgen.servers.wire.tcp_info.losses
     tls: ssl.SSLObject | None = None
-    handshaking: bool = False  # Whether a TLS handshake is under way
+    handshaking: bool = False  # Whether a handshake with the proxy or the TLS server is under way
+    tunnel: Tunnel | None = None  # The handshake with a proxy, until the proxy has opened its tunnel
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
 
     def begin_tls(self, target: Target) -> None:
-        """Start a TLS session if the target uses TLS.
+        """Start a TLS session if the target uses TLS. If the target has a proxy, the session uses a tunnel.
 
         While `handshaking` is True, the caller sends `next_handshake_bytes` and passes received bytes to
         `receive_handshake`."""
         if target.tls is not None:
             self.tls = target.tls.wrap_bio(self.incoming, self.outgoing, server_hostname=target.host)
             self.handshaking = True
+            if target.proxy is not None:
+                self.tunnel = Tunnel(target.proxy, target.host, target.port)
 
     def next_handshake_bytes(self) -> bytes:
-        """Advance the TLS handshake and return the bytes to send. Raises ssl.SSLError if the handshake fails."""
+        """Advance the handshake with the proxy or the TLS server, and return the bytes to send.
+
+        Raises ssl.SSLError if the TLS handshake fails."""
+        if self.tunnel is not None:
+            return self.tunnel.take_request()
         assert self.tls is not None
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
@@ -64,9 +73,15 @@ class Connection:
         return self.outgoing.read()
 
     def receive_handshake(self, received: bytes) -> None:
-        """Process the next bytes of the TLS handshake from the server.
+        """Process the next bytes of the handshake from the proxy or the TLS server.
 
-        Raises ConnectionResetError if `received` is empty, which means that the server closed the connection."""
+        Raises ConnectionResetError if `received` is empty, which means that the server closed the connection. Raises
+        loadgen.servers.proxy.ProxyError if the proxy opens no tunnel."""
+        if self.tunnel is not None:
+            self.received += len(received)
+            if self.tunnel.receive(received):
+                self.tunnel = None
+            return
         if not received:
             raise ConnectionResetError("the server closed the connection during the TLS handshake")
         self.feed(received)
@@ -157,7 +172,8 @@ def connect(
         raise explain_local_limit(error, address) from None
     try:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if target.over_ip:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         stamps.claim(sock)
@@ -171,9 +187,9 @@ def connect(
 
 
 async def _finish(
-    sock: socket.socket, peer: tuple[Any, ...] | None, target: Target, timeout_s: float, stamps: TimestampSource
+    sock: socket.socket, peer: tuple[Any, ...] | str | None, target: Target, timeout_s: float, stamps: TimestampSource
 ) -> Connection:
-    """Wait until the socket is connected, and do the TLS handshake if the target uses TLS.
+    """Wait until the socket is connected, and do the handshakes with the proxy and the TLS server.
 
     `peer` is the address to connect to, or None if the socket is already connected."""
     try:

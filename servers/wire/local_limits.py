@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from loadgen.servers.auth import Address, address_text
 from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.target import Address, address_text
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PORT_RANGE_DEFAULT = (32_768, 60_999)

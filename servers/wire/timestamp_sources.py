@@ -108,7 +108,8 @@ class PacketRingTimestamps(TimestampSource):
         ports = ports_for_worker(*share)
         try:
             for family in dict(servers):
-                addresses = [address[:2] for address_family, address in servers if address_family == family]
+                of_family = [address for address_family, address in servers if address_family == family]
+                addresses = [address[:2] for address in of_family if isinstance(address, tuple)]
                 rings.append(packet_ring.PacketRing(family, addresses, ports))
         except (AttributeError, OSError):  # not Linux, or not permitted
             for ring in rings:
@@ -320,9 +321,12 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
     """Open the timestamp source `name`, or the next best source if this machine does not support `name`.
 
     - `name` is a key of SOURCES, or AUTO for the best source.
-    - `servers` contains the addresses from which data is received.
+    - `servers` contains the addresses from which data is received. The kernel takes no timestamps of data from a Unix
+      socket, so a Unix socket always gets the source of user-space timestamps.
     - `share` is the index of this worker process and the number of workers.
     """
+    if any(isinstance(address, str) for _, address in servers):
+        return PLAIN
     first = 0 if name == AUTO else [*SOURCES].index(name)
     for source in [*SOURCES.values()][first:]:
         opened = source.open(servers, share)
@@ -331,12 +335,17 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
     return PLAIN
 
 
-def missing_requirement(requested: str, name: str) -> str:
+def missing_requirement(requested: str, name: str, addresses: Sequence[str] = ()) -> str:
     """Return a sentence about what this machine lacks for a timestamp source, or "" if the source is in use.
 
-    `requested` is the name of the requested source (AUTO: the best one). `name` is the name of the source in use."""
+    `requested` is the name of the requested source (AUTO: the best one). `name` is the name of the source in use.
+    `addresses` are the IP addresses of the server, or the path of its Unix socket."""
     best = next(iter(SOURCES)) if requested == AUTO else requested
-    return SOURCES[best].needs if best in SOURCES and best != name else ""
+    if best not in SOURCES or best == name:
+        return ""
+    if any(address.startswith("/") for address in addresses):
+        return "data from a Unix socket has no kernel timestamps; use the server's TCP port for exact timestamps"
+    return SOURCES[best].needs
 
 
 def least_exact_source(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from time import monotonic_ns
 from typing import Any, Literal
 
-from loadgen.servers.auth import connection_error
+from loadgen.servers.target import connection_error
 from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming
 from loadgen.servers.wire.local_limits import NO_BUFFER_ERRORS

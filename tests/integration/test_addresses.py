@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run.runfile import read
-from loadgen.servers.auth import Target, address_text, resolve_target
+from loadgen.servers.target import Target, address_text, resolve_target
 from loadgen.servers.wire.addresses import Connector, Rotation, select_addresses
 from loadgen.servers.wire.connection import Connection
 from tests.support.command import burst, summary_of

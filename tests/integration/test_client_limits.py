@@ -15,10 +15,10 @@ import pytest
 from loadgen import machine as host
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import read
-from loadgen.servers.auth import resolve_target
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import ClientLimitError, LocalLimitError, UnreachableError
 from loadgen.servers.json_client import JsonClient
+from loadgen.servers.target import resolve_target
 from loadgen.servers.wire.connection import connect
 from tests.support.command import burst, summary_of
 from tests.support.loopback import connected

@@ -18,7 +18,7 @@ from loadgen.engine.clock import SystemClock
 from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.record_builder import raw_offsets
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
-from loadgen.servers.auth import resolve_target
+from loadgen.servers.target import resolve_target
 from loadgen.servers.wire.connection import connect
 from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.poller import Poller

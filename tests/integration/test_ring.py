@@ -17,9 +17,9 @@ import trustme
 from loadgen.analysis.calibration import compare_with_log, read_log
 from loadgen.analysis.run.runfile import read
 from loadgen.engine.clock import ClockPairs
-from loadgen.servers.auth import resolve_target
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
+from loadgen.servers.target import resolve_target
 from loadgen.servers.wire import deferred_reads as sweeps
 from loadgen.servers.wire import packet_ring as ring
 from loadgen.servers.wire import packet_socket as packets

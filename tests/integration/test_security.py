@@ -27,7 +27,20 @@ from tests.support.ui import Ui, page
 
 GOOD = {"user_count": 1, "spawn_rate": 1}
 FILES = {"workload": "jsonl:{}", "input_tokens": "empirical:{}", "output_tokens": "max:empirical:{}"}
-OPTIONS = ("tokenizer", "ca_file", "extra_body", "header", "api_key_env", "url", "dcgm_url", "insecure", "out", "label")
+OPTIONS = (
+    "tokenizer",
+    "ca_file",
+    "proxy",
+    "cert",
+    "extra_body",
+    "header",
+    "api_key_env",
+    "url",
+    "dcgm_url",
+    "insecure",
+    "out",
+    "label",
+)
 BAD = (
     {"user_count": "x"},
     {"user_count": -1},

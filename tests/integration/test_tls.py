@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.servers.auth import resolve_target
+from loadgen.servers.target import resolve_target
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.http1 import encode_post, join_pieces
 from loadgen.servers.wire.poller import Poller

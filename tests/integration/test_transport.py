@@ -14,7 +14,7 @@ import pytest
 import trustme
 import uvloop
 
-from loadgen.servers.auth import resolve_target
+from loadgen.servers.target import resolve_target
 from loadgen.servers.wire.connection import Connection
 from loadgen.servers.wire.deferred_reads import ReadPacer
 from loadgen.servers.wire.http1 import ResponseFraming, encode_post, join_pieces

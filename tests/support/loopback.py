@@ -10,7 +10,7 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.servers.auth import Target
+from loadgen.servers.target import Target
 from loadgen.servers.wire.connection import Connection, connect
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 

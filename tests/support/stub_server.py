@@ -30,6 +30,8 @@ class Stub:
     bodies: list[Any] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     """The Authorization header of each request, or None if it had none."""
+    azure_keys: list[str | None] = field(default_factory=list)
+    """The header `api-key` of each request, or None if it had none."""
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def answering(routes: dict[str, Answer], *, tls: ssl.SSLContext | None = None, h
             stub.heard.append(asked)
             stub.bodies.append(body)
             stub.keys.append(self.headers["authorization"])
+            stub.azure_keys.append(self.headers["api-key"])
             fallback = NOT_ALLOWED if f"POST {self.path}" in routes else NOT_FOUND
             answer = routes.get(asked, fallback)
             said = answer(body) if callable(answer) else answer

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from loadgen.servers.errors import SecretError
-from loadgen.servers.server_url import ServerUrl, check_server_url, describe_repair, parse_server_url
+from loadgen.servers.server_url import (
+    ServerUrl,
+    azure_deployment,
+    check_server_url,
+    describe_repair,
+    parse_server_url,
+    takes_azure_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,14 @@ from loadgen.servers.server_url import ServerUrl, check_server_url, describe_rep
         ("http://h:1/metrics", ServerUrl("http://h:1")),
         ("http://h:1/docs#/default", ServerUrl("http://h:1")),
         ("http://bücher.example:80", ServerUrl("http://xn--bcher-kva.example:80")),
+        ("unix:/run/vllm.sock", ServerUrl("unix:/run/vllm.sock")),
+        ("unix:///run/vllm.sock", ServerUrl("unix:/run/vllm.sock")),
+        ("unix:/run/v.sock:/base/v1/chat/completions?a=1", ServerUrl("unix:/run/v.sock:/base", "a=1", "chat")),
+        (
+            "https://n.openai.azure.com/openai/deployments/d/chat/completions?api-version=2024-10-21",
+            ServerUrl("https://n.openai.azure.com/openai/deployments/d", "api-version=2024-10-21", "chat"),
+        ),
+        ("https://n.openai.azure.com/openai/v1/", ServerUrl("https://n.openai.azure.com/openai")),
     ],
 )
 def test_each_form_is_split(text: str, address: ServerUrl) -> None:
@@ -59,7 +74,8 @@ def test_each_form_is_split(text: str, address: ServerUrl) -> None:
     [
         ("vllm", "must start with http"),
         ("ftp://h", "must start with http"),
-        ("unix:///run/vllm.sock", "must start with http"),
+        ("unix:vllm.sock", "full path"),
+        (f"unix:/{'a' * 107}", "at most 107 bytes"),
         ("ws://h:1", "must start with http"),
         ("::1", "must start with http"),
         ("http://", "no valid host name"),
@@ -98,3 +114,27 @@ def test_a_repair_is_described(text: str, line: str) -> None:
     """A trailing slash and `/v1` are ordinary and not worth a line; a query is always one."""
     described = describe_repair(text, parse_server_url(text))
     assert described == line
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://n.openai.azure.com/openai/v1", True),
+        ("n.cognitiveservices.azure.com", True),
+        ("https://n.services.ai.azure.com/models", True),
+        ("https://gateway.test/openai/deployments/gpt?api-version=1", True),
+        ("https://api.groq.com/openai/v1", False),
+        ("http://127.0.0.1:8000", False),
+        ("unix:/run/vllm.sock", False),
+        ("", False),
+    ],
+)
+def test_servers_that_take_the_key_of_azure_are_recognised(url: str, expected: bool) -> None:
+    """Azure's hosts do, and gateways with the paths of Azure's deployments."""
+    assert takes_azure_key(url) is expected
+
+
+def test_the_deployment_is_read_from_the_path() -> None:
+    """A name may be encoded. Other paths name no deployment."""
+    assert azure_deployment("https://h/openai/deployments/gpt%204/chat") == "gpt 4"
+    assert azure_deployment("https://h/openai/v1") == ""

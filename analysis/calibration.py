@@ -25,6 +25,7 @@ from loadgen.analysis.frame import Integers
 from loadgen.analysis.run.runfile import Run, stamp_facts
 from loadgen.analysis.stats import percentiles, ring_difference_s, round_to_ns
 from loadgen.analysis.timestamp_errors import STALL_CHECK_S
+from loadgen.workloads.request import number_of_wire_id
 
 EXACT_TTFT_ERROR_S = 1e-3
 """The client is exact if the p99 of its absolute TTFT error is below this value, in seconds."""
@@ -102,7 +103,7 @@ def read_log(path: Path) -> dict[int, ServerLogLine]:
     """Return the lines of the simulated server's log by request id. Raises OSError and msgspec.DecodeError."""
     decoder = msgspec.json.Decoder(ServerLogLine)
     lines = map(decoder.decode, path.read_bytes().splitlines())
-    return {int(line.request_id): line for line in lines if line.request_id}
+    return {number_of_wire_id(line.request_id): line for line in lines if line.request_id}
 
 
 def compare_with_log(run: Run, log: Mapping[int, ServerLogLine]) -> StampComparison:

@@ -27,6 +27,7 @@ from benchmarks.comparison.client import Client
 from benchmarks.comparison.install import ensure
 from benchmarks.peers import BEGIN, ENVIRONMENTS, PEAK, RATE, SKEW, WALL
 from loadgen.analysis.run import runfile
+from loadgen.workloads.request import number_of_wire_id
 
 RATIO, LATE = "of C's rate", "server late p99, ms"
 TTFT_P99, TPOT_P99 = "TTFT error p99, ms", "TPOT error p99, ms"
@@ -153,7 +154,7 @@ def errors(outcome: drive.Outcome) -> table.Row:
     An error is the recorded minus the logged value. Both TTFTs begin when the client sent the request.
     """
     run = runfile.read(outcome.scratch / ours.RUN)
-    log = {int(line["request_id"]): line for line in outcome.requests}
+    log = {number_of_wire_id(line["request_id"]): line for line in outcome.requests}
     pairs = [(record, log[record.id]) for record in run.records if record.state == "complete"]
     start_ns = run.header.start_realtime_ns
     ttft_ms = [(record.chunk_ns[0] - (line["sent_ns"][0] - start_ns)) / 1e6 for record, line in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,41 @@ class Request(msgspec.Struct, frozen=True):
     """Number of inputs: `prompt` and those in `batch`. `input_tokens` covers all of them."""
     ignore_eos: bool = True
     """True if the server should continue past the end-of-text token up to the requested length."""
+    model: str = ""
+    """Model to request. Empty: the model of the run."""
+    path: str = ""
+    """Path of the request's URL, such as `/v1/chat/completions`. Empty: the path of the run's dialect."""
+    headers: Mapping[str, str] = {}
+    """HTTP headers of this request. They replace headers of the run that have the same name in any spelling."""
+    raw: bytes = b""
+    """The exact bytes of the request's body. Empty: the server's `Dialect` encodes the body."""
+
+
+def merged_headers(*headers: Mapping[str, str]) -> dict[str, str]:
+    """Return all headers together. A later header replaces earlier ones of the same name, in any spelling."""
+    result: dict[str, tuple[str, str]] = {}
+    for fields in headers:
+        for name, value in fields.items():
+            result[name.lower()] = name, value
+    return dict(result.values())
+
+
+def new_id_prefix() -> str:
+    """Return a random prefix for the request ids of a run. Two runs practically never get the same prefix."""
+    return secrets.token_hex(6)
+
+
+def wire_id(prefix: str, number: int) -> str:
+    """Return the id that a request has on the wire, such as `5f0c9a1be2d4-17` for request 17.
+
+    A warm-up request has a negative number. Its id ends in `w1` for -1, `w2` for -2, and so on."""
+    return f"{prefix}-{number}" if number >= 0 else f"{prefix}-w{-number}"
+
+
+def number_of_wire_id(text: str) -> int:
+    """Return the number of the request with this id on the wire. Raises ValueError for an id of another form."""
+    last = text.rpartition("-")[2]
+    return -int(last[1:]) if last.startswith("w") else int(last)
 
 
 def merged(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -455,7 +455,9 @@ class Master:
         self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
         plan = {**self._header.plan, "url": self._header.server["url"]}
-        self._link.send(protocol.Assign(plan, machine.workers[0], len(machine.tasks)), machine.node)
+        self._link.send(
+            protocol.Assign(plan, machine.workers[0], len(machine.tasks), machine.tasks[0].id_prefix), machine.node
+        )
 
     def _on_peer_lost(self, event: protocol.PeerLost) -> None:
         if self._port is None:

@@ -48,7 +48,7 @@ from loadgen.analysis.run.runfile import SchedulingFacts
 from loadgen.distributed import DistributedError, TokenError
 from loadgen.errors import OutputError, install_hint
 from loadgen.servers.auth import read_secret
-from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.dialect import Dialect, request_body
 from loadgen.servers.lifeline import lifeline
 from loadgen.servers.own_process import own_process
 from loadgen.workloads.request import Request
@@ -167,6 +167,8 @@ class Assign(Message, frozen=True):
     """Number of the machine's first worker process."""
     workers: int
     """Number of worker processes that the machine runs."""
+    id_prefix: str = ""
+    """Random prefix of the request ids on the wire, which all machines share."""
 
 
 class Connect(Message, frozen=True):
@@ -466,7 +468,7 @@ def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> by
     The digest depends on the prompts, the model and the dialect. The master compares it with its own digest, and can
     thus check a machine without sending the prompts.
     """
-    bodies = (dialect.encode(request, model) for request in islice(requests, FINGERPRINT_REQUESTS))
+    bodies = (request_body(request, dialect, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()
 
 

@@ -17,6 +17,8 @@ from math import inf
 from pathlib import Path
 from typing import TypeVar, cast
 
+import msgspec
+
 from loadgen import machine as host
 from loadgen.distributed import DistributedError, TokenError, protocol
 from loadgen.distributed.protocol import VARIABLE, Address, Event, Frames, fingerprint, token_of
@@ -327,7 +329,10 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
         plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"])
         with prepare.prepare(plan, parts, say) as prepared:
             check_room(parts, prepared.bytes * assign.workers // plan.workers)
-            own_tasks = prepared.tasks[assign.first : assign.first + assign.workers]
+            own_tasks = [
+                msgspec.structs.replace(task, id_prefix=assign.id_prefix)
+                for task in prepared.tasks[assign.first : assign.first + assign.workers]
+            ]
             fingerprints = [fingerprint(task.requests(), task.dialect, task.model) for task in own_tasks]
             session.link.send(protocol.PromptsReady(fingerprints, prepared.header.server))
             session.until(lambda: session.last(protocol.Connect))

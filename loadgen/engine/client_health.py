@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import Structure, c_double, c_int64
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -238,12 +239,12 @@ class FirstTokens:
         counts: LiveCounters,
         stamps: TimestampSource,
         to_monotonic: ToMonotonic,
-        first_token: Callable[[bytes], int | None],
+        first_token: Callable[..., int | None],
     ) -> None:
         """Create the counter of one worker.
 
-        `first_token` takes the beginning of a response. It returns the offset just past the first event with a token,
-        or None if no event contains a token.
+        `first_token` takes the beginning of a response, and a `dialect` if the response has another one than that of
+        the run. It returns the offset just past the first event with a token, or None if no event contains a token.
         """
         self._ttft = counts.ttft
         self._stamps = stamps
@@ -271,7 +272,7 @@ class FirstTokens:
         for exchange in islice(unseen, MAX_SEARCHED):
             if exchange.sent_ns is None:
                 continue
-            end = self._search(exchange.raw)
+            end = self._search(exchange)
             if end is None:
                 searched[exchange] = len(exchange.sizes)
             elif self._stamps.ready(exchange):
@@ -281,16 +282,20 @@ class FirstTokens:
                     continue
                 seen[exchange] = self._ttft.add(arrived_ns - exchange.sent_ns)
 
-    def _search(self, raw: bytes) -> int | None:
+    def _search(self, exchange: Exchange) -> int | None:
         """Return the offset just past the first event with a token.
 
         Return None if the first SEARCHED_BYTES bytes of the response contain no token.
         """
+        raw = exchange.raw
         if raw.find(b"data:", 0, SEARCHED_BYTES) < 0:
             return None
-        end = self._first_token(raw[:SEARCHED_FIRST_BYTES])
+        first_token = self._first_token
+        if exchange.dialect is not None:
+            first_token = partial(first_token, dialect=exchange.dialect)
+        end = first_token(raw[:SEARCHED_FIRST_BYTES])
         if end is None and len(raw) > SEARCHED_FIRST_BYTES:
-            end = self._first_token(raw[:SEARCHED_BYTES])
+            end = first_token(raw[:SEARCHED_BYTES])
         return end
 
     def take(self, exchange: Exchange | None, record: Record) -> None:

@@ -217,6 +217,7 @@ class Driver:
     def _attach(self, slot: ScheduledRequest, connection: Connection) -> Exchange:
         exchange = slot.exchange = self._exchange(lambda exchange: self._on_end(exchange, slot))
         slot.connected_ns, slot.reused = connection.opened_ns, connection.reused
+        exchange.dialect = slot.dialect
         exchange.prepare(connection, connection.seal(slot.payload))
         return exchange
 
@@ -724,7 +725,7 @@ class Recorder:
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:
             longest = max(begun, key=attrgetter("size"))
-            self._rate.sample(*tokens_so_far(longest.raw[:SAMPLED_BYTES], self._dialect))
+            self._rate.sample(*tokens_so_far(longest.raw[:SAMPLED_BYTES], longest.dialect or self._dialect))
 
     def _record_first(self, count: int) -> None:
         """Record the first `count` requests in `ended`. Their responses are decoded together."""
@@ -746,7 +747,8 @@ class Recorder:
             slot.payload = b""
             if slot.conversation is not None:
                 complete = exchange is not None and record.state == "complete"
-                self.on_turn(slot, record, answer_text(exchange, self._dialect) if exchange and complete else "")
+                answer = answer_text(exchange, exchange.dialect or self._dialect) if exchange and complete else ""
+                self.on_turn(slot, record, answer)
             self.ended.popleft()
             self.on_record(slot, record)
 

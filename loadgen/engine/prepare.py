@@ -46,6 +46,7 @@ from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
+from loadgen.workloads.request import new_id_prefix
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.workload import Prompts, Synthetic, WorkloadSpec, prepare_prompts
@@ -169,6 +170,7 @@ def prepare(
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
         headers = request_headers(plan, dialect)
+        id_prefix = new_id_prefix()
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             WorkerTask(
                 worker=worker,
@@ -180,6 +182,8 @@ def prepare(
                 dialect=dialect,
                 model=facts.model,
                 headers=headers,
+                id_prefix=id_prefix,
+                dialects={},
                 stamps=plan.stamps,
                 client_priority=plan.client_priority,
                 part=folder / f"part-{worker}.jsonl",
@@ -189,6 +193,7 @@ def prepare(
         bytes_per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
         header = build_header(plan, facts, dialect, prompts, schedule.at_once)
         header.server |= target.facts
+        header.client["request_ids"] = id_prefix
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
 
 

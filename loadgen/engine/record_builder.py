@@ -44,6 +44,7 @@ class _Response(NamedTuple):
     exchange: Exchange
     request: Request
     record: Record
+    dialect: Dialect
     bounds: array[int]  # start and end of each piece of the body
     coding: str
     payloads: Sequence[bytes] | None  # payload of each event; None if the response cannot hold an answer
@@ -60,13 +61,17 @@ def build_records(
 ) -> list[Record]:
     """Decode the responses of these exchanges, and return a Record for each.
 
+    `dialect` is the dialect of every exchange that has no other one (`Exchange.dialect`).
+
     Timestamps come from the source `stamps`. If the timestamps of a response are impossible, for example not in order,
     this response gets timestamps from `stamps.fallback` instead. A malformed response does not raise an error.
 
     Each decoding step runs over all responses before the next step begins, which keeps the code of the step in the CPU
     cache.
     """
-    responses = [_read_response(exchange, request, dialect, start_ns) for exchange, request in exchanges]
+    responses = [
+        _read_response(exchange, request, exchange.dialect or dialect, start_ns) for exchange, request in exchanges
+    ]
     received = [response for response in responses if response.exchange.sizes]
     if health.wants_mark:
         _look_for_mark(received, health)
@@ -75,7 +80,9 @@ def build_records(
     offsets = [(response.exchange, array("q", (1, *response.ends))) for response in received]
     stamped = checked_instants(stamps, offsets, clocks.to_monotonic)
 
-    answers = [None if response.payloads is None else dialect.decode(response.payloads) for response in received]
+    answers = [
+        None if response.payloads is None else response.dialect.decode(response.payloads) for response in received
+    ]
     for response, answer, (arrivals, instants) in zip(received, answers, stamped, strict=True):
         exchange = response.exchange
         record = response.record
@@ -83,7 +90,7 @@ def build_records(
         if min(late) < 0:  # two clocks never agree to the last nanosecond
             late = [max(0, late_ns) for late_ns in late]
         record.late_ns_max = max(late)
-        first_token_read = _complete(response, answer, instants, dialect, start_ns)
+        first_token_read = _complete(response, answer, instants, start_ns)
         full_reads = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
         health.add(late, record.coalesced_reads, full_reads, exchange.window_checks, *exchange.losses)
     return [response.record for response in responses]
@@ -156,12 +163,12 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
         reads=len(exchange.sizes),
     )
     if not exchange.sizes:
-        return _Response(exchange, request, record, array("q"), "", None, ())
+        return _Response(exchange, request, record, dialect, array("q"), "", None, ())
     bounds = _bounds(exchange, record)
     coding = exchange.framing.coding
     may_answer = exchange.framing.status == 200 and not coding
     payloads, ends = _events(exchange, bounds, dialect) if may_answer else (None, ())
-    return _Response(exchange, request, record, bounds, coding, payloads, ends)
+    return _Response(exchange, request, record, dialect, bounds, coding, payloads, ends)
 
 
 def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
@@ -181,7 +188,7 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
             return
 
 
-def _complete(response: _Response, answer: Answer | None, stamped: Instants, dialect: Dialect, start_ns: int) -> int:
+def _complete(response: _Response, answer: Answer | None, stamped: Instants, start_ns: int) -> int:
     """Complete the Record of a response.
 
     `answer` is the decoded response, or None if the response cannot hold an answer, for example because of its HTTP
@@ -190,6 +197,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, dia
     """
     exchange = response.exchange
     record = response.record
+    dialect = response.dialect
     instants, source = stamped
     first_token_read = len(exchange.sizes)
     record.first_byte_ns = instants.pop(0) - start_ns

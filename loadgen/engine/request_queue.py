@@ -16,6 +16,7 @@ from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
 
 if TYPE_CHECKING:
+    from loadgen.servers.backends.dialect import Dialect
     from loadgen.servers.wire.transport import Exchange
 
 
@@ -96,6 +97,8 @@ class ScheduledRequest:
     """True if the closed-loop client continues only after this request has been recorded."""
     conversation: Conversation | None = None
     """The session to which this request belongs. None for a single request."""
+    dialect: Dialect | None = None
+    """The dialect of the request if it differs from the dialect of the run."""
     not_encoded: str = ""
     """Reason why the request could not be encoded. Empty if `payload` holds its bytes."""
 

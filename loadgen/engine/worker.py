@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice, repeat
@@ -37,14 +37,14 @@ from loadgen.engine.closed_loop import ClosedLoop, RequestQueue, Sessions
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
-from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.dialect import Dialect, request_body
 from loadgen.servers.lifeline import close_inherited, end_with_parent
 from loadgen.servers.target import Target
 from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source, preload_source
 from loadgen.workloads.prompts import SharedSpan
-from loadgen.workloads.request import Request
+from loadgen.workloads.request import Request, merged_headers, wire_id
 from loadgen.workloads.sessions import Conversation
 from loadgen.workloads.workload import Prompts
 
@@ -71,6 +71,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
     dialect: Dialect
     model: str
     headers: dict[str, str]
+    id_prefix: str
+    """Random prefix of the request ids that are sent to the server (loadgen.workloads.request.wire_id)."""
+    dialects: Mapping[str, Dialect]
+    """Dialects of requests that have their own path, by path. Such requests are rare: most use `dialect`."""
     stamps: str
     """The requested timestamp source: `auto`, or a key of loadgen.servers.wire.timestamp_sources.SOURCES."""
     client_priority: str
@@ -121,16 +125,22 @@ class WorkerTask(msgspec.Struct, frozen=True):
         If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
         other requests are sent.
         """
-        headers = {**self.headers, **self.target.proxy_headers, "X-Request-Id": str(request.id)}
+        dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
         payload, not_encoded = b"", ""
         try:
-            body = self.dialect.encode(request, self.model)
-            payload = encode_post(self.target.request_target(self.dialect.path), self.target.host_field, headers, body)
+            body = request_body(request, dialect, self.model)
+            headers = {"X-Request-Id": wire_id(self.id_prefix, request.id)}
+            headers = merged_headers(headers, self.headers, request.headers, self.target.proxy_headers)
+            path = self.target.request_target(request.path or dialect.path)
+            payload = encode_post(path, self.target.host_field, headers, body)
         except Exception as error:
             not_encoded = encoding_problem(error)
         # The payload has the prompt. A second copy of it would take too much memory.
-        without_prompt = replace(request, prompt="", messages=(), images=(), batch=())
-        return ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
+        without_prompt = replace(request, prompt="", messages=(), images=(), batch=(), raw=b"")
+        slot = ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
+        if dialect is not self.dialect:
+            slot.dialect = dialect
+        return slot
 
     def schedule_turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
         """Encode the current turn of a session and return it with its due time."""

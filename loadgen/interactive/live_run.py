@@ -62,7 +62,7 @@ from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.arrivals import INTERACTIVE
 from loadgen.workloads.datasets import Dataset
-from loadgen.workloads.request import Request
+from loadgen.workloads.request import Request, new_id_prefix
 from loadgen.workloads.workload import Prompts
 
 SIMULATED_STREAMS = 4_000
@@ -417,6 +417,7 @@ class LiveRun:
         header.command = list(command)
         header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
+        self.id_prefix = header.client["request_ids"] = new_id_prefix()
         header.client["calibration"] = host.load_calibration(header.host, lambda _: None)
         with ExitStack() as raised:
             self._scheduling = raised.enter_context(raised_priority(target.plan.client_priority))

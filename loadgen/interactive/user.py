@@ -41,7 +41,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
-from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.dialect import Dialect, request_body
 from loadgen.servers.target import Address, Target
 from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, error_to_report
 from loadgen.servers.wire.connection import READ_BYTES, Connection
@@ -50,6 +50,7 @@ from loadgen.servers.wire.local_limits import explain_late_error
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamps import TimestampSource
 from loadgen.servers.wire.transport import Exchange
+from loadgen.workloads.request import merged_headers, wire_id
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
 
@@ -122,7 +123,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             raise StopUser from None
         try:
             with SESSION.turn():
-                body = dialect.encode(request, target.facts.model)
+                body = request_body(request, dialect, target.facts.model)
         except ValueError as error:  # for example text that UTF-8 cannot hold
             record = run.not_encoded(target.numbered(request), error)
             self._report(record, dialect)
@@ -137,7 +138,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         # If Locust stops the user while it connects, nothing is sent. The request exists only from here on.
         request = target.numbered(request)
         address = target.address
-        headers = {**target.headers(dialect), **address.proxy_headers, "X-Request-Id": str(request.id)}
+        headers = {"X-Request-Id": wire_id(run.id_prefix, request.id)}
+        headers = merged_headers(headers, target.headers(dialect), request.headers, address.proxy_headers)
         payload = encode_post(address.request_target(dialect.path), address.host_field, headers, body)
         exchange = self._connection.send(connection, payload)
         run.in_flight.add(exchange)

@@ -193,6 +193,13 @@ def round_up_to_pieces(tokens: int, piece_tokens: int) -> int:
     return -(-tokens // piece_tokens) * piece_tokens
 
 
+def request_body(request: Request, dialect: Dialect, model: str) -> bytes:
+    """Return the body of a request: its exact bytes if it has them, otherwise the body that the dialect encodes.
+
+    `model` is the model of the run. A request with its own model does not use it."""
+    return request.raw or dialect.encode(request, request.model or model)
+
+
 def encode_body(fields: Mapping[str, Any], request: Request) -> bytes:
     """Return the JSON body of a POST request: the dialect's fields, merged with the fields that the user specified."""
     return msgspec.json.encode(merged(fields, request.body) if request.body else fields)

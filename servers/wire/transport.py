@@ -82,6 +82,7 @@ class Exchange:
     losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
+    dialect: Any = None  # The loadgen.servers.backends.dialect.Dialect of the response; None: the run's dialect
 
     @property
     def raw(self) -> bytes:

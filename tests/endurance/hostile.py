@@ -30,6 +30,7 @@ import trustme
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
+from loadgen.workloads.request import number_of_wire_id
 from tests.endurance import spoil
 from tests.support.command import start
 
@@ -122,7 +123,7 @@ class _Talk:
                 return False
         if case.ending == spoil.HANG:
             while asked := _asked(self._sock):  # on a connection whose answer had ended after all
-                self._spoiler.raw[int(asked[2]["x-request-id"])] = "hung", spoil.Spoiled(b"", spoil.HANG)
+                self._spoiler.raw[number_of_wire_id(asked[2]["x-request-id"])] = "hung", spoil.Spoiled(b"", spoil.HANG)
         if case.surplus:
             time.sleep(0.05)
             if select.select([self._sock], [], [], 0)[0]:

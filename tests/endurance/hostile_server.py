@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from loadgen.workloads.request import number_of_wire_id
+
 KEEP, CLOSE, RESET, HANG, HALF = "keep", "close", "reset", "hang", "half"
 """After the bytes of a reply: the connection goes on; FIN; RST; nothing more; FIN while the server reads on."""
 ALL, HEAD, NOTHING = "all", "head", "nothing"
@@ -177,11 +179,11 @@ class _Talk:
         number = fields.get("x-request-id", "")
         path = path.partition("?")[0]
         is_tokens = method == "POST" and path not in self._behaviour.pages
-        in_run = is_tokens and number.isdigit()
+        in_run = is_tokens and number[-1:].isdigit()
         while len(body) < int(fields.get("content-length", 0)) and not (in_run and self._behaviour.reads != ALL):
             body += sock.recv(65_536)
         if in_run:
-            self._log.received.append(int(number))
+            self._log.received.append(number_of_wire_id(number))
             answer = self._behaviour.answer
             return self._send(sock, answer(int(number)) if callable(answer) else answer, int(number))
         if is_tokens:

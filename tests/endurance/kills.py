@@ -27,6 +27,7 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
+from loadgen.workloads.request import number_of_wire_id
 from tests.support.command import in_process, start, summary_of
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -83,7 +84,7 @@ def logged(log: Path) -> set[int]:
     """The requests that the server says it has received."""
     lines = (log.read_bytes() if log.exists() else b"").rpartition(b"\n")[0].splitlines()
     told = (msgspec.json.decode(line, type=LogLine) for line in lines if not line.startswith(b'{"summary"'))
-    return {int(each.request_id) for each in told if each.request_id}
+    return {number_of_wire_id(each.request_id) for each in told if each.request_id}
 
 
 def accounts(folder: Path, received: set[int], victim: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
+from loadgen.workloads.request import number_of_wire_id
 from tests.endurance.kills import children
 from tests.support.command import start
 
@@ -90,7 +91,7 @@ def endured(folder: Path, requests: int, speed: float, workers: int = 1) -> Foun
     with log.open("rb") as lines:
         for line in lines:
             if not line.startswith(b'{"summary"') and (told := msgspec.json.decode(line, type=LogLine)).request_id:
-                received.add(int(told.request_id))
+                received.add(number_of_wire_id(told.request_id))
     requests = len(known) if process.returncode == 130 else requests  # somebody had enough
     states["lost"] = len(received ^ known) + len(set(range(requests)) ^ known)
     return Found(requests, took_s, speed, states, {name: [*filter(None, samples)] for name, samples in rss.items()})

@@ -15,6 +15,7 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.process import spawn
+from loadgen.workloads.request import number_of_wire_id
 from tests.support.command import FAST, ROOT, accounted, burst, events_sent, start, summary_of, wait_for
 from tests.support.simulated import running
 
@@ -102,7 +103,7 @@ def test_each_fault_gets_its_state_beside_requests_without(server: str, tmp_path
         )
     assert code == 1
     accounted(tmp_path, n)
-    told = {int(line.request_id): line.fault for line in simulated.log if line.request_id}
+    told = {number_of_wire_id(line.request_id): line.fault for line in simulated.log if line.request_id}
     for record in runfile.read(tmp_path / "run").records:
         fault = told.get(record.id, "")
         expected = next(

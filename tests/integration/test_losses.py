@@ -130,7 +130,7 @@ def early(segments: list[Segment], client: Side) -> int:
 def deliverable(segments: list[Segment], client: Side) -> dict[int, list[int]]:
     """By request of this connection when each of its tokens could be read."""
     asked = stream([segment for segment in segments if segment.source == client])[0]
-    number = re.search(rb"X-Request-Id: (\d+)", asked)
+    number = re.search(rb"X-Request-Id: \w+-(\d+)", asked)
     if number is None:
         return {}
     said, marks, _ = stream([segment for segment in segments if segment.target == client])

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from loadgen.workloads.request import number_of_wire_id
+
 MODELS = json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "someone"}]}).encode()
 
 
@@ -39,7 +41,7 @@ class PlainServer:
     url: str = ""
     port: int = 0
     ids: list[str] = field(default_factory=list)
-    """The `X-Request-Id` of every request for tokens that the server has read."""
+    """The number in the `X-Request-Id` of every request for tokens that the server has read."""
     connections: int = 0
 
 
@@ -140,7 +142,7 @@ def _serve(
                 Talk(sock, 0).stream()
                 continue
             number += 1
-            found.ids += ids
+            found.ids += [str(number_of_wire_id(text)) for text in ids]
             talk = Talk(sock, number)
             answer(talk)
             if not talk.open:

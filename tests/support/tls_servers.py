@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
+from loadgen.workloads.request import number_of_wire_id
 from tests.support.tls import HOST
 
 SentNs = dict[int, list[int]]
@@ -74,7 +75,7 @@ class Completions:
         request_id = dict(scope["headers"]).get(b"x-request-id")
         sent_ns = list[int]()
         if request_id:
-            self.sent_ns[int(request_id)] = sent_ns
+            self.sent_ns[number_of_wire_id(request_id.decode())] = sent_ns
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         for number in range(tokens):
             await asyncio.sleep(began_s + self._ttft_s + number * self._itl_s - time.monotonic())

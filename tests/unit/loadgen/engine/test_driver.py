@@ -100,6 +100,7 @@ class FakeExchange:
     """Ends by the clock; what it carries is an error, so that nothing need be decoded."""
 
     window_checks = full_windows = size = 0
+    dialect = None
 
     def __init__(self, net: FakeNet, on_end: Callable[[Any], None]) -> None:
         self.net, self._on_end = net, on_end

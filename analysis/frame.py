@@ -304,7 +304,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def later_counts(self) -> Integers:
-        """The number of tokens after the first token of each row, as counted in the chunks.
+        """The number of tokens that the chunks of each row hold after the first token.
 
         The number is 0 for rows that the mask `sampled` does not select.
         """

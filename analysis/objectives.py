@@ -100,9 +100,9 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class BoundsMet(msgspec.Struct, kw_only=True):
-    """The bounds of --goodput, all multiplied by the smallest factor at which enough requests would have met them.
+    """The bounds of --goodput, multiplied by one factor, which is just large enough for a given share of the requests.
 
-    "Enough" means a given share of the requests, such as 90%.
+    For example, 90% of the requests would have met the multiplied bounds.
     """
 
     scale: float

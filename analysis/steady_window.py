@@ -260,7 +260,7 @@ def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
     """Return the part of a step function between the times `begins` and `ends`.
 
-    These times become the first and the last instant of the part. The last count is repeated, so that there are as
+    The first and the last instant of the part are `begins` and `ends`. The last count is repeated, so that there are as
     many counts as instants.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")

@@ -692,7 +692,7 @@ def _table_notes(comparison: Comparison) -> list[str]:
 def remark(row: ComparedFigure) -> str:
     """Return a note on the verdict of a figure. The note depends on the verdict:
 
-    - `no difference`: the largest possible difference.
+    - `no difference`: how large a difference is still possible.
     - `inconclusive`: why the figure was not tested, or how many more requests or runs are needed.
     - `better` or `worse`: an empty string.
     """

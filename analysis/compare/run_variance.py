@@ -275,8 +275,8 @@ def _change_of_pace(values: Floats) -> Floats:
 def _progress(frame: Frame) -> Floats | None:
     """Return the progress of a run: the times at which equal shares of its tokens had arrived.
 
-    The array has PROGRESS_POINTS times in seconds from the start of the window. At the first time no token has arrived,
-    and at the last time all tokens have arrived. Return None if the run has too few chunks.
+    The array has PROGRESS_POINTS times in seconds from the start of the window. At the first of them, no token has
+    arrived yet. At the last one, all tokens have arrived. Return None if the run has too few chunks.
     """
     span = frame.span_ns
     if span is None or len(frame.chunk_ns) == 0:

@@ -142,7 +142,7 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
 def stopped_count(summary: Summary) -> int:
     """Return the number of failed requests that were cancelled when the run was stopped.
 
-    In an interactive run, the number includes the requests of users that were stopped during the run."""
+    In an interactive run, the number includes requests of simulated users whom the operator stopped earlier."""
     return summary.requests.errors.get("cancelled", 0)
 
 
@@ -257,7 +257,7 @@ def _different_prompts(summary: Summary) -> str:
 
 
 def _output_lengths(summary: Summary) -> str:
-    """Return clauses on the responses that ended early or were too long: their number, mean length and the reason."""
+    """Describe the responses that ended early or were too long: their number, mean length and the reason."""
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)
     if chunks_only:

@@ -28,10 +28,12 @@ BOUNDED = ("ttft", "tpot")
 
 
 def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] | None:
-    """Return the mean TTFT, decode time and stalls of complete requests, in s, by percentile group of E2E.
+    """Return the mean TTFT, decode time and stalls in s, for groups of complete requests by their E2E latency.
 
     A stall is a gap between chunks that is longer than STALL_FACTOR times the median gap of the run. Decode time is the
-    rest of E2E. `phases` contains the mean duration of each phase, from the server's own metrics (see
+    E2E latency without TTFT and stalls.
+
+    `phases` contains the mean duration of each phase, from the server's own metrics (see
     loadgen.analysis.telemetry.mean_phases). Return None if there are fewer than REQUESTS_MIN complete requests, or if
     responses have no gaps.
     """

@@ -225,8 +225,8 @@ def are_repeats(summaries: Sequence[Summary]) -> bool:
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     """Return each run with its name, colour and line style.
 
-    Runs of different servers have different colours. Runs of one server have different line styles. Repeats of one plan
-    have different colours, and different line styles once there are more repeats than colours.
+    Normally each server has its colour, and the runs of one server differ in their line styles. If all runs are repeats
+    of one plan, each run has its own colour. Colours are reused, with another line style, when none is left.
     """
     summaries = [run.summary for run in runs]
     servers = [summary.server.name for summary in summaries]

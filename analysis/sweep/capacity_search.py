@@ -351,8 +351,8 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
 def autocorrelation_time(values: Floats, *bounds: float) -> float:
     """Return the number of consecutive values that count as one independent value.
 
-    For each bound and for each quantile in QUANTILES, the autocorrelation time of `values > bound` is computed. The
-    result is the largest of these times, multiplied by SHORT_RUN_FACTOR."""
+    The levels are the given bounds and the quantiles QUANTILES of `values`. For each level, the series `values > level`
+    has an autocorrelation time. The result is the largest of these times, multiplied by SHORT_RUN_FACTOR."""
     levels = [*bounds, *(np.quantile(values, QUANTILES, method="lower"))]
     return SHORT_RUN_FACTOR * max(_integrated_time(values > level) for level in levels)
 

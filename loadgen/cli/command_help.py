@@ -195,7 +195,7 @@ def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
 
 
 def _drop_dissimilar(error: Any) -> None:
-    """Keep only similar option names among the suggestions of the error for an unknown option."""
+    """Remove dissimilar names from the suggestions that the error for an unknown option makes."""
     from difflib import SequenceMatcher  # takes a millisecond
 
     name = str(error.option_name).lstrip("-")

@@ -143,7 +143,7 @@ class Piece(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """The worker machine has sent every Piece of its part files."""
+    """Message of a worker machine after its last `Piece`: all its part files have been sent."""
 
     at_ns: int
     """Time when the machine's last request ended, on its CLOCK_MONOTONIC."""

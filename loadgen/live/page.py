@@ -51,7 +51,8 @@ def render(
 ) -> str:
     """Return the page as HTML.
 
-    A saved page contains all snapshots. With `live`, the page receives them as server-sent events from `events`.
+    A saved page contains all snapshots. With `live`, the page receives them as server-sent events
+    from the relative URL `events`.
     `nonce` is the value that the page's Content-Security-Policy requires.
     """
     data = {"title": title, "snapshots": [msgspec.to_builtins(one) for one in snapshots], "note": note, "live": live}

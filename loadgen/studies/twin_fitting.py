@@ -418,9 +418,9 @@ class FitProblem:
             weight = sqrt(INDEPENDENT_REQUESTS / n) / NOISE
             soft(e) = OUTLIER * sqrt(2 * (sqrt(1 + (e / OUTLIER) ** 2) - 1))    (soft L1 loss).
 
-        The residual of a missing latency is 0. `median(TPOT) / 2` is added to the simulated and the measured TTFT,
-        because a request may arrive at any time within a step.
-        """
+        The residual of a missing latency is 0. A request may arrive at any time within a step of the server, so TTFT
+        varies by up to one step. To give short TTFTs less weight, `median(TPOT) / 2` is added to the simulated and the
+        measured TTFT."""
         parts = []
         for run in self.runs:
             ttft_s, tpot_s, _ = self.replay_run(run, logarithms)

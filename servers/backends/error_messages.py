@@ -4,7 +4,7 @@ Servers report errors in these forms:
 
     {"error":{"message":..,"type":..,"code":..}}     vLLM 0.10 and later, LightLLM 1.2, OpenAI; TGI 2.4.1 in streams.
     {"object":"error","message":..,"type":..}        vLLM up to 0.6.6; SGLang.
-    {"error":"..","error_type":".."}                 TGI; vLLM's {"error":"Unauthorized"}.
+    {"error":"..","error_type":".."}                 TGI. vLLM without `error_type`: {"error":"Unauthorized"}.
     {"message":".."}                                 LightLLM up to 1.1.
     {"detail":".."}, {"detail":[{"loc":..,"msg":..}]}    FastAPI.
     plain text, HTML                                 axum, uvicorn, proxies.

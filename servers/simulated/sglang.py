@@ -302,7 +302,9 @@ def _spaced_error_event(message: str, error_type: str, code: int) -> bytes:
 
 
 def failure(status: int) -> Reply:
-    """Return an error response with status 429, 500 or 503. The real server never sends status 429."""
+    """Return an error response with status 429, 500 or 503.
+
+    The real server never sends status 429. A user can still request this status, to test a client with it."""
     if status == 500:
         return Reply(sglang_checks.error_body("Internal server error", "InternalServerError", 500), 500)
     return Reply(sglang_checks.error_body(_QUEUE_FULL, "SERVICE_UNAVAILABLE", status), status)

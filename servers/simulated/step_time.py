@@ -215,7 +215,7 @@ def _table_index(size: int) -> int:
 def _look_up(table: list[float], size: int) -> float:
     """Return the table entry for `size` sequences or tokens.
 
-    For sizes beyond the table, the last entry grows in proportion to the size.
+    For a size beyond the table, the result is the last entry, scaled in proportion to the size.
     """
     index = _table_index(size)
     return table[index] if index < len(table) else table[-1] * (index + 1) / len(table)

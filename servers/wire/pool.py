@@ -71,8 +71,8 @@ class Pool:
     def put(self, connection: Connection) -> None:
         """Put a connection that can carry another request back into the pool.
 
-        The pool keeps the connection even if it already has `spare` idle connections, because `top_up` would otherwise
-        have to open new ones for later requests. If `spare` is 0, or after `close`, the connection is closed."""
+        The pool may hold more idle connections than the number `spare`. If `spare` is 0, or after `close`,
+        the connection is closed instead."""
         if self._spare:
             self._idle.append(connection)
         else:

@@ -1,9 +1,11 @@
 """The interface of timestamp sources, and two sources. A timestamp source returns the arrival times of received bytes.
 
+`Source` stands for a class, and `source` for its instance:
+
     Source.open(servers)   Call before the first connection (loadgen.servers.wire.timestamp_sources lists the sources).
     source.claim(sock)     Call for each connection before it is opened.
     source.watch(sock)     Call for each connection after it is opened.
-    source.instants(...)   Call after the end of a response, for offsets in its bytes.
+    source.instants(...)   Call after the end of a response, with positions in its bytes.
     source.counts()        Call once a second, for the health telemetry of the run.
 
 A source has a name, a maximum error, and the property `exact`. Run files store these facts.
@@ -96,9 +98,9 @@ class TimestampSource:
         """Prepare a socket for timestamps, before its connection is opened."""
 
     def watch(self, sock: socket.socket) -> Any:
-        """Start to timestamp a connection that has been opened but not read from.
+        """Start timestamping a connection that has been opened but not read from.
 
-        The caller stores the result as `tcp_stream` of the connection."""
+        The caller stores the result in the connection's attribute `tcp_stream`."""
 
     @property
     def active_source(self) -> TimestampSource:

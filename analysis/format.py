@@ -179,7 +179,7 @@ def speed_of(summary: Summary) -> float:
 
 
 def times_speed(*speeds: float) -> str:
-    """Return text such as ` at 5 times speed` or ` at 1, 4 and 5 times speed`, which can follow a noun.
+    """Return the speeds of runs as a phrase, such as ` at 5 times speed` or ` at 1, 4 and 5 times speed`.
 
     The text is empty if all speeds are 1.
     """

@@ -1,7 +1,7 @@
 """Chooses the measurement window: the part of a run that its figures cover.
 
-Most runs are measured as a whole, from the first byte sent to the end of the last request. These are bursts, closed
-loops, interactive users, rates that change by plan, and short runs.
+Most runs are measured as a whole, from the first byte sent to the end of the last request. This applies to bursts,
+closed loops, interactive users, loads whose rate changes as planned, and short runs.
 
 A plan can set a window with `window_s`. Otherwise a window is chosen only for an open loop with a constant rate that
 reached a steady state. The window excludes only the start-up phase, in which the number in flight still grows:

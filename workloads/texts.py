@@ -307,7 +307,7 @@ class TextSurvey:
         """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
 
         - `spans` is the number of shared spans, which are texts at the beginning of several prompts. The spans have the
-          numbers -1 to -`spans`. Without shared spans it is 0.
+          numbers -1 to -`spans`. 0 means that no text is shared.
         - `complete` is False if not every prompt will be recorded with `note`.
         """
         self.complete = complete

@@ -127,7 +127,8 @@ def sum_ratios(case: StepCase) -> dict[str, float]:
 def sentences(case: StepCase, result: InferenceResult) -> list[str]:
     """Return the sentences of the report about one batch size.
 
-    The sentences state the time of a step, the estimated time of the whole model, and the ratios of `sum_ratios`.
+    The sentences state the time of a step, the estimated time of the whole model, and the ratios that `sum_ratios`
+    returns.
     """
     mean, margin = mean_and_margin(case.step_s)
     spread = f" ± {duration(margin, 2)}" if margin is not None else ""

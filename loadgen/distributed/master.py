@@ -214,7 +214,7 @@ class Master:
     def _until(self, reached: Callable[[], bool], deadline: float, message: str) -> None:
         """Handle events until `reached` returns True.
 
-        `deadline` is a time of time.monotonic. After this time, DistributedError with `message` is raised. An interrupt
+        Raises DistributedError with `message` when `time.monotonic()` passes `deadline`. An interrupt
         raises KeyboardInterrupt.
         """
         while not reached():
@@ -342,7 +342,8 @@ class Master:
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
         """Yield one WorkerExit for each worker process of a machine.
 
-        If the machine is lost, every request of its share counts as due, because no other machine sends these requests.
+        If the machine is lost, `WorkerExit.due` covers every request of its share. Requests that it had not sent get
+        Records with the error `worker_lost`, because no other machine sends them.
         """
         tasks = machine.tasks
         is_closed = tasks[0].schedule.due_ns is None or tasks[0].prompts.has_sessions

@@ -256,7 +256,7 @@ def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
 
 
 def max_length(tokens: int | str) -> int:
-    """Return the largest length that a length setting of a plan allows, in tokens.
+    """Return the maximum of a length distribution in tokens, such as 1024 for `uniform:128..1024`.
 
     Return 1 if the largest length is not known before the run. A length of 1 passes every check against the server's
     limits.

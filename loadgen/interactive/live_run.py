@@ -6,8 +6,8 @@ Records are written when requests end, and flushed once a second. A killed proce
 second. This process writes the run file directly, without a separate part file for each worker process. Therefore
 `loadgen report` and `loadgen compare` can read the run file during the run.
 
-Figures are computed from individual samples, not from histogram buckets, as defined in loadgen.analysis.metrics. For
-each metric the newest samples are kept, up to a limit. The page states the limit once it is reached. The run file
+Figures are those of loadgen.analysis.metrics, computed from individual samples instead of histogram buckets. For each
+metric the newest samples are kept, up to a limit. The page states the limit once it is reached. The run file
 contains every record.
 """
 

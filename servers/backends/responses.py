@@ -86,7 +86,7 @@ class ResponseObject(msgspec.Struct, gc=False):
 
 
 class OutputItem(msgspec.Struct, gc=False):
-    """One item of the output. A tool call has the name of the tool, which the model generated."""
+    """One item of the output. If it is a tool call, it has the name of the tool, which counts as generated text."""
 
     type: str | None = None
     name: str | None = None

@@ -54,7 +54,8 @@ def launched_server(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
     - `unreachable_s`: maximum time for which a healthy container may be unreachable.
     - `api_key_env`: name of the environment variable with the API key.
 
-    Raises LaunchError with the end of the container's log, and the errors of `loadgen.servers.discovery.probe`."""
+    Raises LaunchError, which has the end of the container's log, and the exceptions that
+    `loadgen.servers.discovery.probe` raises."""
     server = up(spec, say)
     try:
         yield server

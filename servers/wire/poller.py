@@ -148,9 +148,8 @@ class Timer:
         loop.add_reader(self._fd, callback)
 
     def arm(self, instant_ns: int | None) -> None:
-        """Call back when `time.monotonic_ns` reaches `instant_ns`, or shortly after. None disarms the timer.
-
-        This time replaces the time of any earlier call."""
+        """Call back when `time.monotonic_ns` reaches `instant_ns`, or shortly after. An earlier instant is
+        replaced. None disarms the timer."""
         self._spec[2], self._spec[3] = divmod(0 if instant_ns is None else max(instant_ns, 1), _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 

@@ -105,10 +105,10 @@ class Exchange:
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
 
     def send(self, *others: Exchange) -> None:
-        """Send this request and then the `others`. The end time of one `send` call is the start time of the next.
+        """Send this request and then the `others`, in quick succession.
 
-        The loop contains only the `send` calls and the clock. Everything else that they need is looked up before the
-        loop, so that the requests are sent in quick succession."""
+        A loop calls the `send` function of each socket. To keep the loop short, everything else is looked up before it.
+        The clock is read once between two sockets: this time ends the first send and starts the second."""
         exchanges = (self, *others)
         calls = [
             (exchange.connection.sock.send, exchange.unsent)

@@ -7,7 +7,8 @@ devices (Megatron-LM, arXiv 1909.08053):
 - The last matrices of attention and MLP are split by rows. The `TensorGroup` sums their partial results.
 - The output head is split by columns.
 
-`LAYERS` contains one decoder layer class for each way of combining all-reduces and blocks.
+`LAYERS` contains the classes of decoder layers. They differ in when the all-reduce after attention or MLP starts, and
+in which later part of the model first uses its result.
 """
 
 from __future__ import annotations

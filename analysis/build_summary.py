@@ -24,6 +24,7 @@ from loadgen.analysis.held_back import find_held_back
 from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.prediction import read_prediction
+from loadgen.analysis.reasoning import reasoning_tokens
 from loadgen.analysis.request_outcomes import request_counts
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
@@ -202,6 +203,8 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
     contradicted = complete & frame.has_basis("contradicted")
     unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
     chunks = int(frame.chunk_counts[spread].sum())
+    reasoning = np.where(complete, reasoning_tokens(frame), 0.0)
+    unanswered = complete & ~np.isnan(frame.mark("reasoning_chunks")) & np.isnan(frame.mark("first_answer_ns"))
     per_basis = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
     return summary.TokenCounts(
         prompt_asked=sum_known(frame.prompt_asked, tried),
@@ -218,6 +221,9 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         streamed_by={basis: int(count) for basis, count in zip(BASES, per_basis, strict=True) if count},
         unstreamed=int(unstreamed.sum()),
         unstreamed_requests=int((unstreamed > 0).sum()),
+        reasoning=int(np.nansum(reasoning)),
+        reasoning_requests=int((reasoning > 0).sum()),
+        unanswered_requests=int(unanswered.sum()),
         spread_per_chunk=round(float(frame.streamed_tokens[spread].sum()) / chunks, 3) if chunks else None,
         contradicted_chunks=int(frame.recorded_tokens[contradicted].sum()),
         contradicted_totals=int((frame.recorded_tokens + frame.unstreamed_tokens)[contradicted].sum()),

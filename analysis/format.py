@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from loadgen.analysis.metrics import metric_by_key
+from loadgen.analysis.metrics import METRICS, metric_by_key
 from loadgen.workloads.lengths import ANSWERS
 from loadgen.workloads.workload_facts import about_tokens, length_facts, workload_facts
 
@@ -114,6 +114,8 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
         return 1.0, "requests/s"
     if figure in ("complete", "attainment") or figure.endswith("_share"):
         return 100.0, "%"
+    if figure.partition(".")[0] in {metric.key for metric in METRICS.values() if metric.unit == "tokens"}:
+        return 1.0, "tokens"
     if figure.endswith("_per_s"):
         noun = figure.partition("_")[0]
         return 1.0, f"{noun}/s" if noun in ("requests", "inputs") else "tokens/s"

@@ -12,6 +12,9 @@ The definitions use this notation:
 - m: number of streamed tokens, the sum of all c_j.
 - n: number of generated tokens, which is larger than m if the server hides tokens (loadgen.analysis.run.token_counts).
 - t_end: arrival time of the server's end marker.
+- t_r, t_a: for a response that begins with reasoning, the arrival times of the last chunk of the reasoning and of the
+  first chunk of the answer. The reasoning has m_r tokens and the answer m_a, of which the first chunks hold c_1 and
+  c_a.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Metric(msgspec.Struct, frozen=True):
     formula: Callable[[Frame], Any]
     """Computes the metric from a Frame. A metric per request returns one value per row, or NaN where it is undefined. A
     metric per chunk or token returns the samples of all sampled rows. A metric per run returns one value or None."""
-    unit: Literal["s", "s/token", "requests/s", "inputs/s", "tokens/s", "share"] = "s"
+    unit: Literal["s", "s/token", "tokens", "requests/s", "inputs/s", "tokens/s", "share"] = "s"
     direction: Literal["lower", "higher"] = "lower"
     per: Literal["request", "chunk", "token", "run"] = "request"
     stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
@@ -137,6 +140,24 @@ def _skew_s(frame: Frame) -> float | None:
     return float(frame.sent_end_ns[sent].max() - frame.sent_ns[sent].min()) / NS_PER_S
 
 
+def _reasoning_tokens(frame: Frame) -> Floats:
+    from loadgen.analysis.reasoning import reasoning_tokens
+
+    return reasoning_tokens(frame)
+
+
+def _reasoning_tpot_ns(frame: Frame) -> Floats:
+    from loadgen.analysis.reasoning import reasoning_phases
+
+    return reasoning_phases(frame).reasoning.tpot_ns
+
+
+def _answer_tpot_ns(frame: Frame) -> Floats:
+    from loadgen.analysis.reasoning import reasoning_phases
+
+    return reasoning_phases(frame).answer.tpot_ns
+
+
 def _undefined(values: Floats) -> Booleans:
     """Return a mask of the NaN values. Only NaN differs from itself, so no import of numpy is needed."""
     return cast("Booleans", values != values)  # noqa: PLR0124
@@ -188,6 +209,38 @@ _TABLE = (
         lambda f: (f.last_ns - f.first_ns) / f.later_tokens / NS_PER_S,
         unit="s/token",
         stamps="tpot",
+    ),
+    Metric(
+        "tpot_reasoning_s",
+        "TPOT reasoning",
+        "Time per output token of the reasoning",
+        "(t_r - t_1) / (m_r - c_1): mean time per token of the reasoning after its first chunk. Defined only for "
+        "responses that begin with reasoning.",
+        lambda f: _reasoning_tpot_ns(f) / NS_PER_S,
+        unit="s/token",
+        stamps="tpot",
+        optional=True,
+    ),
+    Metric(
+        "tpot_answer_s",
+        "TPOT answer",
+        "Time per output token of the answer",
+        "(t_k - t_a) / (m_a - c_a): mean time per token of the answer after its first chunk. Defined only for "
+        "responses that begin with reasoning.",
+        lambda f: _answer_tpot_ns(f) / NS_PER_S,
+        unit="s/token",
+        stamps="tpot",
+        optional=True,
+    ),
+    Metric(
+        "reasoning_tokens",
+        "Reasoning",
+        "Reasoning tokens",
+        "The number of reasoning tokens that the server reports, or else m_r, the number of tokens in the chunks of "
+        "the reasoning. Defined only for responses with reasoning.",
+        _reasoning_tokens,
+        unit="tokens",
+        optional=True,
     ),
     Metric(
         "icl_s",

@@ -20,7 +20,7 @@ from loadgen.workloads.spec_syntax import parse_seconds
 
 Parsed = TypeVar("Parsed")
 Description = TypeVar("Description")
-Unit = Literal["s", "share", "requests", "per second"]
+Unit = Literal["s", "share", "requests", "tokens", "per second"]
 Interval = tuple[float | None, float | None]
 """Ends of a confidence interval. An end is None if there are too few samples to determine it."""
 
@@ -41,6 +41,7 @@ GOODPUT_FIGURES = ("goodput", "attainment")
 TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
 SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
+TOKENS: Mapping[str, tuple[int, Unit]] = {"": (0, "tokens")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
 """Units of a bound. Each unit has a power of ten, by which the number is scaled, and the unit of the result. The bound
 is the float nearest to the scaled decimal number."""
@@ -51,7 +52,7 @@ HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p9
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
-  bounds       us, ms or s for latencies and {SKEW};
+  bounds       us, ms or s for latencies and {SKEW}; a plain number for reasoning_tokens;
                a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
 
 _COMPARISON = re.compile("(<=|>=|<|>)")
@@ -63,6 +64,7 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
 """Latencies that have one value per request."""
 BOUND_HINT = f"""A bound on each request has a latency, < or <=, and a time, such as 'ttft < 500ms'.
+A bound on reasoning_tokens has a number: 'reasoning_tokens <= 2000'.
   latencies    {", ".join(REQUEST_LATENCIES)}"""
 
 
@@ -85,7 +87,7 @@ class Objective(msgspec.Struct, frozen=True):
     """Statistic of a latency: `mean`, `min`, `max` or a percentile such as `p99`. Empty for all other figures."""
     comparison: str
     bound: float
-    """The bound in `unit`: seconds, a share from 0 to 1, a number of requests, or a rate per second."""
+    """The bound in `unit`: seconds, a share from 0 to 1, a number of requests or tokens, or a rate per second."""
     unit: Unit
 
     @property
@@ -108,7 +110,7 @@ class BoundsMet(msgspec.Struct, kw_only=True):
     scale: float
     """Factor by which every bound is multiplied."""
     bounds_s: dict[str, float]
-    """Scaled bound in seconds, by latency."""
+    """Scaled bound in seconds, by latency. The bound of `reasoning_tokens` is a number of tokens."""
 
 
 class AttainmentCurve(msgspec.Struct, kw_only=True):
@@ -152,7 +154,7 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     """True if the bound lies inside the interval, so that a repetition of the run might be judged differently."""
     whole_interval: bool
     """True if the whole interval has to meet the bound (--confidence). False if the measured figure decides."""
-    unit: Literal["s", "share", "requests", "per second"]
+    unit: Literal["s", "share", "requests", "tokens", "per second"]
     """Unit of `bound`, `measured` and `interval`."""
     bound: float
     measured: float | None
@@ -175,7 +177,9 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
 
 
 class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The distribution of a latency over complete requests, in s (in s/token for `tpot_s` and `normalised_s`)."""
+    """The distribution of a latency over complete requests, in s (in s/token for `tpot_s` and `normalised_s`).
+
+    `reasoning_tokens` has such a distribution too, in tokens."""
 
     n: int
     mean: float | None
@@ -332,6 +336,8 @@ def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
     The keys are the units as the user writes them. A value is the power of ten that converts the number, and the unit
     of the result. For example, `ms` has the value `(-3, "s")`.
     """
+    if figure in LATENCIES and LATENCIES[figure].unit == "tokens":
+        return TOKENS
     if figure in LATENCIES or figure == SKEW:
         return TIME
     if figure == "attainment":

@@ -19,7 +19,7 @@ figure. Latencies and rates cover the measurement window. Counts and shares of r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 from xml.etree import ElementTree as Xml
@@ -220,12 +220,10 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
         return pluralise(int(evidence.measured), "request")
     if objective.unit == "per second":
         return f"{significant(evidence.measured, 4)} per second"
-    factor, unit = (100, "%") if objective.unit == "share" else scale_of(evidence.measured)
+    write, unit = _number_format(objective, evidence.measured)
 
     def number(value: float) -> str:
-        if not math.isfinite(value):
-            return UNKNOWN
-        return _share_text(value, objective.bound) if objective.unit == "share" else significant(value * factor, 4)
+        return write(value) if math.isfinite(value) else UNKNOWN
 
     suffix = unit if unit == "%" else f" {unit}"
     text = f"{number(evidence.measured)}{suffix}"
@@ -241,6 +239,16 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
     elif math.isfinite(evidence.high):
         interval = f"{number(evidence.high)}{suffix} or less"
     return f"{text}, {confidence * 100:.4g}% CI {interval}"
+
+
+def _number_format(objective: Objective, measured: float) -> tuple[Callable[[float], str], str]:
+    """Return a function that writes a value of the objective's figure as a number, and the unit of the number."""
+    if objective.unit == "share":
+        return lambda share: _share_text(share, objective.bound), "%"
+    if objective.unit == "tokens":
+        return lambda tokens: f"{tokens:,.6g}", "tokens"
+    factor, unit = scale_of(measured)
+    return lambda seconds: significant(seconds * factor, 4), unit
 
 
 def _share_text(share: float, bound: float) -> str:

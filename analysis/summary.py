@@ -204,6 +204,12 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     """Tokens of complete requests that the server generated and never streamed."""
     unstreamed_requests: int = 0
     """Complete requests with tokens that were never streamed."""
+    reasoning: int = 0
+    """Reasoning tokens of complete requests, as the server reports them, or else as counted in the chunks."""
+    reasoning_requests: int = 0
+    """Complete requests with reasoning tokens."""
+    unanswered_requests: int = 0
+    """Complete requests whose response ended during the reasoning, so that there is no answer."""
     spread_per_chunk: float | None = None
     """Mean tokens per chunk of complete requests whose total was spread evenly over their chunks. None without such
     requests."""

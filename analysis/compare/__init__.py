@@ -70,6 +70,8 @@ FIGURES = (
     *("itl.p99", "e2e.p50", "e2e.p99", "e2e.pairs"),
 )
 """Figures that are compared by default. There are few of them, because each further test weakens all tests."""
+REASONING_FIGURES = ("ttfa.p50", "ttfa.p99", "think.p50", "reasoning_tokens.p50")
+"""Further figures that are compared if responses begin with reasoning in every run."""
 PLANNED = (
     *("arrivals", "n", "duration_s", "workload", "batch_size", "input_tokens"),
     *("output_tokens", "max_in_flight", "concurrency", "window_s"),
@@ -188,7 +190,9 @@ def compare(
     cold_starts = [*_cold_start_note("A", a), *_cold_start_note("B", b)]
     a, left_out_a = _valid_runs("A", a)
     b, left_out_b = _valid_runs("B", b)
-    figures = list(dict.fromkeys((*FIGURES, *(gate.figure for gate in gates))))
+    reasons = all(run.summary.latencies["ttfa_s"].n for run in (*a, *b))
+    more = REASONING_FIGURES if reasons else ()
+    figures = list(dict.fromkeys((*FIGURES, *more, *(gate.figure for gate in gates))))
     single_runs = len(a) == len(b) == 1
     if single_runs:
         data = "raw samples of one run each"

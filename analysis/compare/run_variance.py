@@ -311,9 +311,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
     divided into pieces of equal work. `piece` is the standard error of the time of one piece (`piece_error`).
 
     Return 0 if a run is not a burst. Its sampling error then already includes these changes, because it is estimated
-    from batches of consecutive samples.
+    from batches of consecutive samples. Return 0 for a number of tokens too, because it does not depend on the speed of
+    the engine.
     """
-    if not (a.one_burst and b.one_burst):
+    if metric.unit == "tokens" or not (a.one_burst and b.one_burst):
         return 0.0
     if metric.per != "request":
         return server_error(piece, 1.0)
@@ -330,8 +331,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
     """Return the standard error of `log(B / A)` that the timestamp errors of both runs cause.
 
-    `values` contains A and B, the compared times of the two runs, in seconds.
+    `values` contains A and B, the compared times of the two runs, in seconds. A number of tokens has no such error.
     """
+    if metric.unit == "tokens":
+        return 0.0
     errors = []
     for run, value_s in zip((a, b), values, strict=True):
         error_bar_s: float = getattr(run.summary.client, f"error_bar_{metric.stamps}_s") or 0.0

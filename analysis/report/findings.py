@@ -22,6 +22,7 @@ from loadgen.analysis.format import (
     pluralise,
     significant,
     times_speed,
+    unit_of,
 )
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
@@ -316,6 +317,7 @@ def streaming_findings(summary: Summary) -> list[Finding]:
         if assumed:
             text += f" For {pluralise(assumed, 'response')} this is assumed from text and timing."
         result.append(Finding("tokens-hidden", "warning" if assumed else "note", text, "lengths"))
+    result += filter(None, [reasoning_finding(summary)])
     spread = counts.get("spread", 0)
     if spread:
         text = (
@@ -325,6 +327,25 @@ def streaming_findings(summary: Summary) -> list[Finding]:
         )
         result.append(Finding("tokens-spread", "note", text, "lengths"))
     return result
+
+
+def reasoning_finding(summary: Summary) -> Finding | None:
+    """Return a finding on the reasoning tokens of the responses, or None if no response has reasoning.
+
+    The finding is a warning if responses ended during the reasoning.
+    """
+    tokens = summary.tokens
+    if not tokens.reasoning_requests:
+        return None
+    responses = pluralise(summary.requests.complete, "response")
+    text = f"{tokens.reasoning:,} output tokens are reasoning, in {tokens.reasoning_requests:,} of {responses}."
+    if not tokens.unanswered_requests:
+        return Finding("reasoning", "note", text, "lengths")
+    text += (
+        f" {tokens.unanswered_requests:,} of {responses} ended during the reasoning, without an answer, and have no "
+        "TTFA. Raise --output-tokens."
+    )
+    return Finding("reasoning", "warning", text, "lengths")
 
 
 def cached_prompts_finding(summary: Summary) -> Finding | None:
@@ -596,7 +617,12 @@ def bound_texts(met: BoundsMet, sign: str) -> list[str]:
 
     Bounds of 0 are omitted. A bound is 0 if enough requests would have met even an arbitrarily small bound.
     """
-    return [f"{name}{sign}{duration(bound)}" for name, bound in met.bounds_s.items() if bound > 0]
+    texts = []
+    for name, bound in met.bounds_s.items():
+        factor, unit = unit_of(name, bound)
+        if bound > 0:
+            texts.append(f"{name}{sign}{significant(bound * factor)} {unit}")
+    return texts
 
 
 def _window(summary: Summary) -> list[Finding]:

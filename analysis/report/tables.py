@@ -208,11 +208,12 @@ def latency(
 def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
-    TTFT from the due time is included if requests waited because of `--concurrency`. The latencies of reasoning are
+    TTFT from the due time is included if requests waited because of `--concurrency`. The figures of reasoning are
     always included. The table omits their rows later if no response began with reasoning.
     """
     from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
-    return ("ttft_s", *from_due, "ttfa_s", "think_s", *BRIEF_LATENCIES[1:])
+    reasoning = ("ttfa_s", "think_s", "reasoning_tokens")
+    return ("ttft_s", *from_due, *reasoning, "tpot_s", "tpot_reasoning_s", "tpot_answer_s", *BRIEF_LATENCIES[2:])
 
 
 def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -> list[TableColumn]:
@@ -233,6 +234,8 @@ def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistrib
     SHARED_UNIT_MAX or more in the shared unit gets a separate unit.
     """
     metric = METRICS[name]
+    if metric.unit == "tokens":
+        return 1.0, "tokens"
     paced = metric.unit == "s/token" or metric.per in ("chunk", "token")
     own_s = _typical_s(parts, name)
     shared_s = _typical_s(parts, "tpot_s" if paced else "ttft_s") or own_s

@@ -146,6 +146,7 @@ class LiveCounters(Structure):
     - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
     - `ttft`: histogram of the TTFTs of complete requests, and of requests in flight whose first token was found.
     - `tpot`: histogram of the TPOTs of complete requests.
+    - `ttfa`: histogram of the times to the first answer, of complete requests that begin with reasoning.
     - `server_running`, `server_waiting`: number of requests that the server processes, and number of requests in its
       queue, according to its latest metrics. NaN if they are not measured. The coordinator sets them, not the workers.
     - `kv_used`: used share of the server's KV cache from 0 to 1, from the same metrics. NaN if it is not measured.
@@ -157,6 +158,7 @@ class LiveCounters(Structure):
         *((name, c_double) for name in SERVER_GAUGES),
         ("ttft", LatencyHistogram),
         ("tpot", LatencyHistogram),
+        ("ttfa", LatencyHistogram),
     ]
 
     due: int
@@ -177,6 +179,7 @@ class LiveCounters(Structure):
     kv_used: float
     ttft: LatencyHistogram
     tpot: LatencyHistogram
+    ttfa: LatencyHistogram
 
     def __init__(self, *integers: int, **values: float) -> None:
         """Create counters from integers in the order of INTEGER_NAMES, or by name.
@@ -223,6 +226,7 @@ def sum_counters(counts: Iterable[LiveCounters]) -> LiveCounters:
             summed.span(count.first_sent_ns, count.last_end_ns)
         summed.ttft.merge(count.ttft.by_bucket())
         summed.tpot.merge(count.tpot.by_bucket())
+        summed.ttfa.merge(count.ttfa.by_bucket())
     summed.set_server_gauges({})
     return summed
 

@@ -663,6 +663,7 @@ class Recorder:
         self._rate = TokenRate()
         self._sampled_ns = 0
         self._tpot = counts.tpot
+        self._ttfa = counts.ttfa
         self._span_ns = 1 << 62, 0
         """When the first recorded request was sent, and the last one ended, in ns from the run's start."""
         self._last_end_ns = 0
@@ -761,6 +762,9 @@ class Recorder:
         per_token_ns = tpot_ns(record) if record.state == "complete" else None
         if per_token_ns is not None:
             self._tpot.add(per_token_ns)
+        first_answer_ns = record.marks.get("first_answer_ns")
+        if first_answer_ns is not None and record.sent_ns is not None and record.state == "complete":
+            self._ttfa.add(first_answer_ns - record.sent_ns)
 
     def _record_after(self, wait_s: float) -> None:
         if self._next_turn is not None:

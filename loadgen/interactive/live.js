@@ -24,6 +24,7 @@
   }
 
   const number = value => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : value < 100 ? 1 : 0 });
+  const tokens = value => value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
   const milliseconds = seconds => seconds === null ? "–" : (seconds * 1000).toFixed(3);
 
   function isDark() {
@@ -66,12 +67,12 @@
     const rows = run.latency.map(row => {
       const cells = [...SHARES, "max", "mean"].map(name =>
         node("td", { "data-seconds": row[name] === null ? "" : row[name], "data-figure": name },
-          milliseconds(row[name]) + (row[name] !== null && row.thin.includes(name) ? "*" : "")));
+          (row.unit === "tokens" ? tokens(row[name]) : milliseconds(row[name])) + (row[name] !== null && row.thin.includes(name) ? "*" : "")));
       const title = row.left_out ? `${row.title} (newest; ${row.left_out.toLocaleString("en")} older left out)` : row.title;
       return node("tr", { "data-metric": row.name }, node("td", {}, title), ...cells, node("td", { "data-figure": "n" }, row.n.toLocaleString("en")));
     });
     const thin = run.latency.some(row => row.n && row.thin.length) ? " * too few samples: p99 takes 662 requests, p95 130, p90 64." : "";
-    return [node("h2", {}, `Exact latencies of ${of}, in ms`),
+    return [node("h2", {}, `Exact latencies of ${of}, in ms${run.latency.some(row => row.unit === "tokens") ? " (reasoning tokens: a number)" : ""}`),
       node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Latencies" }, node("table", { id: "loadgen-latency" }, node("thead", {}, head), node("tbody", {}, ...rows))),
       node("p", { class: "note" },
         `Of complete requests that ended in this time. Locust's tables below are of the whole run and round.${thin}`),

@@ -83,7 +83,7 @@ SPANS = ("last", "level", "run")
 BATCH_RECORDS = 32
 """Number of records whose latencies are computed before the sockets are read again."""
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-NOT_SHOWN = {"ttfa_s", "think_s", "ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
+NOT_SHOWN = {"ttft_due_s", "e2e_due_s", "icl_s", "e2e_stream_s", "e2e_asked_s", "normalised_s"}
 """Metrics that the page omits to stay short. Reports show them. The `*_due_s` metrics add nothing here: users send each
 request as soon as it is due."""
 CHARTED = ("ttft_s", "tpot_s")
@@ -210,7 +210,7 @@ def _endless(prompts: Prompts) -> Iterator[Request]:
 
 
 class NewestSamples:
-    """The newest `limit` samples of one metric, in seconds."""
+    """The newest `limit` samples of one metric, in the unit of the metric."""
 
     def __init__(self, limit: int) -> None:
         self._values = np.empty(limit)  # takes memory as it is written to
@@ -511,7 +511,9 @@ class LiveRun:
         return rescued
 
     def latency(self, span: str = "run") -> list[dict[str, Any]]:
-        """Return one row per metric: its name, its title, and its exact figures over a time span of the run.
+        """Return one row per metric: its name, title and unit, and its exact figures over a time span of the run.
+
+        Metrics of reasoning have a row only if a response began with reasoning.
 
         `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run`. Only
         requests that ended in this time count. Samples are sorted in another thread, so that this thread continues to
@@ -546,9 +548,12 @@ class LiveRun:
         since = self.figures.since(span)
         requests = self.figures.samples["e2e_s"].seen - since["e2e_s"]
         for name, samples in self.figures.samples.items():
+            metric = self.figures.metrics[name]
+            if metric.optional and not samples.seen:
+                continue
             values = samples.copy(since[name])
             seen = samples.seen - since[name]
-            row = {"name": name, "title": self.figures.metrics[name].title, "left_out": seen - len(values)}
+            row = {"name": name, "title": metric.title, "left_out": seen - len(values), "unit": metric.unit}
             # Tokens of one request are correlated, so percentiles have as many independent samples as requests.
             thin = [share for share in SHARES if min(seen, requests) < samples_needed(SHARES[share])]
             rows.append({**row, **pool.apply(summarise_samples, (values,)), "thin": thin})

@@ -14,6 +14,7 @@
     { title: "Requests in flight", text: whole, minimum: 4, lines: [["in flight", inFlight, "first"], ["running on the server", s => s.server_running, "third"], ["waiting on the server", s => s.server_waiting, "second"]] },
     { title: "Output tokens per second", text: whole, lines: [["last seconds", s => s.phase === "ended" ? null : s.tokens_per_s, "first"]] },
     { title: "Time to first token, so far", text: duration, lines: [["p50", s => s.ttft_p50_s, "first"], ["p99", s => s.ttft_p99_s, "second"]] },
+    { title: "Time to first answer, so far", text: duration, lines: [["p50", s => s.ttfa_p50_s, "first"], ["p99", s => s.ttfa_p99_s, "second"]] },
     { title: "Time per output token, so far", text: duration, lines: [["p50", s => s.tpot_p50_s, "first"], ["p99", s => s.tpot_p99_s, "second"]] },
     { title: "KV cache used on the server", text: percent, lines: [["KV cache", s => s.kv_used, "first"]] },
     { title: "Incomplete requests", text: whole, minimum: 4, lines: [["incomplete", incomplete, "bad-line"]] },
@@ -36,6 +37,7 @@
       ["TTFT p50", duration(last.ttft_p50_s), `p99 ${duration(last.ttft_p99_s)}`],
       ["TPOT p50", duration(last.tpot_p50_s), `p99 ${duration(last.tpot_p99_s)}`],
     ];
+    if (last.ttfa_p50_s !== null) rows.splice(3, 0, ["TTFA p50", duration(last.ttfa_p50_s), `p99 ${duration(last.ttfa_p99_s)}`]);
     if (last.server_waiting !== null) rows.push(["Waiting on the server", whole(last.server_waiting), last.server_running === null ? "" : `${whole(last.server_running)} running`]);
     if (last.kv_used !== null) rows.push(["KV cache", percent(last.kv_used), ""]);
     const states = ["failed", "truncated", "rejected", "dropped"].filter(state => last[state]).map(state => `${whole(last[state])} ${state}`);

@@ -53,6 +53,8 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99_s: float | None = None
     tpot_p50_s: float | None = None
     tpot_p99_s: float | None = None
+    ttfa_p50_s: float | None = None
+    ttfa_p99_s: float | None = None
     server_running: int | None = None
     """Number of requests that the server processes, according to its metrics."""
     server_waiting: int | None = None
@@ -129,6 +131,7 @@ class SnapshotTaker:
             self._running_s = now_s
         ttft_p50_s, ttft_p99_s = counts.ttft.percentiles_s(0.5, 0.99) or (None, None)
         tpot_p50_s, tpot_p99_s = counts.tpot.percentiles_s(0.5, 0.99) or (None, None)
+        ttfa_p50_s, ttfa_p99_s = counts.ttfa.percentiles_s(0.5, 0.99) or (None, None)
         snapshot = LiveSnapshot(
             elapsed_s=now_s - self._started_s,
             running_s=0.0 if self._running_s is None else now_s - self._running_s,
@@ -148,6 +151,8 @@ class SnapshotTaker:
             ttft_p99_s=ttft_p99_s,
             tpot_p50_s=tpot_p50_s,
             tpot_p99_s=tpot_p99_s,
+            ttfa_p50_s=ttfa_p50_s,
+            ttfa_p99_s=ttfa_p99_s,
             server_running=_whole(counts.server_running),
             server_waiting=_whole(counts.server_waiting),
             kv_used=None if math.isnan(counts.kv_used) else counts.kv_used,

@@ -222,6 +222,9 @@ def panel_rows(snapshot: LiveSnapshot, snapshots: Sequence[LiveSnapshot]) -> lis
     if snapshot.ttft_p50_s is not None:
         note = f"p99 {duration(snapshot.ttft_p99_s)}"
         rows.append(PanelRow("TTFT p50", duration(snapshot.ttft_p50_s), history("ttft_p50_s"), note))
+    if snapshot.ttfa_p50_s is not None:
+        note = f"p99 {duration(snapshot.ttfa_p99_s)}"
+        rows.append(PanelRow("TTFA p50", duration(snapshot.ttfa_p50_s), history("ttfa_p50_s"), note))
     if snapshot.tpot_p50_s is not None:
         note = f"p99 {duration(snapshot.tpot_p99_s)}"
         rows.append(PanelRow("TPOT p50", duration(snapshot.tpot_p50_s), history("tpot_p50_s"), note))
@@ -273,6 +276,7 @@ def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
     figures = {}
     for name, p50_s, p99_s in (
         ("TTFT", snapshot.ttft_p50_s, snapshot.ttft_p99_s),
+        ("TTFA", snapshot.ttfa_p50_s, snapshot.ttfa_p99_s),
         ("TPOT", snapshot.tpot_p50_s, snapshot.tpot_p99_s),
     ):
         if p50_s is not None:

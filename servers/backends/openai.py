@@ -34,6 +34,7 @@ from loadgen.servers.backends.dialect import (
 )
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.messages import api_key_headers, messages_dialect
+from loadgen.servers.backends.reasoning import contains_tags, note_reasoning, note_tagged_reasoning
 from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
 from loadgen.servers.backends.responses import responses_dialect
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
@@ -234,7 +235,7 @@ def decode(
         answer.counted_by = "chunks"
     if answer.counted_by == "server" or answer.chunk_counts != "chunk":
         _note_hidden(answer, payloads, hidden)
-    _note_marks(answer, choices, runs, details)
+    _note_marks(answer, payloads, choices, runs, details)
     return answer
 
 
@@ -244,9 +245,7 @@ def answer_text(payloads: Sequence[bytes]) -> str:
     The text becomes part of the chat history of the next turn. Chat templates leave reasoning and tool calls out of the
     history too."""
     chunks, _ = decode_events(payloads, _CHUNKS)
-    choices = (chunk.choices[0] for chunk in chunks if chunk.choices)
-    parts = (choice.text or (choice.delta and _content_text(choice.delta.content)) or "" for choice in choices)
-    return join_halves("".join(parts))
+    return join_halves("".join(_answer_text(chunk.choices[0]) for chunk in chunks if chunk.choices))
 
 
 def openai_dialect(
@@ -396,6 +395,11 @@ def _content_text(content: str | list[Any] | None) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
+def _answer_text(choice: Choice) -> str:
+    """Return the text of a choice, without reasoning and tool calls."""
+    return choice.text or (_content_text(choice.delta.content) if choice.delta else "")
+
+
 def _all_text(choice: Choice) -> str:
     """Return all generated text in a choice, including reasoning and tool calls."""
     delta = choice.delta or Delta()
@@ -430,26 +434,28 @@ def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> Non
         note_finish(answer, choice.finish_reason, payload)
 
 
-def _note_marks(answer: Answer, choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails) -> None:
+def _note_marks(
+    answer: Answer, payloads: Sequence[bytes], choices: Sequence[Choice], runs: Sequence[int], details: UsageDetails
+) -> None:
     """Store the number of cached prompt tokens and the end of the reasoning in the answer.
 
     `answer.counts` gets the numbers of cached prompt tokens and of reasoning tokens, if the server reports them. If the
-    response begins with reasoning, `answer.events` gets the index of the first event with text after the reasoning.
-    `runs[i]` is the number of repeated events that were dropped after event i."""
+    response begins with reasoning, the answer also gets its end (loadgen.servers.backends.reasoning). `runs[i]` is the
+    number of repeated events that were dropped after event i."""
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
     if details.reasoning:
         answer.counts["reasoning_tokens"] = details.reasoning
-    with_text = (index for index, choice in enumerate(choices) if _tokens_in(choice))
-    first = next(with_text, None)
-    delta = None if first is None else choices[first].delta
-    if delta is None or not _shows_reasoning(delta):
+    first = next((index for index, choice in enumerate(choices) if _tokens_in(choice)), None)
+    if first is None:
         return
-    for index in with_text:
-        delta = choices[index].delta
-        if delta is not None and not _shows_reasoning(delta):
-            answer.events["first_answer_ns"] = index + sum(runs[:index])
-            return
+    first_delta = choices[first].delta
+    if first_delta is not None and _shows_reasoning(first_delta):
+        first_answer = next((index for index in range(first, len(choices)) if _shows_answer(choices[index])), None)
+        note_reasoning(answer, None if first_answer is None else first_answer + sum(runs[:first_answer]))
+    elif contains_tags(payloads, answer.tokens):
+        chunks, _ = decode_events(payloads, _CHUNKS)
+        note_tagged_reasoning(answer, [_answer_text(chunk.choices[0]) if chunk.choices else "" for chunk in chunks])
 
 
 def _last_usage(
@@ -509,6 +515,18 @@ def _shows_reasoning(delta: Delta) -> bool:
     if isinstance(delta.content, list):
         return any(isinstance(part, dict) and "thinking" in str(part.get("type")) for part in delta.content)
     return bool(delta.reasoning or delta.reasoning_content or delta.thinking or delta.reasoning_details)
+
+
+def _shows_answer(choice: Choice) -> bool:
+    """Return True if a choice contains text of the answer, a tool call, or something else that is not reasoning.
+
+    An event with several tokens may contain the end of the reasoning and the beginning of the answer."""
+    delta = choice.delta
+    if delta is None:
+        return bool(choice.text)
+    if _content_text(delta.content) or delta.refusal or delta.tool_calls:
+        return True
+    return _has_text(delta.function_call) or _has_text(delta.audio)
 
 
 def _read_running_totals(

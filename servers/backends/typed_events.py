@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from loadgen.servers.backends.dialect import Answer
+from loadgen.servers.backends.reasoning import contains_tags, note_reasoning, note_tagged_reasoning
 from loadgen.servers.backends.stream_events import finalise, join_halves, note_error
 
 
@@ -49,7 +50,7 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
     if totals.reasoning:
         answer.counts["reasoning_tokens"] = totals.reasoning
     _count_empty_pieces(answer, pieces, totals, _hidden_reasoning(pieces, totals))
-    _note_first_answer(answer, pieces)
+    _note_reasoning(answer, payloads, pieces)
     for index, piece in enumerate(pieces):
         if piece is None:
             note_error(answer, payloads[index])
@@ -103,10 +104,10 @@ def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None],
             answer.tokens[index] = 1
 
 
-def _note_first_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None]) -> None:
-    """If the response begins with reasoning, store the index of the first event with other content."""
+def _note_reasoning(answer: Answer, payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | None]) -> None:
+    """If the response begins with reasoning, store its end in the answer (loadgen.servers.backends.reasoning)."""
     with_text = [(index, piece) for index, piece in enumerate(pieces) if piece is not None and piece.text]
     if with_text and with_text[0][1].reasoning:
-        first_answer = next((index for index, piece in with_text if not piece.reasoning), None)
-        if first_answer is not None:
-            answer.events["first_answer_ns"] = first_answer
+        note_reasoning(answer, next((index for index, piece in with_text if not piece.reasoning), None))
+    elif with_text and contains_tags(payloads, answer.tokens):
+        note_tagged_reasoning(answer, [piece.text if piece is not None and piece.answers else "" for piece in pieces])

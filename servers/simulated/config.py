@@ -28,6 +28,8 @@ from loadgen.servers.hardware import DEFAULT_GPU, DEFAULT_MODEL
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.stream_sender import FAULTS
 
+REASONING_SERVERS = ("vllm", "sglang")
+"""Simulated servers whose responses may contain reasoning, tool calls and JSON."""
 _RULE = re.compile(r"(?P<name>[a-z0-9-]+)(@(?P<at>\d+))?(:(?P<requests>\d+(,\d+)*)|=(?P<probability>\d*\.?\d+))?")
 
 
@@ -125,6 +127,13 @@ class SimulatedConfig:
     eos_mean_tokens: Annotated[
         float | None, "tgi: mean length at which responses stop by themselves (default: they never do)."
     ] = None
+    reasoning_tokens: Annotated[
+        int, "vllm, sglang: number of reasoning tokens at the beginning of each chat response."
+    ] = 0
+    structured: Annotated[
+        bool,
+        "vllm, sglang: answer chat requests with tools by a tool call, and chat requests with a JSON schema by JSON.",
+    ] = False
     api_key: str = field(default="", repr=False)
     faults: tuple[FaultRule, ...] = ()
     seed: Annotated[int, "Seed of the words, the jitter and the faults."] = 0
@@ -161,6 +170,11 @@ class SimulatedConfig:
             ),
             (f"max_model_len must be at least 2, not {self.max_model_len}", self.max_model_len >= 2),
             (f"kv_tokens must be at least 64, not {self.kv_tokens}", self.kv_tokens is None or self.kv_tokens >= 64),
+            (f"reasoning_tokens must not be negative, not {self.reasoning_tokens}", self.reasoning_tokens >= 0),
+            (
+                "reasoning_tokens and structured need server vllm or sglang",
+                self.server in REASONING_SERVERS or not (self.reasoning_tokens or self.structured),
+            ),
             (f"eos_mean_tokens must be at least 1, not {mean}", mean is None or mean >= 1),
         )
 

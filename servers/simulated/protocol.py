@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -61,6 +61,8 @@ class CompletionRequest:
     created_s: int
     stop_after: int | None = None
     """Number of tokens after which the model stops by itself. None: the model never stops by itself."""
+    fault: str = ""
+    """Fault of the generated text, such as `invalid-json`. Empty: none."""
     generate_streams: bool = False
     """The body's field `stream` also decides on /generate, as on SGLang."""
 
@@ -73,6 +75,16 @@ class CompletionRequest:
         """
         field_decides = self.path != "/generate" or self.generate_streams
         return self.path == "/generate_stream" or (field_decides and bool(self.body.get("stream")))
+
+
+class Segment(NamedTuple):
+    """A part of an answer: reasoning, text, or the arguments of a tool call."""
+
+    kind: Literal["reasoning", "text", "tool_call"]
+    end: int
+    """Number of tokens of the answer up to the end of the segment."""
+    name: str = ""
+    """Name of the tool; empty for other segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,8 @@ class Completion:
     prompt: Sequence[int] = ()
     """Token ids of the prompt, if the prefix cache uses them."""
     cache_salt: str = ""
+    segments: tuple[Segment, ...] = ()
+    """The parts of the answer in order (loadgen.servers.simulated.segments). Empty: the whole answer is text."""
     inputs: int = 1
     """Number of inputs of a request for embeddings or scores. The metrics count each as a finished request."""
     siblings: tuple[Completion, ...] = ()

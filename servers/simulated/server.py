@@ -449,7 +449,7 @@ class CompletionHandler:
         """Return the encoded response. Raises ErrorReply if the real server would refuse the request."""
         generate = self._protocol.generate[self._request.path]
         fault = self._line.fault
-        request = CompletionRequest(self._index, self._request.path, fields, int(time.time()))
+        request = CompletionRequest(self._index, self._request.path, fields, int(time.time()), fault=fault)
         try:
             encoding = generate(self._state, request)
         except ErrorReply:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from loadgen.servers.simulated import protocol, sglang_checks, tokenizer
+from loadgen.servers.simulated import protocol, segments, sglang_checks, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, EventEncoder, Reply
 from loadgen.servers.simulated.state import (
     DURATION_HISTOGRAMS,
@@ -25,6 +25,10 @@ _DEFAULT_MAX_NEW_TOKENS = 128
 """Default `max_new_tokens` of /generate (sampling/sampling_params.py)."""
 _QUEUE_FULL = "The request queue is full."
 _NO_DETAILS = {"prompt_tokens_details": None, "reasoning_tokens": 0, "completion_tokens_details": None}
+_USAGE_FORMAT = (
+    b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,' + protocol.dumps(_NO_DETAILS)[1:]
+)
+"""Running token totals of an event, with placeholders for the numbers."""
 
 
 def completions(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -73,8 +77,9 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
         raise sglang_checks.bad_request("Messages cannot be empty.")
     ids = [tokenizer.BOS_ID, *tokenizer.encode(tokenizer.chat_text(body["messages"]))]
     requested = protocol.integer(body.get("max_completion_tokens") or body.get("max_tokens"))
-    completion, stop = _complete(state, request, ids, body, requested, "min_tokens")
+    completion, stop = _complete(state, request, ids, body, requested, "min_tokens", chat=True)
     identity = _identity(state, request, "chat.completion.chunk")
+    call_id = segments.call_ids(request)
     matched = stop or None
 
     def chunk(delta: Mapping[str, Any], reason: str | None = None, matched_stop: str | None = None) -> dict[str, Any]:
@@ -83,16 +88,22 @@ def chat(state: ServerState, request: CompletionRequest) -> Encoding:
 
     def answer(_duration_s: float) -> Reply:
         message = {"role": "assistant", "content": completion.text, "reasoning_content": None}
+        if completion.segments:
+            message |= segments.openai_message(completion, "reasoning_content", call_id)
         reason = completion.finish_reason
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "matched_stop": matched}
         return _whole_reply(identity | {"object": "chat.completion"}, choice, completion)
 
     text = chunk({"content": protocol.TEXT})
     finish = protocol.json_event(chunk({}, completion.finish_reason, matched))
-    usage_event = {**identity, "choices": [], "usage": {**_counts(completion), **_NO_DETAILS}}
+    usage_event = {**identity, "choices": [], "usage": _chat_usage(completion)}
+    running_usage = "usage" if _has_running_usage(body) else ""
+    encode = _text_encoder(completion, text, text, running_usage)
+    if completion.segments:
+        encode = _segment_encoder(completion, protocol.json_event(chunk({protocol.TEXT: 0})), running_usage, call_id)
     return Encoding(
         completion,
-        _text_encoder(completion, text, text, "usage" if _has_running_usage(body) else ""),
+        encode,
         answer,
         _FAILURE,
         merges=True,
@@ -182,6 +193,8 @@ def _complete(
     parameters: Mapping[str, Any],
     requested: int | None,
     minimum_name: str,
+    *,
+    chat: bool = False,
 ) -> tuple[Completion, str]:
     """Check the lengths and the sampling parameters, and generate a completion.
 
@@ -190,7 +203,10 @@ def _complete(
     """
     limit = sglang_checks.output_limit(state, request, len(ids), requested)
     sglang_checks.check_sampling(request, parameters, requested, minimum_name)
-    completion = state.complete(request, len(ids), max(1, limit), "stop")
+    if chat:
+        completion = segments.complete(state, request, len(ids), max(1, limit))
+    else:
+        completion = state.complete(request, len(ids), max(1, limit), "stop")
     stops = parameters.get("stop")
     stops = [stops] if isinstance(stops, str) else stops or []
     completion, stop, length = completion.cut_at_stop(stops, "stop", anywhere=True)
@@ -217,22 +233,44 @@ def _text_encoder(
     (start, _, end), (final_start, _, final_end) = parts
     texts = completion.texts
     prompt_tokens = completion.prompt_tokens
-    usage_format = b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,' + (
-        protocol.dumps(_NO_DETAILS)[1:].replace(b"%", b"%%")
-    )
 
     def encode(first: int, tokens: int, last: bool) -> bytes:
         text = texts[first] if tokens == 1 else b"".join(texts[first : first + tokens])
         count = first + tokens
         counts = b""
         if usage == "usage":
-            counts = usage_format % (prompt_tokens, prompt_tokens + count, count)
+            counts = _USAGE_FORMAT % (prompt_tokens, prompt_tokens + count, count)
         elif usage:
             counts = b',"usage":null'
         before, after = (final_start, final_end) if last else (start, end)
         return b"".join((before, text, after, counts, b"}\n\n"))
 
     return encode
+
+
+def _segment_encoder(completion: Completion, event: bytes, usage: str, call_id: str) -> EventEncoder:
+    """Return an encoder for the events of an answer that consists of segments.
+
+    `event` is an event whose delta ends with a field named protocol.TEXT. `usage` and `call_id` are as in
+    `_text_encoder` and `segments.openai_delta`.
+    """
+    start, _, end = event.partition(protocol.dumps({"reasoning_content": None, protocol.TEXT: 0}))
+    start = start.removesuffix(b'"delta":')
+
+    def encode(first: int, tokens: int, _last: bool) -> bytes:
+        delta = segments.openai_delta(completion, first, tokens, b"reasoning_content", call_id)
+        count = first + tokens
+        counts = b""
+        if usage:
+            counts = _USAGE_FORMAT % (completion.prompt_tokens, completion.prompt_tokens + count, count)
+        return b"".join((start, delta, end.removesuffix(b"}\n\n"), counts, b"}\n\n"))
+
+    return encode
+
+
+def _chat_usage(completion: Completion) -> dict[str, Any]:
+    """Return the usage of a chat response. SGLang reports the number of reasoning tokens."""
+    return {**_counts(completion), **_NO_DETAILS, "reasoning_tokens": segments.reasoning_tokens(completion)}
 
 
 def _has_running_usage(body: Mapping[str, Any]) -> bool:
@@ -261,7 +299,7 @@ def _weight_versions(output_tokens: int) -> list[dict[str, Any]]:
 def _whole_reply(identity: Mapping[str, Any], choice: Mapping[str, Any], completion: Completion) -> Reply:
     """Return a non-streamed response of an OpenAI route."""
     metadata = {"weight_version": "default", "weight_versions": _weight_versions(completion.output_tokens)}
-    usage = {**_counts(completion), **_NO_DETAILS}
+    usage = _chat_usage(completion)
     return protocol.json_reply({**identity, "choices": [choice], "usage": usage, "metadata": metadata})
 
 

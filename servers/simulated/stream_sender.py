@@ -239,6 +239,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "coalesced": Fault("the events of K tokens in one send", partial(_coalesce, False)),
     "early-stop": Fault("the model stops after K tokens"),
+    "invalid-json": Fault("with --structured: the JSON of the response lacks its last character"),
+    "wrong-json": Fault("with --structured: the JSON of the response does not fit the schema"),
 }
 
 

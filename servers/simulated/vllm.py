@@ -87,7 +87,7 @@ def _encoding(
         vllm_checks.check_sampling(body, limit)
     logprobs = protocol.integer(body.get("top_logprobs" if chat else "logprobs"))
     vllm_checks.check_engine(body, [ids for ids, _ in prompts], logprobs)
-    answers = vllm_answers.generate_answers(state, request, prompts, limits)
+    answers = vllm_answers.generate_answers(state, request, prompts, limits, chat=chat)
     return vllm_answers.encode_answers(state, request, answers, chat=chat)
 
 

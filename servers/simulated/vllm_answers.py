@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.servers.simulated import protocol, tokenizer, vllm_checks
+from loadgen.servers.simulated import protocol, segments, tokenizer, vllm_checks
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, Reply
 from loadgen.servers.simulated.state import ServerState
 
@@ -41,11 +41,12 @@ class GeneratedAnswer:
 
 
 def generate_answers(
-    state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], limits: Sequence[int]
+    state: ServerState, request: CompletionRequest, prompts: Sequence[Prompt], limits: Sequence[int], *, chat: bool
 ) -> list[GeneratedAnswer]:
     """Generate `n` answers to each prompt, where `n` is a field of the request (default 1).
 
-    `limits` contains the maximum number of output tokens for each prompt.
+    `chat` is True if answers may contain reasoning and tool calls. `limits` contains the maximum number of output
+    tokens for each prompt.
     """
     body = request.body
     answers_per_prompt = protocol.integer(body.get("n")) or 1
@@ -58,7 +59,10 @@ def generate_answers(
         if echo:
             prompt_text = tokenizer.decode(ids) if text is None else text
         for _ in range(answers_per_prompt):
-            completion = state.complete(request, len(ids), limit, "stop", len(answers))
+            if chat:
+                completion = segments.complete(state, request, len(ids), limit, len(answers))
+            else:
+                completion = state.complete(request, len(ids), limit, "stop", len(answers))
             stop = ""
             if stops:
                 completion, stop, stop_start = completion.cut_at_stop(stops, "stop", anywhere=True)
@@ -115,6 +119,7 @@ def encode_answers(
         event_start,
         b"" if include_usage else fingerprint_field,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        call_id=segments.call_ids(request),
         chat=chat,
     )
     opening = tuple(style.role_event(index, answer) for index, answer in enumerate(answers)) if chat else ()
@@ -153,6 +158,8 @@ class ResponseStyle:
     logprobs: int | None
     """Number of alternatives for each token. None: the response contains no log probabilities."""
     echo: bool
+    call_id: str
+    """Id of the tool call."""
     only_echo: bool
     """True if `max_tokens` is 0, so that the response contains only the prompt."""
     prompt_logprobs: int | None
@@ -180,7 +187,8 @@ class ResponseStyle:
         last_event_end = self.last_event_end
         no_logprobs = self.logprobs is None
         text_key = b'"delta":{"content":"' if chat else b'"text":"'
-        start = self.event_start + b',"choices":[{"index":%d,%b' % (index, text_key)
+        delta_start = self.event_start + b',"choices":[{"index":%d,' % index
+        start = delta_start + text_key
         prompt_ids = protocol.dumps(list(answer.prompt) if self.shows_ids or self.echo else None)
         first_prompt_field = b"" if chat else b'"prompt_token_ids":%b,' % prompt_ids
         later_prompt_field = b"" if chat else b'"prompt_token_ids":null,'
@@ -197,11 +205,13 @@ class ResponseStyle:
             if self.echo and not first:
                 text = protocol.dumps(answer.prompt_text)[1:-1] + (b"" if self.only_echo else text)
             usage = b',"usage":' + usage_json(prompt_tokens, first + tokens) if self.continuous_usage else b""
+            before_logprobs: tuple[bytes, ...] = (start, text, after_text)
+            if completion.segments:
+                delta = segments.openai_delta(completion, first, tokens, b"reasoning", self.call_id)
+                before_logprobs = (delta_start, delta, b',"logprobs":')
             return b"".join(
                 (
-                    start,
-                    text,
-                    after_text,
+                    *before_logprobs,
                     logprobs,
                     finished if last else unfinished,
                     later_prompt_field if first else first_prompt_field,
@@ -270,7 +280,13 @@ class ResponseStyle:
 
 
 def _response_style(
-    body: Mapping[str, Any], event_start: bytes, last_event_end: bytes, *, continuous_usage: bool, chat: bool
+    body: Mapping[str, Any],
+    event_start: bytes,
+    last_event_end: bytes,
+    *,
+    continuous_usage: bool,
+    call_id: str,
+    chat: bool,
 ) -> ResponseStyle:
     logprobs = protocol.integer(body.get("logprobs"))
     if chat:
@@ -287,6 +303,7 @@ def _response_style(
         shows_ids=bool(body.get("return_token_ids")),
         logprobs=logprobs,
         echo=echo,
+        call_id=call_id,
         only_echo=echo and protocol.integer(body.get("max_tokens")) == 0,
         prompt_logprobs=prompt_logprobs,
     )
@@ -332,7 +349,10 @@ def _whole_reply(
         if style.logprobs is not None:
             logprobs = msgspec.Raw(style.logprobs_json(answer, 0, completion.output_tokens, 0))
         choice: dict[str, Any] = {"index": index}
-        if style.chat:
+        if completion.segments:
+            message = segments.openai_message(completion, "reasoning", style.call_id)
+            choice["message"] = {"role": "assistant", **_EMPTY_MESSAGE_FIELDS, **message}
+        elif style.chat:
             choice["message"] = {"role": "assistant", "content": text, **_EMPTY_MESSAGE_FIELDS}
         else:
             choice["text"] = text

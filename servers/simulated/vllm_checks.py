@@ -110,6 +110,8 @@ def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
     messages.
     """
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+    if state.config.structured:  # as with --enable-auto-tool-choice and --tool-call-parser
+        choice = "none"
     if choice == "auto":
         raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     if choice not in ("none", None):

@@ -10,11 +10,19 @@ from typing import Any
 
 import msgspec
 
-from loadgen.servers.simulated import protocol, tokenizer, vllm_checks
-from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
+from loadgen.servers.errors import DECODE_ERRORS
+from loadgen.servers.simulated import protocol, segments, tokenizer, vllm_checks
+from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply, Segment
 from loadgen.servers.simulated.state import ServerState
 
-_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+_TEXT_BLOCK = {"type": "text", "text": ""}
+_DELTAS = {
+    "reasoning": (b"thinking_delta", b"thinking"),
+    "text": (b"text_delta", b"text"),
+    "tool_call": (b"input_json_delta", b"partial_json"),
+}
+"""Type and field of the delta of each kind of segment."""
 
 
 def messages(state: ServerState, request: CompletionRequest) -> Encoding:
@@ -32,7 +40,7 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
         vllm_checks.check_sampling(body, max_tokens)
     except ErrorReply as problem:
         raise ErrorReply(_translated(problem.reply)) from None
-    completion = state.complete(request, len(ids), max_tokens, "stop")
+    completion = segments.complete(state, request, len(ids), max_tokens)
     stop_reason = _STOP_REASONS[completion.finish_reason]
     usage = {"input_tokens": len(ids), "output_tokens": completion.output_tokens}
     message: dict[str, Any] = {
@@ -46,12 +54,27 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
         "usage": {"input_tokens": len(ids), "output_tokens": 0},
     }
     whole: dict[str, Any] = {"id": message["id"], "type": "message", "role": "assistant"}
-    whole |= {"content": [{"type": "text", "text": completion.text}], "model": state.config.model}
+    blocks = [
+        _block(segment, segments.call_ids(request), text) for segment, text in segments.whole_segments(completion)
+    ]
+    whole |= {"content": blocks or [{"type": "text", "text": completion.text}], "model": state.config.model}
     whole |= {"stop_reason": stop_reason, "usage": usage}
     start = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
 
     def encode(first: int, tokens: int, _last: bool) -> bytes:
-        return start + b"".join(completion.texts[first : first + tokens]) + b'"},"index":0}\n\n'
+        if not completion.segments:
+            return start + b"".join(completion.texts[first : first + tokens]) + b'"},"index":0}\n\n'
+        return b"".join(map(_piece_events, segments.pieces(completion, first, tokens)))
+
+    def _piece_events(piece: segments.AnswerPiece) -> bytes:
+        """Return the events of one piece: the start of its block, the new content, and the end of its block."""
+        block = _block(piece.segment, segments.call_ids(request), "")
+        opening = _event("content_block_start", content_block=block, index=piece.segment_index) if piece.begins else b""
+        delta_type, field = _DELTAS[piece.segment.kind]
+        delta = b'{"type":"%b","%b":"%b"}' % (delta_type, field, piece.text)
+        content = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":%b,"index":%d}\n\n'
+        shown = content % (delta, piece.segment_index) if piece.text else b""
+        return opening + shown + (_event("content_block_stop", index=piece.segment_index) if piece.ends else b"")
 
     return Encoding(
         completion,
@@ -61,14 +84,27 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
         merges=True,
         opening=(
             _event("message_start", message=message),
-            _event("content_block_start", content_block={"type": "text", "text": ""}, index=0),
+            *(() if completion.segments else (_event("content_block_start", content_block=_TEXT_BLOCK, index=0),)),
         ),
         closing=(
-            _event("content_block_stop", index=0),
+            *(() if completion.segments else (_event("content_block_stop", index=0),)),
             _event("message_delta", delta={"stop_reason": stop_reason, "stop_sequence": None}, usage=usage),
             _event("message_stop"),
         ),
     )
+
+
+def _block(segment: Segment, call_id: str, text: str) -> dict[str, Any]:
+    """Return a content block with a text. A block at the start of a stream has an empty text."""
+    if segment.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    if segment.kind == "text":
+        return {"type": "text", "text": text}
+    try:
+        arguments = msgspec.json.decode(text) if text else {}
+    except DECODE_ERRORS:
+        arguments = {}
+    return {"type": "tool_use", "id": call_id, "name": segment.name, "input": arguments}
 
 
 def count_tokens(state: ServerState, fields: Mapping[str, Any]) -> Reply:

@@ -1,18 +1,20 @@
 """The route /v1/responses (OpenAI's Responses API) of a simulated vLLM.
 
-The output of a response is one message. The source in vLLM 0.32.0 is entrypoints/openai/responses.
+The output of a response is one message, unless the answer contains reasoning or a tool call.
+The source in vLLM 0.32.0 is entrypoints/openai/responses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from loadgen.servers.simulated import protocol, tokenizer, vllm_answers, vllm_checks
+from loadgen.servers.simulated import protocol, segments, tokenizer, vllm_answers, vllm_checks
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
 from loadgen.servers.simulated.state import ServerState
 from loadgen.servers.simulated.vllm_checks import bad_request
+from loadgen.servers.simulated.vllm_response_items import ItemEncoder
 
 _CONTENT_POSITION = {"output_index": 0, "content_index": 0}
 
@@ -23,22 +25,13 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     The prompt consists of the fields `instructions` (a text) and `input` (a text or a list of messages).
     """
     body = request.body
-    input_ = body.get("input")
-    if input_ is not None and not isinstance(input_, str | list):
-        raise vllm_checks.wrong_type("body.input", input_, "string_type", "list_type")
-    if input_ is None:
-        # The real server fills in `tool_choice` before it checks the body.
-        raise vllm_checks.missing_fields({**body, "tool_choice": "none"}, "input")
-    if body.get("prompt") is not None:
-        raise bad_request("prompt template is not supported", "prompt")
-    vllm_checks.check_model(state, body)
-    ids = vllm_checks.prompt_ids(state, _text(input_, body.get("instructions")), add_bos=True)
+    ids = _prompt_ids(state, body)
     room = state.max_model_len - len(ids)
     max_tokens = min(
         vllm_checks.requested_tokens(state, body.get("max_output_tokens"), room, "max_output_tokens"), room
     )
     vllm_checks.check_sampling(body, max_tokens)
-    completion = state.complete(request, len(ids), max_tokens, "stop")
+    completion = segments.complete(state, request, len(ids), max_tokens)
     number = f"{state.mark_word}-{state.started_s:08x}{request.index:08x}"
     started = _response(state, request, number, max_tokens)
     item: dict[str, Any] = {
@@ -60,7 +53,11 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     delta_start = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":"'
     delta_end = b'","item_id":%b,"logprobs":[],"output_index":0,"sequence_number":' % protocol.dumps(item["id"])
 
+    items = ItemEncoder(completion, event, number)
+
     def encode(first: int, tokens: int, last: bool) -> bytes:
+        if completion.segments:
+            return items.events(first, tokens) + (event("completed", response=whole()) if last else b"")
         # The event is joined from parts, because a stream has one per token.
         text = b"".join(completion.texts[first : first + tokens])
         number = b"%d" % next(sequence_numbers)
@@ -72,8 +69,9 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
         if completion.finish_reason == "length":
             response |= {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete"}
         content = {**part, "text": completion.text, "logprobs": None}
-        response["output"] = [{**item, "content": [content], "status": "completed"}]
-        response["usage"] = _usage(len(ids), completion.output_tokens)
+        response["output"] = items.items() or [{**item, "content": [content], "status": "completed"}]
+        reasoning = segments.reasoning_tokens(completion)
+        response["usage"] = _usage(len(ids), completion.output_tokens, reasoning)
         return response
 
     def final_events() -> bytes:
@@ -84,14 +82,28 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
         events += event("output_item.done", output_index=0, item=done)
         return events + event("completed", response=whole())
 
-    opening = (
-        event("created", response=started),
-        event("in_progress", response=started),
-        event("output_item.added", output_index=0, item=item),
-        event("content_part.added", **_CONTENT_POSITION, **item_id, part=part),
-    )
+    opening: tuple[bytes, ...] = (event("created", response=started), event("in_progress", response=started))
+    if not completion.segments:
+        opening += (
+            event("output_item.added", output_index=0, item=item),
+            event("content_part.added", **_CONTENT_POSITION, **item_id, part=part),
+        )
     answer: Callable[[float], Reply] = lambda _: protocol.json_reply(whole())  # noqa: E731 - the type of Encoding.answer
     return Encoding(completion, encode, answer, vllm_answers.FAILURE, merges=True, opening=opening)
+
+
+def _prompt_ids(state: ServerState, body: Mapping[str, Any]) -> Sequence[int]:
+    """Return the token ids of the prompt in a request body. Raises ErrorReply for an invalid prompt or model."""
+    input_ = body.get("input")
+    if input_ is not None and not isinstance(input_, str | list):
+        raise vllm_checks.wrong_type("body.input", input_, "string_type", "list_type")
+    if input_ is None:
+        # The real server fills in `tool_choice` before it checks the body.
+        raise vllm_checks.missing_fields({**body, "tool_choice": "none"}, "input")
+    if body.get("prompt") is not None:
+        raise bad_request("prompt template is not supported", "prompt")
+    vllm_checks.check_model(state, body)
+    return vllm_checks.prompt_ids(state, _text(input_, body.get("instructions")), add_bos=True)
 
 
 def _text(input_: Any, instructions: Any) -> str:
@@ -102,7 +114,7 @@ def _text(input_: Any, instructions: Any) -> str:
     return tokenizer.chat_text(messages)
 
 
-def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+def _usage(prompt_tokens: int, output_tokens: int, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": prompt_tokens,
         "input_tokens_details": {
@@ -113,7 +125,7 @@ def _usage(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         },
         "output_tokens": output_tokens,
         "output_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "tool_output_tokens": 0,
             "output_tokens_per_turn": [],
             "tool_output_tokens_per_turn": [],

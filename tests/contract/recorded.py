@@ -56,13 +56,24 @@ REASONING_TOKENS = {
     "written/openai/responses_summary.txt": 64,
 }
 """Transcripts whose usage states how many tokens were reasoning."""
+REASONING_CHUNKS = {
+    "sglang-0.5.23/stream-interval-4/chat_stream_cont.txt": 3,
+    "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt": 3,
+    "sglang-0.5.23/stream-interval-4/messages_stream.txt": 3,
+    "sglang-0.5.23/stream-interval-4/responses_stream.txt": 3,
+    "written/vllm-0.33.0/chat_reasoning.txt": 2,
+    "written/vllm-0.33.0/responses_reasoning.txt": 2,
+    "written/vllm-0.33.0/messages_thinking.txt": 2,
+    "written/anthropic/messages_thinking.txt": 1,
+}
+"""Transcripts that begin with reasoning: the number of chunks that contain reasoning."""
 FIRST_ANSWER = {
     "written/vllm-0.33.0/chat_reasoning.txt": 3,
     "written/vllm-0.33.0/responses_reasoning.txt": 11,
     "written/vllm-0.33.0/messages_thinking.txt": 7,
     "written/anthropic/messages_thinking.txt": 7,
 }
-"""Transcripts that begin with reasoning: the first event with other text."""
+"""Transcripts in which an answer follows the reasoning: the first event of the answer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,8 @@ class Stream:
             self.answer.counts = {"cached_prompt_tokens": CACHED_TOKENS[self.file]}
         if self.file in REASONING_TOKENS:
             self.answer.counts["reasoning_tokens"] = REASONING_TOKENS[self.file]
+        if self.file in REASONING_CHUNKS:
+            self.answer.counts["reasoning_chunks"] = REASONING_CHUNKS[self.file]
         if self.file in FIRST_ANSWER:
             self.answer.events = {"first_answer_ns": FIRST_ANSWER[self.file]}
 

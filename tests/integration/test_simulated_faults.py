@@ -244,6 +244,23 @@ def test_rules_pick_requests_by_number() -> None:
     assert statuses == [b"200", b"200", b"429", b"200"]
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("fault", "parses", "fits"), [("", True, True), ("invalid-json", False, False), ("wrong-json", True, False)]
+)
+def test_json_of_a_structured_response_may_be_wrong(kind: str, fault: str, parses: bool, fits: bool) -> None:
+    """It is cut, or it does not fit the schema of the request."""
+    schema = {"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 99, "response_format": format_}
+    config = SimulatedConfig(server=kind, ttft_s=0.002, itl_s=0.0002, structured=True)
+    with running(config) as server:
+        answer, _ = ask(server, ("/v1/chat/completions", body), fault)
+    text = json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"].encode()
+    assert _is_json(text) == parses
+    assert (parses and isinstance(json.loads(text).get("days"), int)) == fits
+
+
 def test_every_fault_is_tried_here() -> None:
     """A fault that is added to the registry is added to these tests."""
     text = Path(__file__).read_text("utf-8")

@@ -11,6 +11,8 @@ from loadgen.analysis.summary import as_dict
 from tests.support.runs import typed
 
 TESTS = Path(__file__).parents[2]
+REASONING = ("reasoning", "reasoning_requests", "unanswered_requests")
+"""Counts that files of before do not have, and that are 0 in their runs."""
 FOUND = [TESTS / "golden/burst/summary.json", *(TESTS / "data/recorded").glob("*/summary.expected.json")]
 
 
@@ -26,7 +28,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     found["requests"].setdefault("rejected", 0)
     for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
         found["tokens"].setdefault(name, again["tokens"][name])
-    for name in ("contradicted_chunks", "contradicted_totals"):
+    for name in ("contradicted_chunks", "contradicted_totals", *REASONING):
         found["tokens"].setdefault(name, 0)
     for name in ("output_early", "output_longer"):
         found["tokens"].setdefault(name, None)

@@ -40,7 +40,7 @@ def test_the_first_answer_is_the_first_text_after_reasoning(field: str) -> None:
     """Its instant is that of its chunk. The first token is still the first one of the reasoning."""
     record, _ = recorded(CHAT, delta(**{field: "hm"}), delta(**{field: "so"}), delta(content="42"), *end())
     assert record.state == "complete"
-    assert record.marks == {"first_answer_ns": record.chunk_ns[2]}
+    assert record.marks == {"first_answer_ns": record.chunk_ns[2], "reasoning_chunks": 2}
 
 
 def test_a_long_run_of_repeated_events_shifts_no_mark() -> None:

@@ -1,0 +1,80 @@
+"""Computes the figures of the two phases of a response that begins with reasoning: the reasoning and the answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from loadgen.analysis.frame import Floats, Frame
+
+
+class Phase(NamedTuple):
+    """One phase of each response, as columns with one entry per row of the Frame. NaN if a row lacks the phase."""
+
+    tokens: Floats
+    """Number of streamed tokens of the phase."""
+    first_tokens: Floats
+    """Number of tokens in the first chunk of the phase."""
+    duration_ns: Floats
+    """Time from the first chunk of the phase to its last chunk."""
+
+    @property
+    def tpot_ns(self) -> Floats:
+        """The time per token after the first chunk of the phase. NaN for a phase without further tokens."""
+        later = self.tokens - self.first_tokens
+        return self.duration_ns / np.where(later > 0, later, np.nan)
+
+
+class Phases(NamedTuple):
+    """The two phases of each response that begins with reasoning."""
+
+    reasoning: Phase
+    answer: Phase
+
+
+def reasoning_tokens(frame: Frame) -> Floats:
+    """Return the number of reasoning tokens of each response, or NaN for a response without reasoning.
+
+    The number that the server reports takes precedence over the number of tokens in the chunks.
+    """
+    reported = frame.mark("reasoning_tokens")
+    return np.where(np.isnan(reported), reasoning_phases(frame).reasoning.tokens, reported)
+
+
+def reasoning_phases(frame: Frame) -> Phases:
+    """Return the two phases of each response of a Frame.
+
+    If the token count of each chunk is unknown, tokens are spread evenly over the chunks of a phase. The reasoning then
+    has the number of tokens that the server reports, and the answer has the remaining tokens.
+    """
+    shape = (3, len(frame))
+    reasoning, answer = Phase(*np.full(shape, np.nan)), Phase(*np.full(shape, np.nan))
+    boundary = frame.mark("reasoning_chunks")
+    reported = frame.mark("reasoning_tokens")
+    spread = frame.has_basis("spread")
+    for rows, chunks in frame.blocks():
+        indices = np.flatnonzero(~np.isnan(boundary[rows])) + rows.start
+        indices = indices[frame.chunk_counts[indices] > 0]
+        if len(indices) == 0:
+            continue
+        instants_ns = frame.chunk_ns[chunks]
+        tokens_before = np.concatenate(([0], np.cumsum(frame.chunk_tokens[chunks], dtype=np.int64)))
+        starts = frame.offsets[indices] - chunks.start
+        ends = frame.offsets[indices + 1] - chunks.start
+        middles = starts + np.clip(boundary[indices], 0, ends - starts).astype(np.int64)
+        for phase, firsts, lasts in ((reasoning, starts, middles), (answer, middles, ends)):
+            filled = lasts > firsts
+            row, first, last = indices[filled], firsts[filled], lasts[filled]
+            phase.tokens[row] = tokens_before[last] - tokens_before[first]
+            phase.first_tokens[row] = tokens_before[first + 1] - tokens_before[first]
+            phase.duration_ns[row] = instants_ns[last - 1] - instants_ns[first]
+        states_reasoning = (reported[indices] > 0) & (reported[indices] < frame.streamed_tokens[indices])
+        split = spread[indices] & states_reasoning & (middles > starts) & (ends > middles)
+        row = indices[split]
+        reasoning.tokens[row] = reported[row]
+        answer.tokens[row] = frame.streamed_tokens[row] - reported[row]
+        evenly = spread[indices]
+        for phase, lengths in ((reasoning, middles - starts), (answer, ends - middles)):
+            phase.first_tokens[indices[evenly]] = phase.tokens[indices[evenly]] / np.maximum(lengths[evenly], 1)
+    return Phases(reasoning, answer)

@@ -1,0 +1,56 @@
+"""Finds the end of the reasoning at the beginning of a response.
+
+A server with a reasoning parser streams reasoning in separate fields. A server without a parser streams it as part of
+the text, between the tags `<think>` and `</think>`. Many chat templates put the first tag into the prompt, so that only
+the second tag is part of the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+from loadgen.servers.backends.dialect import Answer
+
+OPENING_TAG = "<think>"
+CLOSING_TAG = "</think>"
+TAG_BYTES = b"think>"
+"""Bytes that both tags contain, however the server escapes them."""
+
+
+def note_reasoning(answer: Answer, first_answer: int | None) -> None:
+    """Store the end of the reasoning in a response that begins with reasoning.
+
+    `first_answer` is the index of the first event with other content, or None if the response ended before that. The
+    answer gets the number of chunks before this event, and the event itself.
+    """
+    answer.counts["reasoning_chunks"] = sum(map(bool, answer.tokens[:first_answer]))
+    if first_answer is not None:
+        answer.events["first_answer_ns"] = first_answer
+
+
+def note_tagged_reasoning(answer: Answer, texts: Sequence[str]) -> None:
+    """Store the end of the reasoning if the text of the response begins with tagged reasoning.
+
+    `texts` contains the text of each event, and an empty string for an event without text.
+    """
+    text = "".join(texts)
+    before, closing_tag, after = text.partition(CLOSING_TAG)
+    opening = before.find(OPENING_TAG)
+    if before[: max(0, opening)].strip() or not (closing_tag or opening >= 0):
+        return  # the response begins with an answer, which quotes a tag
+    if not after.strip():
+        note_reasoning(answer, None)
+        return
+    answer_start = len(text) - len(after.lstrip())
+    end = 0
+    for index, part in enumerate(texts):
+        end += len(part)
+        if end > answer_start:
+            note_reasoning(answer, index)
+            return
+
+
+def contains_tags(payloads: Sequence[bytes], tokens: Sequence[int]) -> bool:
+    """Return True if an event that contains tokens may contain a tag. `tokens` has the number of tokens per event."""
+    return any(TAG_BYTES in payload for payload in compress(payloads, tokens))

@@ -40,7 +40,7 @@ POINTS_MAX = 700
 EXTREMES = 50
 """Number of smallest samples, and of largest samples, that a thinned distribution always contains."""
 THROUGHPUT_BINS_MAX = 160
-SCATTER_MAX = 1500
+SCATTER_MAX = 800
 ROWS_MAX = 1000
 """Maximum number of requests in the timeline."""
 SLOWEST = 100
@@ -52,7 +52,7 @@ TREND_PARTS_MAX = 24
 TREND_PART_MIN = 25
 """Minimum number of samples per point of a trend line."""
 CHUNKS_MAX = 130_000
-"""Maximum number of chunk timestamps in the timeline. A timestamp takes about four bytes in the page."""
+"""Maximum number of chunk timestamps in the timeline. A timestamp takes about two bytes in the page."""
 TICK_NS = 100_000
 TOKEN_BINS_MAX = 128
 LONGEST = 20

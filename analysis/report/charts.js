@@ -65,9 +65,11 @@ const Report = (() => {
     document.head.append(createElement("script", new TextDecoder().decode(gunzip(packedPlotly()))));
   }
 
-  function packedPlotly() {
-    return Uint8Array.from(atob(document.getElementById("plotly").textContent), (character) => character.charCodeAt(0));
-  }
+  const bytes = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  const packedPlotly = () => bytes(document.getElementById("plotly").textContent);
+
+  // Returns the value of packed JSON (packing.py).
+  const unpacked = (text) => JSON.parse(new TextDecoder().decode(gunzip(bytes(text))));
 
   function draw(name) {
     if (!window.Plotly) return; // charts in view are drawn once Plotly is loaded
@@ -230,8 +232,8 @@ const Report = (() => {
     const url = await Plotly.toImage({ data: container.data, layout: { ...container.layout, title, height, margin: { ...container.layout.margin, t: marginTop }, paper_bgcolor: colour("paper") } },
       { format, width, height, scale: 2 });
     const [head, body] = [url.slice(0, url.indexOf(",")), url.slice(url.indexOf(",") + 1)];
-    const bytes = head.endsWith("base64") ? Uint8Array.from(atob(body), (character) => character.charCodeAt(0)) : decodeURIComponent(body);
-    save(`${name}.${format}`, new Blob([bytes], { type: format === "svg" ? "image/svg+xml" : "image/png" }));
+    const content = head.endsWith("base64") ? bytes(body) : decodeURIComponent(body);
+    save(`${name}.${format}`, new Blob([content], { type: format === "svg" ? "image/svg+xml" : "image/png" }));
   }
 
   const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\r\n");
@@ -243,8 +245,8 @@ const Report = (() => {
     return node;
   }
 
-  const shown = (value) => value === null || value === undefined ? "–"
-    : typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : value;
+  const sixDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 }).format; // `toLocaleString` is slower
+  const shown = (value) => value === null || value === undefined ? "–" : typeof value === "number" ? sixDigits(value) : value;
 
   function tableOf(name) {
     const [head, ...body] = charts.get(name).rows();
@@ -341,5 +343,5 @@ const Report = (() => {
   addEventListener("beforeprint", () => setPrinting(true));
   addEventListener("afterprint", () => setPrinting(false));
 
-  return { DATA, several, chart, draw, drawAll, ready, line, colour, fade, plain, csv, save, createElement, element, logarithmic };
+  return { DATA, several, chart, draw, drawAll, ready, line, colour, fade, plain, csv, save, createElement, element, logarithmic, unpacked };
 })();

@@ -21,7 +21,7 @@ GROUPS = (("fastest 50%", 0.0, 0.5), ("p50 to p90", 0.5, 0.9), ("p90 to p99", 0.
 """Groups of requests by their rank in E2E: the name, and the range of the rank as a share."""
 SERVER_GROUP = "server's mean"
 SERVER_PARTS = ("queue", "prefill", "decode", "inference")
-BOUNDS_POINTS_MAX = 1000
+BOUNDS_POINTS_MAX = 600
 """Maximum number of requests that the scatter chart shows."""
 BOUNDED = ("ttft", "tpot")
 """Keys of the latencies that the scatter chart shows."""

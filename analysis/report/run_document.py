@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ from loadgen.analysis.report.charts import (
     chart_spec,
     visible_charts,
 )
+from loadgen.analysis.report.packing import packed
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import ServerInfo, Summary
 from loadgen.analysis.telemetry import all_series, mean_phases
@@ -439,11 +441,20 @@ def _script_data(drawn: Sequence[ChartRun]) -> dict[str, Any]:
     for run in drawn:
         data = {name: values for name, values in run.data.items() if name in needed}
         window = run.summary.window
-        if len(drawn) > TIMELINE_RUNS:
-            data["timeline"] = {**data["timeline"], "tokens": None}
+        data["timeline"] = _packed_timeline(data["timeline"], with_tokens=len(drawn) <= TIMELINE_RUNS)
         ends = None if window.whole else [window.from_s, window.to_s]
         runs.append({"name": run.name, "colour": run.colour, "dash": run.dash, "window": ends, "data": data})
     return {"runs": runs, "charts": [chart_spec(chart, drawn) for chart in charts]}
+
+
+def _packed_timeline(timeline: Mapping[str, Any], *, with_tokens: bool) -> dict[str, Any]:
+    """Return the data of the timeline with the times of its tokens in packed form.
+
+    The times are most of the data of a page. The page unpacks them when the reader zooms in. If `with_tokens` is false,
+    the result contains no times of tokens."""
+    tokens: Sequence[Sequence[int]] = timeline["tokens"]
+    content = packed(json.dumps(tokens, separators=(",", ":")).encode()) if with_tokens else None
+    return {**timeline, "tokens": content, "chunks": [len(steps) for steps in tokens] if with_tokens else None}
 
 
 TIMES = (

@@ -1,15 +1,25 @@
 // Draws the timeline of requests. Bars are as thick as the space allows, and tokens appear when few rows are in view.
 "use strict";
 (() => {
-  const { chart, colour, draw, element, plain, ready } = Report;
+  const { chart, colour, draw, element, plain, ready, unpacked } = Report;
   const ROWS_WITH_TOKENS = 40;
-  const integer = (value) => value.toLocaleString("en");
+  const LEGEND_AND_AXIS = 80; // height in pixels, approximately
+  // Number formats are created once, because `toLocaleString` creates one on each call.
+  const integer = new Intl.NumberFormat("en").format;
+  const threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }).format;
+  const unpackedTokens = new Map();
 
   // Formats a duration with three significant digits in a suitable unit.
   function duration(seconds) {
     if (seconds === null || seconds === undefined) return "–";
     const [factor, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
-    return `${(seconds * factor).toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`;
+    return `${threeDigits(seconds * factor)} ${unit}`;
+  }
+
+  // Returns the steps between the tokens of each request. They are unpacked when they are needed for the first time.
+  function tokensOf(run) {
+    if (!unpackedTokens.has(run)) unpackedTokens.set(run, unpacked(run.data.timeline.tokens));
+    return unpackedTokens.get(run);
   }
 
   const selectedRun = () => DATA.runs[Number(document.getElementById("timeline-run")?.value ?? 0)];
@@ -34,22 +44,26 @@
     else {
       text += `, first token after ${duration(timeline.first_s[index] - sent_s)},<br>last token after ${duration(timeline.last_s[index] - sent_s)}`;
     }
-    if (timeline.tokens?.[index]?.length) text += `, ${integer(timeline.tokens[index].length)} chunks`;
+    if (timeline.chunks?.[index]) text += `, ${integer(timeline.chunks[index])} chunks`;
     if (timeline.bad[index]) text += `<br>${plain(timeline.bad[index])}`;
     return text;
   }
 
-  function drawTimeline() {
+  // Returns the thickness of a bar in pixels.
+  const thickness = (height, rows) => Math.min(14, Math.max(0.8, (height / Math.max(1, rows)) * 0.65));
+
+  function drawTimeline(container) {
     const run = selectedRun();
     const { timeline } = run.data;
     const rows = timeline.position.map((position, index) => ({ position, index }));
     const texts = rows.map(({ index }) => requestText(timeline, index));
     const waitEnds = timeline.first_s.map((first, index) => first ?? timeline.end_s[index]);
     const incomplete = rows.filter(({ index }) => timeline.bad[index] && timeline.end_s[index] !== null);
+    const width = thickness(container.clientHeight - LEGEND_AND_AXIS, rows.length);
     const base = { type: "scatter", mode: "lines", hovertemplate: "%{text}<extra></extra>" };
     const traces = [
-      { ...base, ...bars(rows, timeline.sent_s, waitEnds, texts), name: "waiting for the first token", line: { color: colour("idle"), width: 0.8 } },
-      { ...base, ...bars(rows, timeline.first_s, timeline.last_s, texts), name: "receiving tokens", line: { color: colour(run.colour), width: 0.8 } },
+      { ...base, ...bars(rows, timeline.sent_s, waitEnds, texts), name: "waiting for the first token", line: { color: colour("idle"), width } },
+      { ...base, ...bars(rows, timeline.first_s, timeline.last_s, texts), name: "receiving tokens", line: { color: colour(run.colour), width } },
       { ...base, mode: "markers", x: [], y: [], name: "tokens", showlegend: false, hoverinfo: "skip", hovertemplate: undefined, marker: { symbol: "line-ns", size: 9, line: { width: 1.2, color: colour("ink") } } },
       { ...base, mode: "markers", x: incomplete.map(({ index }) => timeline.end_s[index]), y: incomplete.map(({ position }) => position), text: incomplete.map(({ index }) => texts[index]),
         name: "not complete", showlegend: incomplete.length > 0, marker: { symbol: "x", size: 7, color: colour("bad") } },
@@ -68,19 +82,21 @@
   function refine() {
     const container = element("timeline");
     if (!container._fullLayout?.yaxis) return;
-    const { position, sent_s, tokens, tick_s } = selectedRun().data.timeline;
+    const run = selectedRun();
+    const { position, sent_s, tokens, tick_s } = run.data.timeline;
     const [bottom, top] = container._fullLayout.yaxis.range;
     const inView = position.map((row, index) => ({ row, index })).filter(({ row }) => row <= bottom && row >= top);
-    const width = Math.min(14, Math.max(0.8, (container._fullLayout.yaxis._length / Math.max(1, inView.length)) * 0.65));
+    const width = thickness(container._fullLayout.yaxis._length, inView.length);
     const [x, y] = [[], []];
     if (inView.length <= ROWS_WITH_TOKENS && tokens) {
+      const steps = tokensOf(run);
       inView.forEach(({ row, index }) => {
         let time = sent_s[index];
-        tokens[index].forEach((step) => { time += step * tick_s; x.push(time); y.push(row); });
+        steps[index].forEach((step) => { time += step * tick_s; x.push(time); y.push(row); });
       });
     }
     const [{ line: barLine }, , { x: drawnTokens }] = container.data;
-    if (barLine.width.toFixed(1) === width.toFixed(1) && !drawnTokens.length && !x.length) return;
+    if (Math.abs(barLine.width - width) <= 0.1 * width && !drawnTokens.length && !x.length) return;
     const thirdTrace = (value) => [undefined, undefined, value]; // the first two traces keep their values
     Plotly.restyle(container, { "line.width": [width, width], x: thirdTrace(x), y: thirdTrace(y), "marker.size": thirdTrace(Math.max(4, width)) }, [0, 1, 2]);
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.browser.test_report_hands import pages_of, strokes
 from tests.support.runs import failed, header, healthy, loop, run_of, truncated
 
 WORDS_MAX = 900
+BYTES_MAX = 1_000_000
 PHONE = {"width": 360, "height": 780}
 
 
@@ -87,6 +89,13 @@ def test_a_page_has_few_words(page: Page, judged: Path) -> None:
         assert sentence in page.evaluate("document.body.textContent")
 
 
+def test_a_page_is_small(judged: Path) -> None:
+    """The times of the tokens, which are most of the data, are packed."""
+    text = judged.read_text("utf-8")
+    assert len(text) < BYTES_MAX
+    assert re.search(r'"tokens":"[A-Za-z0-9+/=]+"', text)
+
+
 def test_a_heading_opens_its_folded_section(page: Page, judged: Path) -> None:
     """A section that only has a folded block is opened by its heading, and by the links that lead to it."""
     page.goto(judged.as_uri())
@@ -119,7 +128,7 @@ def test_the_page_unpacks_its_library_in_two_equal_ways(page: Page, judged: Path
     page.goto(judged.as_uri())
     unpack = """() => new TextDecoder().decode(gunzip(Uint8Array.from(
         atob(document.getElementById("plotly").textContent), (character) => character.charCodeAt(0))))"""
-    assert page.evaluate(unpack) == (html.HERE / html.PLOTLY).read_text(encoding="utf-8")
+    assert page.evaluate(unpack) == html.plotly_source()
 
 
 def test_printing_right_after_loading_draws_every_chart(page: Page, judged: Path, tmp_path: Path) -> None:

@@ -182,6 +182,14 @@ def test_the_charting_library_is_the_published_one() -> None:
     assert (folder / "plotly-LICENSE.txt").read_text("utf-8").startswith("MIT License")
 
 
+def test_a_page_has_the_charting_library_with_its_outermost_function_in_parentheses() -> None:
+    """Without the two parentheses, the source on the page is that of the file."""
+    source = (Path(report.__file__).parent / "plotly-basic.min.js").read_text("utf-8")
+    shipped = pages.plotly_source()
+    assert shipped.rstrip().endswith("})));")
+    assert shipped.replace("this, (() => {", "this, () => {").replace("})));\n", "}));") == source.rstrip()
+
+
 def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Python keeps what it compiles; a damaged file is compiled again, and one that cannot be kept does not
     matter."""

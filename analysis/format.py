@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 EN_DASH, MINUS = "\u2013", "\u2212"
+FACTOR_MIN = 2.0
+"""Smallest ratio of two values that `relative_change` writes as a factor."""
 DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
 _SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "µs"), (0.0, 1e9, "ns"))
 
@@ -89,6 +91,18 @@ def signed(value: float, digits: int = 3) -> str:
 def typeset_minus(text: str) -> str:
     """Replace hyphens before numbers by minus signs, for pages."""
     return re.sub(r"(?<!\w)-(?=\d)", MINUS, text)
+
+
+def relative_change(ratio: float, *, as_factor: bool | None = None) -> str:
+    """Format the ratio of two values as a change in percent, such as `+3.2%`, or as a factor, such as `6.30x`.
+
+    By default, ratios from 2 on become factors, because a change of more than 100% is hard to read. `as_factor` sets
+    the form. Callers use it to give an interval the form of its value.
+    """
+    if ratio >= FACTOR_MIN if as_factor is None else as_factor:
+        return f"{significant(ratio)}x"
+    change = (ratio - 1) * 100
+    return f"{change:+,.1f}%" if abs(change) < 100 else f"{change:+,.0f}%"
 
 
 def byte_size(number: float | None, digits: int = 3) -> str:

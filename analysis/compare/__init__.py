@@ -41,11 +41,13 @@ from loadgen.analysis.compare.figures import (
 from loadgen.analysis.compare.gates import Gate, GateResult, judge_gates
 from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun, run_name
 from loadgen.analysis.format import (
+    FACTOR_MIN,
     UNKNOWN,
     figure_title,
     interval_text,
     percent,
     pluralise,
+    relative_change,
     signed,
     significant,
     simulated,
@@ -99,9 +101,16 @@ LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference
 WORDS = {"better": "better", "worse": "worse", "no difference": "same", "inconclusive": "unclear"}
 """Verdicts in the table of the terminal, which has 80 columns."""
 CAPTION = (
-    "Lines are 95% intervals. An interval inside the shaded {:g}% means no difference. An interval that includes "
-    "100% may be chance."
+    "Lines are 95% intervals. An interval inside the shaded {:g}% means no difference. An interval that includes 1 may "
+    "be chance."
 )
+LOGARITHMIC = "The axis is logarithmic."
+ARROWS = "An arrow marks an interval that continues beyond the chart."
+NO_INTERVAL = "Points without a line have no interval."
+LOGARITHMIC_FROM = 2.5
+"""The axis of the chart of ratios is logarithmic if it contains ratios above this factor, or below its reciprocal."""
+CLIP_FACTOR = 4.0
+"""On a logarithmic axis, intervals are cut off at this factor above the largest and below the smallest ratio."""
 CARDS = ("output_tokens_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50")
 OVERLAID = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "course")
 """Charts on which the page shows A and B together."""
@@ -420,16 +429,10 @@ def page_document(
         _runs_section([*(("A", run) for run in a), *(("B", run) for run in b)], links),
         DEFINITIONS,
     ]
-    ratios = []
-    for row in comparison.rows:
-        ratio, ends = _ratio_with_interval(row)
-        if ratio is not None and ends:
-            outcome = {"figure": _row_title(row.figure), "ratio": ratio, "low": ends[0], "high": ends[1]}
-            ratios.append(outcome | {"outcome": row.verdict})
     data = {
         "runs": [{key: getattr(run, key) for key in ("name", "colour", "dash", "data")} for run in drawn],
         "charts": [_overlay_spec(chart, drawn) for chart in charts],
-        "comparison": {"rows": ratios, "margin": comparison.margin},
+        "comparison": {"rows": _ratio_rows(comparison), "margin": comparison.margin, "range": _log_range(comparison)},
     }
     return doc.Document(
         "loadgen compare",
@@ -483,9 +486,51 @@ def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence
 def _first_section(comparison: Comparison) -> doc.Section:
     """Return the first section of the page: the verdict, the cards, the chart of ratios and the table of figures."""
     section = _comparison_section(comparison)
-    caption = [CAPTION.format(comparison.margin * 100)]
-    ratios = doc.ChartRef("comparison", "B as a share of A, with its interval", caption, zoom="none")
+    ratios = doc.ChartRef("comparison", "B / A with its interval", _ratio_caption(comparison), zoom="none")
     return replace(section, blocks=[section.blocks[0], doc.Cards(_cards(comparison)), ratios, *section.blocks[1:]])
+
+
+def _ratio_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the rows of the chart of ratios. `low` and `high` are None for a figure without an interval."""
+    rows = []
+    for row in comparison.rows:
+        ratio, ends = _ratio_with_interval(row)
+        if ratio is not None:
+            low, high = ends or (None, None)
+            rows.append(
+                {"figure": _row_title(row.figure), "ratio": ratio, "low": low, "high": high, "outcome": row.verdict}
+            )
+    return rows
+
+
+def _log_range(comparison: Comparison) -> tuple[float, float] | None:
+    """Return the ends of the logarithmic axis of the chart of ratios, or None if a linear axis shows all ratios.
+
+    A wide interval does not extend the axis by more than CLIP_FACTOR, because it would squeeze all others.
+    """
+    rows = _ratio_rows(comparison)
+    ratios = [row["ratio"] for row in rows if row["ratio"] > 0]
+    ends = [end for row in rows for end in (row["low"], row["high"]) if end is not None]
+    values = [*ratios, *ends]
+    if not ratios or 1 / LOGARITHMIC_FROM < min(values) <= max(values) < LOGARITHMIC_FROM:
+        return None
+    low = max(min(values), min(ratios) / CLIP_FACTOR)
+    high = min(max(values), max(ratios) * CLIP_FACTOR)
+    padding = 1.08 * (1 + comparison.margin)
+    return min(low, 1.0) / padding, max(high, 1.0) * padding
+
+
+def _ratio_caption(comparison: Comparison) -> list[str]:
+    """Return the caption of the chart of ratios. It explains a logarithmic axis and intervals that are cut off."""
+    rows, ends = _ratio_rows(comparison), _log_range(comparison)
+    sentences = [CAPTION.format(comparison.margin * 100)]
+    if ends is not None:
+        sentences.append(LOGARITHMIC)
+        if any(row["low"] is not None and (row["low"] < ends[0] or row["high"] > ends[1]) for row in rows):
+            sentences.append(ARROWS)
+    if any(row["low"] is None for row in rows):
+        sentences.append(NO_INTERVAL)
+    return [" ".join(sentences)]
 
 
 def _chart_sections(comparison: Comparison, charts: Sequence[Chart]) -> list[doc.Section]:
@@ -576,11 +621,11 @@ def _percentile_caption(comparison: Comparison, chart: str) -> list[str]:
 
 def _runs_section(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str]) -> doc.Section:
     """Return the section on the runs of A and B: their figures, links to their reports, and their commands."""
-    heads: dict[str, doc.ColumnKind] = {"side": "text", "run": "head", "started, UTC": "text"}
+    heads: dict[str, doc.ColumnKind] = {"side": "text", "run": "head"}
     named, commands = [], list[doc.Block]()
     for index, (side, run) in enumerate(runs):
-        name = doc.TableCell(run_name(run.run), link=links[index] if links else "")
-        named.append((side, name, start_time(run.summary).removesuffix(" UTC")))
+        name = doc.TableCell(run_name(run.run), note=start_time(run.summary), link=links[index] if links else "")
+        named.append((side, name))
         commands.append(doc.Code(run.summary.run.command, f"Command of {name.text}", copy=True))
     return doc.Section(
         "runs",
@@ -638,8 +683,12 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
     for row in comparison.rows:
         if row.figure in CARDS and row.difference is not None:
             a, b, unit, difference, interval = _row_texts(row, brief=True)
-            note = f"95% CI {interval}{'' if row.ratio_ci95 is None else '%'}; {a} to {b} {unit}"
-            texts = typeset_minus(difference), row.verdict, typeset_minus(note)
+            if row.ratio_ci95 is not None and row.ratio is not None and row.ratio < FACTOR_MIN:
+                interval += "%"
+            # An interval with the digits of its figure says nothing more.
+            certainty = "" if interval == difference else f"95% CI {interval}; "
+            note = typeset_minus(f"{certainty}A\u00a0{a}, B\u00a0{b} {unit}")
+            texts = typeset_minus(difference), row.verdict, note
             cards.append(doc.Card(figure_title(row.figure), *texts))
     return cards
 
@@ -714,8 +763,8 @@ def remark(row: ComparedFigure) -> str:
 def _row_texts(row: ComparedFigure, *, brief: bool) -> list[str]:
     """Return the cell texts of a figure's table row: A, B, unit, ratio, interval, difference and p-value.
 
-    If `brief` is true, the difference and the p-value are left out, and the ratio is given as a change in percent. For
-    a figure that is a share, the brief ratio column shows the difference B - A in percentage points.
+    If `brief` is true, the difference and the p-value are left out, and the ratio is given as a change in percent or as
+    a factor. For a figure that is a share, the brief ratio column shows the difference B - A in percentage points.
     """
     factor, unit = (100.0, "%") if row.unit == "share" else unit_of(row.figure, row.a)
     texts = [significant(value and value * factor, 4) for value in (row.a, row.b)]
@@ -748,30 +797,30 @@ def _ratio_with_interval(row: ComparedFigure) -> tuple[float | None, tuple[float
 def _ratio_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
     ratio, _ = _ratio_with_interval(row)
     if not brief and ratio is not None:
-        return f"{ratio:.3f}"
+        return _ratio_number(ratio)
     if row.ratio is not None:
-        return f"{_percent_change(row.ratio)}%"
+        return relative_change(row.ratio)
     return UNKNOWN if row.difference is None else signed(row.difference * factor)
 
 
 def _interval_text(row: ComparedFigure, factor: float, *, brief: bool) -> str:
     _, ends = _ratio_with_interval(row)
     if not brief and ends:
-        return interval_text(*(f"{end:.3f}" for end in ends))
+        return interval_text(*map(_ratio_number, ends))
     if row.ratio is not None and row.ratio_ci95:
-        return interval_text(*(_percent_change(end) for end in row.ratio_ci95))
+        as_factor = row.ratio >= FACTOR_MIN
+        return interval_text(*(relative_change(end, as_factor=as_factor).rstrip("%") for end in row.ratio_ci95))
     if row.difference_ci95:
         return interval_text(*(signed(end * factor) for end in row.difference_ci95))
     return UNKNOWN if row.difference is None else "unbounded"
+
+
+def _ratio_number(ratio: float) -> str:
+    """Format a ratio with three decimals, or with three significant digits from 10 on."""
+    return f"{ratio:.3f}" if ratio < 10 else significant(ratio)
 
 
 def _p_text(p: float | None) -> str:
     if p is None:
         return UNKNOWN
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _percent_change(ratio: float) -> str:
-    """Return `ratio - 1` in percent as text, such as `+3.2`."""
-    percent = (ratio - 1) * 100
-    return f"{percent:+,.0f}" if abs(percent) >= 100 else f"{percent:+.1f}"

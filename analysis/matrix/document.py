@@ -17,6 +17,7 @@ import numpy as np
 from loadgen.analysis import report as doc
 from loadgen.analysis.compare.figures import MARGIN
 from loadgen.analysis.format import (
+    FACTOR_MIN,
     UNKNOWN,
     byte_size,
     duration,
@@ -24,6 +25,7 @@ from loadgen.analysis.format import (
     interval_text,
     percent,
     pluralise,
+    relative_change,
     scale_of,
     significant,
     times_speed,
@@ -42,7 +44,7 @@ from loadgen.analysis.matrix import (
     CellSummary,
     MatrixSummary,
 )
-from loadgen.analysis.matrix.sweeps import sweep_findings, sweep_rows
+from loadgen.analysis.matrix.sweeps import sweep_cards, sweep_chips, sweep_findings, sweep_rows
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import (
     Block,
@@ -64,6 +66,8 @@ POINTS_PER_RUN = 120
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
 """Figures with a column in the page's table of cells. matrix.json contains further figures."""
 MAIN = "output_tokens_per_s"
+NAMED_CELLS = 2
+"""Maximum number of invalid cells that the status strip names."""
 NO_WINNER, NO_RANKING = "no winner", "no ranking"
 """Names in place of the leading server, if no server leads and if the servers are not compared."""
 BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95% interval of the mean."
@@ -73,9 +77,10 @@ RATIOS = f"""Ratio of the figures of two servers on one platform, or of one serv
 interval. ▲ means better and ▼ worse, by the verdict of `loadgen compare` on the runs of both cells: the difference is
 shown, and its interval does not lie within {percent(MARGIN)}. Of pairs of equal cells, at most one in twenty has a mark
 by chance."""
+MARKED = "▲ better than all other servers on the platform, ▼ worse than at least one of them."
 MEANS = """Sorted by output throughput. Values are means over the valid repeats. Below each value is the 95% interval
-of the mean, or the range of the runs if there is no useful interval. ▲ means better than all other servers on the
-platform and ▼ means worse than at least one of them, as `loadgen compare` judges their runs."""
+of the mean, or the range of the runs if there is no useful interval. ▲ and ▼ are the verdicts of `loadgen compare` on
+the runs of two servers."""
 MEMORY = """Engines reserve most of a GPU's memory for their KV cache when they start, so the used share of the KV cache
 says more than the memory in use. Values before and after the load are means over the repeats. Peaks are the largest of
 all repeats."""
@@ -85,6 +90,7 @@ ONE_START = """Each server was started once and its repeats followed one another
 over time or differences between starts. More starts (`starts` in the plan) would include them."""
 ROUNDS = """The starts were made in rounds, each with every server once in random order. Drift over time therefore
 affected all servers equally, and the intervals include differences between starts."""
+SWEEP_TITLE = "Capacities, and figures at the largest measured load within the capacity"
 SWEPT_ONCE = "Each server was started once per host and model, and its sweep used that start."
 COLD = "The first run after a start is cold: before it, the server has handled only the warm-up requests."
 PUBLISHED = "Not measured here: figures of other hardware and other versions, with settings that are not always known."
@@ -143,16 +149,13 @@ class MatrixReport:
         figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
-        leads = [lead for lead, _ in self._ranking()]
-        leads = [msgspec.structs.replace(lead, note=typeset_minus(lead.note)) for lead in leads]
-        answer: list[Block] = [
-            doc.Cards(leads),
-            doc.Findings(self._validity_findings()),
-            Paragraph(f"{self._equal_work()} {BARS}".strip()),
-        ]
-        curves: list[Block] = [Paragraph(CURVES)]
+        leads = [msgspec.structs.replace(lead, note=typeset_minus(lead.note)) for lead, _ in self._ranking()]
+        problems = [finding for finding in self._validity_findings() if finding.level != "ok"]
+        answer: list[Block] = [doc.Cards(leads)]
+        answer += [doc.Findings(problems)] if problems else []
+        curves: list[Block] = []
         for index, group in enumerate(self.groups):
-            answer.append(ChartRef(f"bars-{index}", self._group_title(group), [], "wide", "none"))
+            answer.append(ChartRef(f"bars-{index}", self._group_title(group), [BARS], "wide", "none"))
             curves += [ChartRef(chart["id"], chart["title"], chart["text"]) for chart in self._charts(group)]
         memory = self._memory()
         if not self.groups:
@@ -161,15 +164,21 @@ class MatrixReport:
             Section("failures", "Failures", self._failures()),
             Section("order", "How it was measured", self._order(), "Order"),
         ]
-        swept = [Section("sweeps", "Sweeps", self._sweeps(), "Sweeps")] if self.summary.sweeps else []
+        best = sweep_cards(self.summary.sweeps, self._sweep_name)
         if not self.summary.cells:
-            findings_only = Section("answer", "Findings", [doc.Findings(self._validity_findings())])
-            return self._document([findings_only, *swept, *order], {"runs": []})
+            blocks = [*best, *([doc.Findings(problems)] if problems else []), *self._sweeps()]
+            return self._document([Section("sweeps", "Capacity of each server", blocks), *order], {"runs": []})
+        swept = [Section("sweeps", "Sweeps", [*best, *self._sweeps()])] if self.summary.sweeps else []
         sections = [
             Section("answer", "Throughput of each server on each platform", answer, "Throughput", [figures]),
             *swept,
-            Section("figures", "Ranking", [Paragraph(MEANS), self._figures_table(SHOWN, page=True), *self._limits()]),
-            Section("latency", "Latency distribution", curves, "Latency", [latency, axis]),
+            Section(
+                "figures",
+                "Ranking",
+                [Paragraph(MARKED), self._figures_table(SHOWN, page=True), *self._limits()],
+                help=MEANS,
+            ),
+            Section("latency", "Latency distribution", curves, "Latency", [latency, axis], CURVES),
             Section("differences", "Differences", [doc.Disclosure("Ratios between cells", self._differences())]),
             *([Section("memory", "Memory", [doc.Disclosure("Memory of each cell", memory)])] if memory else []),
             Section("lengths", "Requested and reported output lengths", self._lengths(), "Lengths"),
@@ -194,10 +203,11 @@ class MatrixReport:
 
     def _document(self, sections: Sequence[Section], data: dict[str, Any] | None = None) -> Document:
         summary = self.summary
+        repeats = f", {pluralise(summary.repeats, 'repeat')} each" if summary.cells else ""
         title = (
             f"{summary.name}: {pluralise(len(summary.servers), 'server')} on "
             f"{pluralise(len(summary.hosts), 'platform')}, {pluralise(len(summary.models), 'model')}, "
-            f"{pluralise(len(summary.workloads), 'workload')}, {pluralise(summary.repeats, 'repeat')} each"
+            f"{pluralise(len(summary.workloads), 'workload')}{repeats}"
         )
         return Document(
             "loadgen matrix",
@@ -212,21 +222,50 @@ class MatrixReport:
         )
 
     def _chips(self) -> list[doc.Chip]:
-        """Return the status strip: the cells that were measured, those that are valid, and the requests."""
+        """Return the status strip: the cells and sweeps that were measured, those that are valid, and the requests."""
+        return [*self._cell_chips(), *sweep_chips(self.summary.sweeps)]
+
+    def _cell_chips(self) -> list[doc.Chip]:
         cells = self.summary.cells
         if not cells:
             return []
-        measured = [cell for cell in cells if cell.state == "measured"]
-        valid = [cell for cell in cells if cell.valid]
+        states = Counter(cell.state for cell in cells)
+        missing = "".join(f"; {number} {state}" for state, number in states.items() if state != "measured")
+        invalid = [cell for cell in cells if cell.runs and not cell.valid]
+        names = ", ".join(
+            f"{self.servers[cell.server]} on {self.platforms[cell.host]}" for cell in invalid[:NAMED_CELLS]
+        )
+        more = ", …" if len(invalid) > NAMED_CELLS else ""
+        measured = sum(1 for cell in cells if cell.runs)
+        validity = f"{measured - len(invalid):,} of {pluralise(measured, 'measured cell')} valid"
         # `sent` is not an outcome: each request that was sent is also counted by its outcome.
         ended = sum(count for cell in cells for state, count in cell.requests.items() if state != "sent")
         complete = sum(cell.requests.get("complete", 0) for cell in cells)
-        every = len(measured) == len(cells)
-        known: doc.Level = "ok" if len(valid) == len(cells) else "error"
+        errors = Counter[str]()
+        for cell in cells:
+            errors.update(cell.errors)
+        mostly = ""
+        if errors and complete < ended:
+            kind = errors.most_common(1)[0][0]
+            mostly = f", mostly {findings.INCOMPLETE.get(kind, kind)}"
         return [
-            doc.Chip("Cells", f"{len(measured):,} of {len(cells):,} measured", "ok" if every else "warning"),
-            doc.Chip("Measurement", f"{len(valid):,} of {pluralise(len(cells), 'cell')} valid", known),
-            doc.Chip("Requests", f"{complete:,} of {ended:,} complete", "ok" if complete == ended else "error"),
+            doc.Chip(
+                "Cells",
+                f"{states['measured']:,} of {len(cells):,} measured{missing}",
+                "warning" if missing else "ok",
+                "failures" if missing else "",
+            ),
+            doc.Chip(
+                "Measurement",
+                f"{validity}; invalid: {names}{more}" if invalid else validity,
+                "error" if invalid or not measured else "ok",
+            ),
+            doc.Chip(
+                "Requests",
+                f"{complete:,} of {ended:,} complete{mostly}",
+                "ok" if complete == ended else "error",
+                "failures",
+            ),
         ]
 
     def _cells_of(self, group: tuple[str, str]) -> list[CellSummary]:
@@ -237,6 +276,15 @@ class MatrixReport:
 
     def _name(self, cell: CellName) -> str:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
+
+    def _sweep_name(self, cell: CellName) -> str:
+        """Return the name of a sweep on a tile. The model and the workload are left out if there is only one."""
+        extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
+        parts = [
+            f"{self.servers[cell.server]} on {self.platforms[cell.host]}",
+            *(getattr(cell, name) for name in extra),
+        ]
+        return ", ".join(parts)
 
     def _ranking(self) -> list[tuple[doc.Card, str]]:
         """Return one ranking of the servers for each host and each group. A group is a pair of model and workload.
@@ -252,8 +300,18 @@ class MatrixReport:
             figures = [f"{self.servers[cell.server]} {_with_note(figure(cell, MAIN))}" for cell in cells]
             leader, lead = self._lead(cells) if len(cells) > 1 else (NO_RANKING, "only one server was measured.")
             label = f"{self._group_title(group)}, {platform}" if len(self.groups) > 1 else platform
-            result.append((doc.Card(label, leader, "", lead), f"{', '.join(figures)}."))
+            result.append((self._tile(label, leader, lead, cells), f"{', '.join(figures)}."))
         return result
+
+    def _tile(self, label: str, leader: str, lead: str, cells: Sequence[CellSummary]) -> doc.Card:
+        """Return the card of a ranking. It shows the throughput of the leading server, or of all servers if none leads.
+
+        `cells` must be in the order of `_ranked`."""
+        _, unit = self._scale(MAIN)
+        if leader not in (NO_WINNER, NO_RANKING):
+            return doc.Card(label, leader, figure(cells[0], MAIN).text, lead)
+        rates = [f"{self.servers[cell.server]} {figure(cell, MAIN, (1.0, unit)).text}" for cell in cells]
+        return doc.Card(label, leader, f"{', '.join(rates)} {unit}", lead)
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
         """Return the cells of a group (model and workload) on one host, sorted by descending throughput.
@@ -281,16 +339,19 @@ class MatrixReport:
         ratios = [difference.ratio, *(difference.ci95 or ())]
         if difference.a != first.cell:
             ratios = [1 / ratios[0], *(1 / ratio for ratio in reversed(ratios[1:]))]
-        lead, *interval = (f"{(ratio - 1) * 100:+.1f}" for ratio in ratios)
-        certainty = "too few runs for an interval"
-        if interval:
-            certainty = f"95% CI {interval_text(*interval)}%"
         leader, runner_up = self.servers[first.server], self.servers[second.server]
         won = _verdict(difference, first.cell) == "better"
-        if won:
-            text = f"{leader} leads {runner_up} by {lead}% ({certainty})."
+        as_factor = ratios[0] >= FACTOR_MIN
+        lead, *interval = (relative_change(ratio, as_factor=as_factor) for ratio in ratios)
+        certainty = "too few runs for an interval"
+        if interval:
+            certainty = f"95% CI {interval_text(interval[0].rstrip('%'), interval[1])}"
+        if won and as_factor:
+            text = f"{leader} has {lead} the throughput of {runner_up} ({certainty})."
+        elif won:
+            text = f"{leader} leads {runner_up} by {lead} ({certainty})."
         else:
-            text = f"{leader} {lead}% compared with {runner_up} ({certainty}{_reason(difference)})."
+            text = f"{leader} {lead} compared with {runner_up} ({certainty}{_reason(difference)})."
         if invalid:
             text += f" Not ranked: {bottleneck}"
         if not difference.equal_work:
@@ -406,7 +467,7 @@ class MatrixReport:
 
     def _sweeps(self) -> list[Block]:
         heads, rows = sweep_rows(self.summary.sweeps)
-        return [self._table("Largest load that met the objectives", heads, rows)] if rows else []
+        return [self._table(SWEEP_TITLE, heads, rows, "ranking")] if rows else []
 
     def _limits(self) -> list[Block]:
         """Return the table of hardware limits, or an empty list if no cell has a hardware limit."""
@@ -429,7 +490,8 @@ class MatrixReport:
             return []
         columns = number_columns("limit, tokens/s", "reached", "TTFT / limit", "TPOT / limit", "MBU", "MFU")
         heads: dict[str, ColumnKind] = {"hardware": "text", **columns, "bound by": "text"}
-        return [self._table("Hardware limits, from the first valid run of each cell", heads, rows)]
+        limits = self._table("Hardware limits, from the first valid run of each cell", heads, rows)
+        return [doc.Disclosure("Hardware limits", [limits])]
 
     def _marked(self, cell: CellSummary, name: str, scale: tuple[float, str] | None) -> TableCell:
         """Return the table cell for the figure `name` of a matrix cell, with a mark if the figure stands out.

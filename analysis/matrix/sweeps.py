@@ -1,16 +1,26 @@
-"""Builds the findings on the sweeps of a matrix, and the table of their results."""
+"""Builds the findings, status chips and tiles on the sweeps of a matrix, and the table of their results."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, significant, times_speed
+from loadgen.analysis.format import UNKNOWN, pluralise, times_speed
 from loadgen.analysis.matrix import CellName, CellSweep
-from loadgen.analysis.report import ColumnKind, Finding, TableCell
+from loadgen.analysis.report import Block, Chip, ColumnKind, Finding, TableCell
 from loadgen.analysis.report.tables import Cells, number_columns
-from loadgen.analysis.sweep import best_step, throughput_field
-from loadgen.analysis.sweep.document import COMPARED, UNITS, ended_sentence, throughput_title
+from loadgen.analysis.sweep import SweepResult, best_step, throughput_field
+from loadgen.analysis.sweep.document import (
+    COMPARED,
+    UNITS,
+    best_cards,
+    capacity_texts,
+    ended_sentence,
+    format_load,
+    step_text,
+    throughput_title,
+)
 
 
 def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Finding]:
@@ -36,6 +46,41 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
     return [*result, *(Finding("client", "error", text) for text in texts)]
 
 
+def sweep_chips(sweeps: Sequence[CellSweep]) -> list[Chip]:
+    """Return the chips of the status strip on the sweeps of a matrix: how many are measured and valid."""
+    if not sweeps:
+        return []
+    measured = [sweep for sweep in sweeps if sweep.state == "measured"]
+    steps = [step for sweep in sweeps if sweep.result for step in sweep.result.steps]
+    valid = sum(step.client == "ok" for step in steps)
+    every = len(measured) == len(sweeps)
+    return [
+        Chip("Sweeps", f"{len(measured):,} of {len(sweeps):,} measured", "ok" if every else "warning"),
+        Chip("Sweep runs", f"{valid:,} of {len(steps):,} valid", "ok" if valid == len(steps) > 0 else "error"),
+    ]
+
+
+def sweep_cards(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Block]:
+    """Return the tiles with the best sweeps of each model and workload. Groups of one sweep have no tiles.
+
+    `name` is a function that returns the displayed name of a cell.
+    """
+    groups: dict[tuple[str, str], list[CellSweep]] = {}
+    for sweep in sweeps:
+        groups.setdefault((sweep.model, sweep.workload), []).append(sweep)
+    blocks = []
+    for group in groups.values():
+        known = {name(sweep.cell): sweep.result for sweep in group if sweep.result and sweep.result.steps}
+        folders = {id(sweep.result): sweep.folder for sweep in group}
+        blocks += best_cards(known, partial(_link, folders))
+    return blocks
+
+
+def _link(folders: Mapping[int, str], result: SweepResult, step: str) -> str:
+    """Return the link to the report of a step. `folders` maps the id of each sweep's result to the sweep's folder."""
+    return f"{folders[id(result)]}/{step}/report.html"
+
+
 def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list[tuple[CellName, Cells]]]:
     """Return the headings and rows of the table of sweeps.
 
@@ -49,18 +94,20 @@ def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list
         result, step = sweep.result, best_step(sweep.result) if sweep.result else None
         capacity = TableCell(UNKNOWN)
         if result and result.capacity is not None:
-            known_ends = [end for end in (result.capacity_low, result.capacity_high) if end is not None]
-            interval = ""
-            if known_ends:
-                interval = interval_text(*(significant(end) for end in (known_ends[0], known_ends[-1])))
-            text = f"{significant(result.capacity)} {UNITS[result.over]}"
-            capacity = TableCell(text, result.capacity, interval, link=sweep.page)
+            text, note = capacity_texts(result)
+            capacity = TableCell(f"{text} {UNITS[result.over]}", result.capacity, note, link=sweep.page)
         report = f"{sweep.folder}/{step.folder}/report.html" if step else ""
-        values = [None if step is None else getattr(step, name) for name in (throughput_field(known), *COMPARED)]
-        cells = (TableCell(significant(value), value, link=report if value else "") for value in values)
+        load = TableCell(UNKNOWN)
+        if result and step:
+            load = TableCell(format_load(result.over, step.load), step.load, link=report)
+        cells = [load]
+        for field in (throughput_field(known), *COMPARED):
+            value = getattr(step, field) if step else None
+            text = step_text(step, result, field) if result and step else UNKNOWN
+            cells.append(TableCell(text, value, link=report if value else ""))
         rows.append((sweep.cell, (sweep.state, capacity, *cells)))
     heads: dict[str, ColumnKind] = {
         "state": "text",
-        **number_columns("capacity", throughput_title(*known), "tokens/s per user"),
+        **number_columns("capacity", "at", throughput_title(*known), "tokens/s per user"),
     }
     return heads | number_columns("cost per M tokens", "J per token"), rows

@@ -4,7 +4,7 @@
 (() => {
   const { DATA: data, several, chart, draw, colour, fade, plain, element, logarithmic } = Report;
   const rateUnit = `tokens/s${data.per}`;
-  const symbols = { met: "circle", "": "circle", inconclusive: "circle-dot", "not met": "circle-open" };
+  const symbols = { met: "circle", "": "circle", inconclusive: "circle-open-dot", "not met": "circle-open" };
   const noLegend = { showlegend: false, margin: { l: 60, r: 16, t: 18, b: 44 } }; // the legend of the frontier chart is valid for all
   const names = ["frontier", "first", "goodput"];
   const isChecked = (name, value) => document.querySelector(`input[name=${name}][value="${value}"]`)?.checked ?? false;
@@ -46,19 +46,20 @@
 
   // Labels points with their loads. Labels that would overlap are left out, except those of the star and of the
   // capacity's bracket.
-  function labels(runs, known, x, y, isLog) {
+  function labels(name, runs, known, x, y, isLog) {
     const all = runs.flatMap((run) => known(run).map((step) => ({ step, run, weight: step.best ? 0 : run.bracket.includes(step.step) ? 1 : 2 })));
     const scaled = (value) => (isLog ? Math.log(value) : value);
-    const span = (name, scale) => {
-      const values = all.map(({ step }) => scale(step[name]));
-      return (Math.max(...values) - (isLog && name === x ? Math.min(...values) : Math.min(0, ...values))) || 1;
+    const span = (figure, scale) => {
+      const values = all.map(({ step }) => scale(step[figure]));
+      return (Math.max(...values) - (isLog && figure === x ? Math.min(...values) : Math.min(0, ...values))) || 1;
     };
     const [width, height] = [span(x, scaled), span(y, Number)];
-    const near = innerWidth < 600 ? 0.09 : 0.035;
+    const { clientWidth, clientHeight } = element(name);
+    const [wide, high] = [34 / Math.max(clientWidth - 90, 200), 18 / Math.max(clientHeight - 90, 150)]; // size of a label, as shares
     const kept = [];
     for (const entry of all.sort((a, b) => a.weight - b.weight)) {
-      const overlaps = kept.some((other) => Math.abs(scaled(other.step[x]) - scaled(entry.step[x])) / width < near
-        && Math.abs(other.step[y] - entry.step[y]) / height < 0.07);
+      const overlaps = kept.some((other) => Math.abs(scaled(other.step[x]) - scaled(entry.step[x])) / width < wide
+        && Math.abs(other.step[y] - entry.step[y]) / height < high);
       if (!overlaps) kept.push(entry);
     }
     return { type: "scatter", mode: "markers+text", name: "loads", showlegend: false, hoverinfo: "skip", cliponaxis: false, textposition: "top right",
@@ -82,7 +83,7 @@
   }
 
   // Draws throughput against another figure of the steps: `speed` or `ttft`. Steps that ended early have no throughput.
-  function throughput(x, axis, isLog) {
+  function throughput(name, x, axis, isLog) {
     const runs = shownRuns();
     const known = (run) => run.steps.filter((step) => !step.overload && step[x] && step.rate);
     const traces = [];
@@ -119,7 +120,7 @@
         traces.push(star(run, best, x, "rate"));
       }
     }
-    if (runs.some((run) => known(run).length)) traces.push(labels(runs, known, x, "rate", isLog));
+    if (runs.some((run) => known(run).length)) traces.push(labels(name, runs, known, x, "rate", isLog));
     const scale = isLog ? { type: "log", ...logarithmic(traces) } : { rangemode: "tozero" };
     const legend = isLog ? [] : legendOf(runs, parts);
     return { traces: [emptyTrace, ...traces, ...legend], layout: { ...(isLog ? noLegend : { showlegend: true }), xaxis: { title: { text: axis }, ...scale },
@@ -158,8 +159,8 @@
     ...data.runs.flatMap((run) => run.steps.map((step) => [run.name, step.load, verdictName(run, step.verdict), ...Object.values(columns).map((column) => step[column]), step.report]))];
 
   const first = { "median TTFT, s": "ttft", [rateUnit]: "rate" };
-  chart("frontier", { draw: () => throughput("speed", "tokens/s per user", false), rows: rows({ "tokens/s per user": "speed", [rateUnit]: "rate" }) });
-  chart("first", { draw: () => throughput("ttft", "TTFT (median), s", true), rows: rows(first) });
+  chart("frontier", { draw: () => throughput("frontier", "speed", "tokens/s per user (1 / median TPOT)", false), rows: rows({ "tokens/s per user": "speed", [rateUnit]: "rate" }) });
+  chart("first", { draw: () => throughput("first", "ttft", "TTFT (median), s", true), rows: rows(first) });
   chart("goodput", { draw: goodput, rows: rows({ "good requests/s": "goodput" }) });
 
   document.querySelectorAll("input[name=shown], input[name=limit]").forEach((input) => input.addEventListener("change", () => names.forEach((name) => draw(name))));

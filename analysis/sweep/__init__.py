@@ -86,6 +86,8 @@ class SweepResult(msgspec.Struct, kw_only=True):
     name: str
     """The server, its version and its hardware."""
     model: str | None
+    workload: str = ""
+    """Lengths of the requests, such as `512 input and 128 output tokens`. Empty if they are unknown."""
     mark: str
     """`SIMULATED` for a simulated server, else empty."""
     speed: float = 1.0
@@ -227,6 +229,7 @@ def build_result(
         mark="" if last is None else simulated(last),
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
+        workload="" if last is None else _lengths_text(last),
         over=plan["over"],
         objectives=objectives,
         fixed_loads=fixed_loads,
@@ -277,6 +280,14 @@ def _configuration_name(summary: Summary, gpus: int | None) -> str:
     repeated = limit is not None and server.platform.endswith(limit.gpu)
     places = [place for place in ("" if repeated else server.platform, hardware) if place]
     return f"{name} on {', '.join(places)}" if places else name
+
+
+def _lengths_text(summary: Summary) -> str:
+    """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`."""
+    run = summary.run
+    if run.input_tokens is None or run.output_tokens is None:
+        return ""
+    return f"{run.input_tokens} input and {run.output_tokens} output tokens"
 
 
 class _Prices(NamedTuple):

@@ -34,6 +34,7 @@ from loadgen.analysis.report import (
     Section,
     Switch,
     TableCell,
+    status,
 )
 from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import Cells, number_columns, table
@@ -46,6 +47,8 @@ from loadgen.analysis.sweep import (
     verdict_of,
 )
 
+VIRTUAL = "SIMULATED (virtual)"
+"""The mark of a sweep in virtual time, in which no client took part."""
 UNITS = {"rate": "requests/s", "concurrency": "at a time"}
 LOADS = {"rate": "request rate, requests/s", "concurrency": "concurrency, requests at a time"}
 FRONTIER = """Each point is the run at one load, and its number is this load. Right and up is better. Click a point to
@@ -54,6 +57,8 @@ SEVERAL = "The grey line joins the points that no other point shown here beats i
 BRACKET = "The capacity lies between the two loads that the broad line joins."
 STAR = "The star is the load that {cards} describe."
 LIMIT = "The dotted line is what the hardware allows at most with the same number of requests in flight."
+OVERLOADS = "Not drawn: {}, whose runs were ended early."
+PER_USER = "Speed per user is 1 / median TPOT: the tokens per second that one user sees."
 FIRST = (
     "Left and up is better: an earlier first token, and more tokens from the same GPUs. Symbols as in the chart above."
 )
@@ -274,13 +279,13 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     """
     results, several = list(sweeps.values()), len(sweeps) > 1
     styles = [RunStyle(name, colour, sweep.mark) for (name, sweep), colour in zip(sweeps.items(), cycle(PALETTE))]
-    answers: list[Block] = []
+    answers: list[Block] = [*best_cards(sweeps, link), _comparison(sweeps, link)] if several else []
     for index, sweep in enumerate(results):
-        answers += [Paragraph("", run=index)] if several else []
-        answers.append(doc.Findings(findings(sweep)))
+        # Chips, cards and table state the capacity. A sweep without a good load has a sentence instead.
+        limitations = [finding for finding in findings(sweep) if finding.id != "capacity" or best_step(sweep) is None]
+        answers += [Paragraph("", run=index)] if several and limitations else []
+        answers += [doc.Findings(limitations)] if limitations else []
         answers += [] if several else _cards(sweep, link)
-    if several:
-        answers.append(_comparison(sweeps, link))
     mixed = len({sweep.over for sweep in results}) > 1
     if mixed:
         answers.append(
@@ -311,12 +316,11 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     ]
     mark = next((sweep.mark for sweep in results if sweep.mark), "")
     data = {"runs": _chart_data(sweeps, link), "load": unit, "per": per}
-    subtitle = "" if several else results[0].model or ""
     return Document(
         "loadgen sweep",
         title,
         sections,
-        subtitle,
+        _subtitle(results),
         mark,
         styles,
         ["frontier.js"],
@@ -326,32 +330,154 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     )
 
 
+def _subtitle(sweeps: Sequence[SweepResult]) -> str:
+    """Return what all sweeps have in common: the model, the lengths of the requests, and the objectives."""
+    facts = ([sweep.model or "", sweep.workload, " and ".join(sweep.objectives)] for sweep in sweeps)
+    return "; ".join(values[0] for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1)
+
+
 def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return the status strip: how many steps (runs at one load) are valid, and whether the capacity was found."""
+    """Return the status strip: validity, the capacity, the objectives, and the requests at loads within the capacity.
+
+    A step is the run at one load."""
     steps = [step for sweep in sweeps for step in sweep.steps]
     valid = sum(step.client == "ok" for step in steps)
+    validity: doc.Level = "ok" if valid == len(steps) else "error"
+    text = f"{valid:,} of {pluralise(len(steps), 'step')} valid"
+    chips = [doc.Chip("Measurement", text, validity)]
+    if valid == len(steps) and all(sweep.mark == VIRTUAL for sweep in sweeps):
+        chips = [status.MODELLED]
+    return [*chips, _capacity_chip(sweeps), *_objectives_chip(sweeps), *_requests_chip(sweeps)]
+
+
+def _capacity_chip(sweeps: Sequence[SweepResult]) -> doc.Chip:
+    """Return the chip with the capacity of one sweep, or with the number of sweeps whose capacity was found."""
     settled = sum(map(_is_settled, sweeps))
-    text = "found" if sweeps[0].state is not None else "all loads measured"
-    if settled < len(sweeps):
-        text = "less exact than requested" if len(sweeps) == 1 else f"{settled} of {len(sweeps)} sweeps are settled"
-    return [
-        doc.Chip(
-            "Measurement",
-            f"{valid:,} of {pluralise(len(steps), 'step')} valid",
-            "ok" if valid == len(steps) else "error",
-        ),
-        doc.Chip("Capacity", text, "ok" if settled == len(sweeps) else "warning"),
+    level: doc.Level = "ok" if settled == len(sweeps) else "warning"
+    if len(sweeps) > 1:
+        text = f"found for all {len(sweeps)} sweeps"
+        if settled < len(sweeps):
+            text = f"less exact than requested for {len(sweeps) - settled} of {len(sweeps)} sweeps"
+        return doc.Chip("Capacity", text, level, "steps")
+    (sweep,) = sweeps
+    rough = "" if settled else "; less exact than requested"
+    if sweep.state is None:
+        return doc.Chip("Loads", f"{pluralise(len(sweep.steps), 'load')} measured{rough}", level, "steps")
+    if sweep.state == "below":
+        high = format_load(sweep.over, sweep.capacity_high)
+        return doc.Chip("Capacity", f"below {high} {UNITS[sweep.over]}, the lowest load", "error", "steps")
+    if sweep.capacity is None:
+        return doc.Chip("Capacity", "not known yet", "warning", "steps")
+    value, note = capacity_texts(sweep)
+    note = f" ({note})" if note else ""
+    return doc.Chip("Capacity", f"{value} {UNITS[sweep.over]}{note}{rough}", level, "steps")
+
+
+def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
+    """Return the chip on the objectives, or an empty list without objectives. The chip names the largest good load."""
+    judged = [sweep for sweep in sweeps if sweep.objectives]
+    if not judged:
+        return []
+    met = [sweep for sweep in judged if best_step(sweep) is not None]
+    level: doc.Level = "ok" if len(met) == len(judged) else "error"
+    if len(sweeps) > 1:
+        return [doc.Chip("Objectives", f"met at some load in {len(met)} of {pluralise(len(judged), 'sweep')}", level)]
+    (sweep,) = sweeps
+    step = best_step(sweep)
+    names = " and ".join(f"`{objective}`" for objective in sweep.objectives)
+    if step is None:
+        return [doc.Chip("Objectives", f"not met at any load: {names}", level)]
+    word = "met" if step.verdict == "met" else "probably met"
+    load = f"{format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
+    return [doc.Chip("Objectives", f"{word} up to {load}: {names}", level)]
+
+
+def _requests_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
+    """Return the chip on the requests at loads within the capacity. Above the capacity, failures are expected."""
+    steps = [step for sweep in sweeps for step in sweep.steps if _is_within(step, sweep)]
+    planned = sum(step.planned for step in steps)
+    if not planned:
+        return []
+    complete, rejected = sum(step.complete for step in steps), sum(step.rejected for step in steps)
+    scope = "within the capacity" if any(sweep.state is not None for sweep in sweeps) else ""
+    if complete == planned:
+        return [doc.Chip("Requests", f"all {planned:,} complete {scope}".rstrip(), "ok", "steps")]
+    mostly = ", mostly rejected" if rejected > (planned - complete) / 2 else ""
+    text = f"{complete:,} of {planned:,} complete {scope}".rstrip()
+    return [doc.Chip("Requests", f"{text}{mostly}", "error", "steps")]
+
+
+def _is_within(step: SweepStep, sweep: SweepResult) -> bool:
+    """Return True if the load of a step is probably within the capacity, or if the sweep has no capacity."""
+    return sweep.state is None or (step.over <= 0.5 and step.verdict != "overload")
+
+
+def best_cards(sweeps: Mapping[str, SweepResult], link: Links) -> list[Block]:
+    """Return cards that name the best sweeps: the largest capacity, and the best figures within the capacity.
+
+    The keys of `sweeps` are the displayed names. The result is empty if there are fewer than two sweeps, or if their
+    servers ran at different speeds."""
+    if len(sweeps) < 2 or len({sweep.speed for sweep in sweeps.values()}) > 1:
+        return []
+    cards = _best_capacity(sweeps, link)
+    throughput = throughput_field(sweeps.values())
+    figures = [
+        (f"Highest throughput{' per GPU' * (throughput == RATE)}", throughput, "tokens/s", max),
+        ("Lowest energy", "joules_per_token", "J per token", min),
     ]
+    if len({sweep.currency for sweep in sweeps.values()}) == 1:
+        figures.insert(1, ("Lowest cost", "cost_per_million_tokens", "per million tokens", min))
+    for label, field, unit, best in figures:
+        steps = {name: step for name, sweep in sweeps.items() if (step := best_step(sweep)) is not None}
+        values = {name: value for name, step in steps.items() if (value := getattr(step, field)) is not None}
+        if len(values) > 1:
+            name = best(values, key=lambda key: values[key])
+            sweep, step = sweeps[name], steps[name]
+            text = step_text(step, sweep, field)
+            equal = [other for other in values if step_text(steps[other], sweeps[other], field) == text]
+            load = (
+                f"{'at' if sweep.over == 'rate' else 'with'} {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
+            )
+            note = f"{name}, {load}" if len(equal) == 1 else _names(equal)
+            cards.append(Card(label, text, unit, note, link(sweep, step.folder)))
+    return [Cards(cards)] if cards else []
+
+
+def _best_capacity(sweeps: Mapping[str, SweepResult], link: Links) -> list[Card]:
+    """Return the card with the largest capacity, or an empty list if the capacities cannot be compared."""
+    known = {name: sweep for name, sweep in sweeps.items() if sweep.capacity is not None and sweep.state is not None}
+    if len(known) < 2 or len({sweep.over for sweep in known.values()}) > 1:
+        return []
+    first, second = sorted(known, key=lambda name: known[name].capacity or 0, reverse=True)[:2]
+    open_ended = [name for name, sweep in known.items() if sweep.capacity_high is None]
+    sweep, rival = known[first], known[second]
+    value, note = capacity_texts(sweep)
+    overlaps = rival.capacity_high is None or rival.capacity_high > (sweep.capacity_low or 0)
+    doubt = f"the interval overlaps that of {second}" if overlaps else ""
+    step = best_step(sweep)
+    report = "" if step is None else link(sweep, step.folder)
+    remarks = "; ".join(filter(None, [note, doubt]))
+    text = f"{first} ({remarks})" if remarks else first
+    if len(open_ended) > 1 and first in open_ended:
+        text = f"{_names(open_ended)} ({note})"
+    return [Card("Largest capacity", value, UNITS[sweep.over], text, report)]
+
+
+def _names(names: Sequence[str]) -> str:
+    """Join the names of sweeps with equal figures. More than two names become their number."""
+    return " and ".join(names) if len(names) <= 2 else f"{len(names)} sweeps"
 
 
 def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:
     """Return the section with the frontier chart, and with controls that select what the charts of the page show."""
     several, results = len(sweeps) > 1, sweeps.values()
-    caption = [FRONTIER, STAR.format(cards="the table above" if several else "the figures above")]
+    caption = [f"{FRONTIER} {PER_USER}", STAR.format(cards="the table above" if several else "the figures above")]
     caption += [SEVERAL] if several else []
     caption += [BRACKET] if any(_is_bracket_drawn(sweep) for sweep in results) else []
     limited = any(step.limit_tokens_per_s_per_user for sweep in results for step in sweep.steps)
     caption += [LIMIT] if limited else []
+    overloads = sum(step.verdict == "overload" for sweep in results for step in sweep.steps)
+    caption += [OVERLOADS.format(pluralise(overloads, "overload"))] if overloads else []
     switches = []
     if several:
         choices = [(str(index), name) for index, name in enumerate(sweeps)]
@@ -387,14 +513,14 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
         return []
     cards, report = list[Card](), link(sweep, step.folder)
     if sweep.capacity and sweep.state is not None:
-        text, note = _capacity_texts(sweep)
+        text, note = capacity_texts(sweep)
         cards.append(Card("Capacity", text, UNITS[sweep.over], note, report))
     at_load = f"{'at' if sweep.over == 'rate' else 'with'} {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
     price = f"{format_price(sweep.gpu_hour_cost, sweep.currency)} per {'GPU hour' if sweep.gpus else 'server hour'}"
     before, after = currency_parts(sweep.currency)
     figures = (
-        ("Per GPU" if sweep.gpus else "Throughput", getattr(step, throughput_field([sweep])), "tokens/s", at_load),
-        ("Per user", step.tokens_per_s_per_user, "tokens/s", at_load),
+        (f"Throughput{' per GPU' * bool(sweep.gpus)}", getattr(step, throughput_field([sweep])), "tokens/s", at_load),
+        ("Speed per user", step.tokens_per_s_per_user, "tokens/s", f"1 / median TPOT, {at_load}"),
         ("Cost", step.cost_per_million_tokens, f"{after} per million tokens".strip(), f"{at_load}, {price}"),
         ("Energy", step.joules_per_token, "J per token", f"{at_load}, power {sweep.power}"),
     )
@@ -404,8 +530,8 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
     return [Cards(cards)]
 
 
-def _capacity_texts(sweep: SweepResult) -> tuple[str, str]:
-    """Return the value and the note of the capacity card.
+def capacity_texts(sweep: SweepResult) -> tuple[str, str]:
+    """Return the capacity as text, and a note with its interval or the verdicts on which it rests.
 
     For a list of loads, the value is the two measured loads around the capacity. For a search, the value is the
     estimated capacity with its interval."""
@@ -414,8 +540,9 @@ def _capacity_texts(sweep: SweepResult) -> tuple[str, str]:
     if sweep.capacity_high is None:
         return f"at least {low}", "no load violated the objectives" if sweep.objectives else "no queue grew"
     if sweep.fixed_loads and ends is not None:
-        verdicts = [f"{_bracket_word(step)} at {format_load(sweep.over, step.load)}" for step in ends]
-        return interval_text(low, high), ", ".join(verdicts)
+        below, above = map(_bracket_word, ends)
+        between = f"{below} at {low} and {high}" if below == above else f"{below} at {low}, {above} at {high}"
+        return interval_text(low, high), between
     return format_load(sweep.over, sweep.capacity), confidence_interval(low, high, level=sweep.confidence)
 
 
@@ -426,10 +553,11 @@ def throughput_title(*sweeps: SweepResult) -> str:
 
 def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
     """Return the table of all steps of a sweep. `rate` is the name of the SweepStep field that holds the throughput."""
+    rejected = ["rejected"] if any(step.rejected for step in sweep.steps) else []
     heads: dict[str, ColumnKind] = {
         {"rate": "requests/s sent", "concurrency": "requests at a time"}[sweep.over]: "head",
         _verdict_title(sweep): "text",
-        **number_columns("P(over)", "complete", "rejected"),
+        **number_columns("P(over)", "complete", *rejected),
         **number_columns("requests/s", "goodput/s", f"tokens/s{' per GPU' * (rate == RATE)}"),
     }
     heads |= number_columns("tokens/s per user", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
@@ -454,17 +582,17 @@ def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
                 _verdict(step, sweep) + ", knee" * (step.step == sweep.knee),
                 cell(UNKNOWN if sweep.state is None else format_chance(step.over), step.over),
                 cell(percent(step.complete / step.planned) if step.planned else UNKNOWN),
-                cell(percent(step.rejected / step.planned) if step.planned else UNKNOWN, step.rejected),
+                *(cell(percent(step.rejected / (step.planned or 1)), step.rejected) for _ in rejected),
                 *(cell(significant(value), value) for value in rates),
                 *(cell(duration(time), time) for time in times),
-                *(cell(_extra_text(step, sweep, name), getattr(step, name)) for _, name in extra),
+                *(cell(step_text(step, sweep, name), getattr(step, name)) for _, name in extra),
             )
         )
     return table("Steps, by load", heads, rows, several=True, id="steps-table")
 
 
-def _extra_text(step: SweepStep, sweep: SweepResult, name: str) -> str:
-    """Return the text of a figure of a step. `name` is a SweepStep field. A cost contains its currency."""
+def step_text(step: SweepStep, sweep: SweepResult, name: str) -> str:
+    """Return the text of a figure of a step. `name` is a field of SweepStep. A cost contains its currency."""
     value = getattr(step, name)
     return format_price(value, sweep.currency) if name == "cost_per_million_tokens" else significant(value)
 
@@ -484,7 +612,8 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
         values = [None if step is None else getattr(step, name) for name in (rate, *COMPARED)]
         first = TableCell(UNKNOWN)
         if sweep.capacity is not None:
-            text, note = _capacity_texts(sweep)
+            text, note = capacity_texts(sweep)
+            note = "; ".join(filter(None, [note, "" if _is_settled(sweep) else "less exact than requested"]))
             first = TableCell(f"{text} {UNITS[sweep.over]}", sweep.capacity, note, link=report)
         load = UNKNOWN if step is None else format_load(sweep.over, step.load)
         texts = [significant(value) for value in values]
@@ -499,7 +628,7 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
     objectives = {tuple(sweep.objectives) for sweep in sweeps.values()}
     met = " and ".join(objectives.pop()) if len(objectives) == 1 else "the objectives"
     title = f"At the largest load within the capacity{f' ({met})' if met else ''}"
-    return table(title, heads, rows, several=True, notes=[" ".join(sources)] if sources else [])
+    return table(title, heads, rows, several=True, id="ranking", notes=[" ".join(sources)] if sources else [])
 
 
 def _prices(sweeps: Iterable[SweepResult]) -> str:

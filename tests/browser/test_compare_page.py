@@ -91,3 +91,32 @@ def test_the_comparison_opens_and_says_what_was_found(
         page.locator(f"#{section}").screenshot(path=tmp_path / f"{section}-{width}.png")
         assert (tmp_path / f"{section}-{width}.png").stat().st_size > 10_000
     context.close()
+
+
+def test_a_huge_difference_does_not_squeeze_the_others(browser: Browser, tmp_path: Path) -> None:
+    """The axis of the ratios is logarithmic and says so. An interval that is much wider than the others ends in an
+    arrow. A large change is a factor in the tiles, and the table of runs shows all columns at 1024 pixels."""
+    groups = [
+        [run(tmp_path / name / f"repeat-{place}", pace) for place in (1, 2)] for name, pace in (("a", 1), ("b", 40))
+    ]
+    found = compare(*groups)
+    rows = [replace(row, ratio_ci95=(0.5, 1e6)) if row.figure == "tpot.p50" else row for row in found.rows]
+    parts = [[prepare_run(each.run, each.frame, each.summary) for each in group] for group in groups]
+    (tmp_path / "page.html").write_text(render(page_document(replace(found, rows=rows), *parts)), "utf-8")
+    with browser.new_context(viewport={"width": 1024, "height": 900}) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "page.html").as_uri())
+        page.evaluate("Report.drawAll()")
+        axis = page.evaluate("document.querySelector('#chart-comparison').layout.xaxis")
+        assert axis["type"] == "log"
+        assert 10 ** axis["range"][1] < 1000
+        arrows = page.evaluate(
+            "document.querySelector('#chart-comparison').data.filter(({ name }) => name === 'arrows')"
+            ".map(({ y, marker }) => [y, marker.symbol])"
+        )
+        assert arrows == [[["TPOT p50"], ["triangle-right"]]]
+        caption = page.locator("#text-comparison").inner_text()
+        assert "The axis is logarithmic. An arrow marks an interval that continues beyond the chart." in caption
+        tile = page.locator("#comparison .card", has_text="TTFT p50").inner_text()
+        assert "33.0x worse" in tile
+        assert page.locator("#runs .scroll").evaluate("(box) => box.scrollWidth <= box.clientWidth")

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page
 
 from loadgen.analysis.format import UNKNOWN
+from loadgen.analysis.report.page import render
+from loadgen.analysis.sweep import SweepResult
+from loadgen.analysis.sweep.document import frontier_document
 from tests.support.command import in_process
 
 SWEEP = ("sweep", "--server", "vllm", "--virtual", "H100", "--model", "llama-3.1-8b", "--quiet", "--duration", "20s")
@@ -53,13 +57,103 @@ def test_it_is_drawn_and_fits_the_window(width: int, both: Path, browser: Browse
     page.close()
 
 
-def test_the_verdict_comes_first(sweeps: list[Path], browser: Browser) -> None:
-    """The capacity in one sentence, then what it takes and costs."""
-    page, _ = opened(browser, sweeps[0] / "frontier.html")
-    assert "Capacity: between 24.0 (met) and 60.0 (not met) requests/s" in page.locator("main li").first.inner_text()
+def test_the_first_screen_answers_the_questions(sweeps: list[Path], browser: Browser) -> None:
+    """The header names the model, the lengths and the objectives. Chips state the validity, the capacity with its
+    measured bracket, the largest load that met the objectives, and the requests. Cards say what this load takes and
+    costs. They are visible without scrolling, also on a phone."""
+    page, _ = opened(browser, sweeps[0] / "frontier.html", 360)
+    page.set_viewport_size({"width": 360, "height": 780})
+    assert page.locator("header p").nth(1).inner_text() == (
+        "llama-3.1-8b; 512 input and 128 output tokens; tpot.p99 < 50ms"
+    )
+    assert chips(page)[:3] == [
+        ("note", "Simulated figures of a model"),
+        ("ok", "Capacity 24.0–60.0 requests/s (met at 24.0, not met at 60.0)"),  # noqa: RUF001
+        ("ok", "Objectives met up to 24.0 requests/s: tpot.p99 < 50ms"),
+    ]
+    level, text = chips(page)[3]
+    assert (level, "complete within the capacity" in text) == ("ok", True)
     labels = page.locator("dl.cards dt").all_inner_texts()
-    assert labels[-4:] == ["Per GPU", "Per user", "Cost", "Energy"]
+    assert labels[-4:] == ["Throughput per GPU", "Speed per user", "Cost", "Energy"]
+    assert "1 / median TPOT" in page.locator(".card", has_text="Speed per user").inner_text()
+    box = page.locator("dl.cards .value").first.bounding_box()
+    assert box
+    assert box["y"] + box["height"] <= 780
     page.close()
+
+
+def test_chips_of_a_sweep_that_failed(sweeps: list[Path], browser: Browser, tmp_path: Path) -> None:
+    """No load met the objectives, the client was the limit, and requests were rejected."""
+    result = msgspec.json.decode((sweeps[0] / "sweep.json").read_bytes(), type=SweepResult)
+    steps = [
+        msgspec.structs.replace(step, over=0.99, verdict="not met", client="limited", complete=step.complete - 5)
+        for step in result.steps
+    ]
+    missed = msgspec.structs.replace(
+        result, steps=steps, state="below", capacity=None, capacity_high=steps[0].load, mark="SIMULATED"
+    )
+    page, complaints = opened(browser, written(tmp_path / "missed.html", missed))
+    assert chips(page) == [
+        ("error", "Measurement 0 of 4 steps valid"),
+        ("error", "Capacity below 2.00 requests/s, the lowest load"),
+        ("error", "Objectives not met at any load: tpot.p99 < 50ms"),
+    ]
+    first = steps[0]
+    rejected = [msgspec.structs.replace(first, over=0.0, verdict="met", rejected=5), *steps[1:]]
+    busy = msgspec.structs.replace(result, steps=rejected, ended="runs", state="open", fixed_loads=False)
+    page.goto(written(tmp_path / "busy.html", busy).as_uri())
+    level, text = chips(page)[1]
+    assert (level, text.endswith("less exact than requested")) == ("warning", True)
+    expected = f"Requests {first.complete:,} of {first.planned:,} complete within the capacity, mostly rejected"
+    assert chips(page)[3] == ("error", expected)
+    assert complaints == []
+    page.close()
+
+
+def test_the_best_of_several_sweeps_is_named(both: Path, browser: Browser) -> None:
+    """Tiles before the table say which sweep has the largest capacity, the most tokens/s per GPU and the lowest cost.
+    At 1024 pixels no table is wider than the page."""
+    page, _ = opened(browser, both, 1024)
+    tiles = page.locator("#answer .card").all_inner_texts()
+    assert [tile.split("\n")[0] for tile in tiles] == [
+        *("Largest capacity", "Highest throughput per GPU", "Lowest cost", "Lowest energy")
+    ]
+    costs = {
+        name: next(step["cost_per_million_tokens"] for step in read(both, name)["steps"] if step["load"] == load)
+        for name, load in (("1", 24.0), ("2", 60.0))
+        if any(step["load"] == load for step in read(both, name)["steps"])
+    }
+    cheapest = min(costs, key=lambda name: costs[name])
+    assert f"on {cheapest} x H100" in tiles[2]
+    assert f"${costs[cheapest]:.3f}" in tiles[2]
+    tops = [page.locator(name).first.bounding_box() for name in ("#answer .card", "#answer table")]
+    assert tops[0]
+    assert tops[1]
+    assert tops[0]["y"] < tops[1]["y"]
+    for scroll in page.locator("#answer .scroll, #steps .scroll").all():
+        assert scroll.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+    page.close()
+
+
+def chips(page: Page) -> list[tuple[str, str]]:
+    """Return the level and the text of each chip of the status strip, without the text for screen readers."""
+    result = []
+    for chip in page.locator(".chip").all():
+        level = str(chip.get_attribute("class")).split()[-1]
+        result.append((level, " ".join(chip.locator("> span:last-child").inner_text().split())))
+    return result
+
+
+def written(page: Path, sweep: SweepResult) -> Path:
+    """Write the page of one sweep, and return its path."""
+    page.write_text(render(frontier_document({sweep.name: sweep}, lambda _sweep, folder: folder)), "utf-8")
+    return page
+
+
+def read(page: Path, sweep: str) -> dict[str, Any]:
+    """Return the result of a sweep from its folder, which is next to the page."""
+    result: dict[str, Any] = json.loads((page.parent / sweep / "sweep.json").read_text("utf-8"))
+    return result
 
 
 def test_every_figure_of_a_step_leads_to_its_run(sweeps: list[Path], both: Path, browser: Browser) -> None:

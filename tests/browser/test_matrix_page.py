@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from loadgen.analysis.matrix.document import MatrixReport
 from loadgen.analysis.report.page import render
 from loadgen.analysis.sweep import SweepResult
 from tests.browser.conftest import NASTY
+from tests.browser.test_frontier_page import chips
 from tests.support.command import ROOT
 from tests.support.matrices import fabricate
 
@@ -177,6 +179,39 @@ def test_it_is_short_and_every_figure_is_in_sight_at_1024(folder: Path, browser:
     page.close()
 
 
+def test_the_first_screen_names_the_winner_and_its_throughput(tmp_path: Path, browser: Browser) -> None:
+    """Each platform has a tile with the leading server, its throughput, and its lead with an interval. Chips say that
+    everything was measured and valid. No sentence repeats the chips. On a phone, the tile is on the first screen."""
+    pace = {"vllm": 1.0, "tgi": 3.0, "lightllm": 3.3}
+    path = fabricate(tmp_path / "m", pace=pace, repeats=4) / "matrix.html"
+    for width, height in ((360, 780), (1024, 900)):
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.goto(path.as_uri())
+        tile = page.locator("#answer .card").first
+        box = tile.bounding_box()
+        assert box
+        assert box["y"] + box["height"] <= height
+        text = " ".join(tile.inner_text().split())
+        assert re.match(r"A800 vLLM [\d,.]+ tokens/s vLLM has \d\.\d\dx the throughput of TGI \(95% CI ", text)
+        assert chips(page) == [
+            ("ok", "Cells 6 of 6 measured"),
+            ("ok", "Measurement 6 of 6 measured cells valid"),
+            ("ok", "Requests 2,880 of 2,880 complete"),
+        ]
+        assert page.locator("#answer .findings").count() == 0
+        page.close()
+
+
+def test_chips_of_a_matrix_that_failed(opened: Opened, tmp_path: Path, browser: Browser) -> None:
+    """Chips name failed cells and cells whose client was the limit."""
+    assert chips(opened.page)[0] == ("warning", "Cells 4 of 6 measured; 2 failed")
+    page = browser.new_page()
+    page.goto((fabricate(tmp_path / "m", limited="tgi") / "matrix.html").as_uri())
+    assert chips(page)[1] == ("error", "Measurement 4 of 6 measured cells valid; invalid: TGI on A800, TGI on RTX4090")
+    assert "Not ranked" in page.locator("#answer .card").first.inner_text()
+    page.close()
+
+
 def test_no_winner_is_said_once(tmp_path: Path, browser: Browser) -> None:
     """The tile says so, and its note gives the figures."""
     same = dict.fromkeys(("vllm", "tgi", "lightllm"), 1.0)
@@ -227,5 +262,9 @@ def test_a_matrix_of_sweeps_alone(tmp_path: Path, browser: Browser) -> None:
     page.goto(file.as_uri())
     assert page.locator("#sweeps td a").first.get_attribute("href") == "frontier-load.html"
     assert "12.0 requests/s" in page.locator("#sweeps").inner_text()
+    assert chips(page) == [
+        ("ok", "Sweeps 1 of 1 measured"),
+        ("ok", f"Sweep runs {len(swept.steps)} of {len(swept.steps)} valid"),
+    ]
     assert complaints == []
     page.close()

@@ -216,6 +216,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         output_early=_length_difference(frame, early, "" if may_end else _why_early(run, frame, early)),
         output_longer=_length_difference(frame, longer, _why_longer(run, frame, longer)),
         prompt_unknown=int((np.isnan(frame.prompt_asked) & complete).sum()),
+        truncated=_truncated_inputs(run, frame),
         prompt_unreported=int(np.isnan(frame.prompt_reported[complete]).sum()),
         counted_by=dict(counted_by),
         streamed_by={basis: int(count) for basis, count in zip(BASES, per_basis, strict=True) if count},
@@ -227,6 +228,25 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         spread_per_chunk=round(float(frame.streamed_tokens[spread].sum()) / chunks, 3) if chunks else None,
         contradicted_chunks=int(frame.recorded_tokens[contradicted].sum()),
         contradicted_totals=int((frame.recorded_tokens + frame.unstreamed_tokens)[contradicted].sum()),
+    )
+
+
+def _truncated_inputs(run: Run, frame: Frame) -> summary.TruncatedInputs | None:
+    """Return how many complete requests have inputs that the server truncated, or None if there are none.
+
+    A server that truncates inputs reports the shorter length. A request with such inputs therefore has a smaller
+    reported length than the requested one.
+    """
+    limit = run.header.server_notes.get("truncates_to")
+    complete = frame.measured & frame.complete
+    shorter = complete & (frame.prompt_reported < frame.prompt_asked)
+    if limit is None or not shorter.any():
+        return None
+    inputs = np.where(np.isnan(frame.mark("inputs")), 1, frame.mark("inputs"))
+    return summary.TruncatedInputs(
+        requests=int(shorter.sum()),
+        tokens=limit,
+        every_input=bool((shorter == complete).all() and (frame.prompt_reported == limit * inputs)[complete].all()),
     )
 
 

@@ -173,6 +173,17 @@ class LengthDifference(msgspec.Struct, kw_only=True):
     """The cause, if it is known for this backend; otherwise empty."""
 
 
+class TruncatedInputs(msgspec.Struct, kw_only=True):
+    """Inputs that the server cut to its maximum length before it computed them."""
+
+    requests: int
+    """Complete requests with such inputs."""
+    tokens: int
+    """The server's maximum length of an input."""
+    every_input: bool
+    """True if every input of every complete request was cut."""
+
+
 class TokenCounts(msgspec.Struct, kw_only=True):
     """Tokens that the client requested and tokens that the server reported, over all requests sent."""
 
@@ -192,6 +203,8 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     """Complete responses that exceeded the requested length; None if there are none."""
     prompt_unknown: int
     """Complete requests whose prompt length was not known in advance."""
+    truncated: TruncatedInputs | None = None
+    """Inputs that the server cut to its maximum length; None if there are none."""
     prompt_unreported: int
     """Complete requests for which the server did not report the prompt length."""
     counted_by: dict[str, int]

@@ -362,6 +362,11 @@ def _counting_method(run: Run, frame: Frame, counter: str) -> str:
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:
         return f"{title} runs responses of more than {piece} tokens in pieces and counts the prompt of each piece"
+    several = run.header.plan.get("batch_size", 1) > 1 and bool(frame.ended_as("rejected").any())
+    if several and counter == "rejections":
+        return f"{title} may count a rejection for each input of a request"
+    if several and counter == "prompt_tokens":
+        return f"{title} may have computed some inputs of rejected requests"
     if split and counter == "requests_finished" and run.header.plan.get("endpoint") == split:
         return f"{title} may run each text of a request separately, and counts each text"
     return ""

@@ -301,6 +301,16 @@ def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
     return dialect
 
 
+def check_endpoint(facts: ServerFacts, endpoint: str | None) -> None:
+    """Raise EndpointError if the server's model does not support the endpoint. None is the default endpoint."""
+    if endpoint is None or not facts.endpoints or endpoint in facts.endpoints:
+        return
+    raise EndpointError(
+        f"--endpoint {endpoint}: the model {facts.model} at {facts.url} does not support it",
+        f"Use --endpoint {join_or(facts.endpoints)}.",
+    )
+
+
 def check_version(dialect: Dialect, facts: ServerFacts) -> None:
     """Raise VersionError if measurements of this server version on the dialect's endpoint are known to be misleading.
 
@@ -328,9 +338,15 @@ def dialect_for_version(dialect: Dialect, facts: ServerFacts, say: Callable[[str
 
 
 def check_limits(
-    facts: ServerFacts, n: int, input_tokens: int, output_tokens: int, *, over_limit: bool = False
+    facts: ServerFacts,
+    n: int,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    batch_size: int = 1,
+    over_limit: bool = False,
 ) -> None:
-    """Raise LimitError if a burst of `n` requests exceeds the server's limits.
+    """Raise LimitError if a burst of `n` requests of `batch_size` inputs exceeds the server's limits.
 
     The message lists every exceeded limit. The burst is refused before it is sent, because servers do not report the
     problem clearly: vLLM, LightLLM and SGLang shorten the output, and TGI answers 200 with an error inside the stream.
@@ -339,12 +355,14 @@ def check_limits(
     load = f"{input_tokens} prompt + {output_tokens} output tokens"
     exceeded = _exceeded(facts, "total", input_tokens + output_tokens, load)
     exceeded += _exceeded(facts, "prompt", input_tokens, f"{input_tokens} prompt tokens")
+    exceeded += _exceeded(facts, "batch", batch_size, f"{batch_size} inputs per request")
     too_long = bool(exceeded)
     if not over_limit:
-        exceeded += _exceeded(facts, "requests", n, f"{n} requests at once")
+        exceeded += _exceeded_at_once(facts, n, batch_size)
     if not exceeded:
         return
-    hint = f"request less, or restart the server with a higher {', '.join(flag for _, flag in exceeded)}"
+    flags = ", ".join(flag for _, flag in exceeded if flag)
+    hint = f"request less, or restart the server with a higher {flags}" if flags else "request less"
     if not too_long:
         hint += "; or send every request and see which are rejected: --over-limit"
     sentences = "; ".join(sentence for sentence, _ in exceeded)
@@ -370,15 +388,24 @@ def fitting_output(facts: ServerFacts, input_tokens: int, output_tokens: int) ->
     return tokens
 
 
-def exceeded_request_limit(facts: ServerFacts, n: int) -> str:
-    """Return a message if `n` concurrent requests exceed the server's limit on requests, otherwise ""."""
-    return "; ".join(sentence for sentence, _ in _exceeded(facts, "requests", n, f"{n} requests at once"))
+def exceeded_request_limit(facts: ServerFacts, n: int, batch_size: int = 1) -> str:
+    """Return a message if `n` concurrent requests of `batch_size` inputs exceed a limit of the server, otherwise ""."""
+    return "; ".join(sentence for sentence, _ in _exceeded_at_once(facts, n, batch_size))
+
+
+def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple[str, str]]:
+    """Return the limits on concurrent requests and on their inputs that are exceeded, as `_exceeded` does."""
+    inputs = f"{n * batch_size} inputs at once" if batch_size > 1 else f"{n} requests at once"
+    return [
+        *_exceeded(facts, "requests", n, f"{n} requests at once"),
+        *_exceeded(facts, "inputs", n * batch_size, inputs),
+    ]
 
 
 def _exceeded(facts: ServerFacts, bounds: str, value: int, load: str) -> list[tuple[str, str]]:
     """Return the limits that `value` exceeds, as pairs of a message and the server option that raises the limit.
 
-    `bounds` is the quantity that `value` counts: `total`, `prompt` or `requests`. Only limits of this quantity are
+    `bounds` is the quantity that `value` counts, such as `total` or `requests`. Only limits of this quantity are
     checked (see `ServerLimit.bounds`). `load` describes `value` in the message."""
     exceeded: list[tuple[str, str]] = []
     for name, limit in BACKENDS[facts.name].limits.items():
@@ -443,6 +470,8 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
         if response.status == OK:
             value = response.value
             self.client.note_mark(value)
+            if route.header:
+                value = response.headers.get(route.header)
             with suppress(KeyError, IndexError, TypeError, ValueError):
                 return route.read(value)
         words = f"{OK}, {one_line(repr(response.value))}" if response.status == OK else response.words

@@ -62,6 +62,8 @@ class JsonResponse(NamedTuple):
     """URL to which a redirect leads. Empty if the response is not a redirect."""
     retry_after: str = ""
     """Value of the header Retry-After. Empty if there is none."""
+    headers: Mapping[str, str] = {}
+    """Header values by name in lower case. They may contain secrets, so no message shows them."""
 
     @property
     def value(self) -> Any:
@@ -280,6 +282,7 @@ class JsonClient:
                 hide_secrets(decompress(content, coding, limit_bytes), whole=True),
                 hide_secrets(location.strip()),
                 (response.getheader("retry-after") or "").strip(),
+                {name.lower(): value for name, value in response.getheaders()},
             )
 
         try:

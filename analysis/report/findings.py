@@ -37,6 +37,7 @@ from loadgen.analysis.summary import (
     RequestCounts,
     ServerInfo,
     Summary,
+    TruncatedInputs,
 )
 
 COUNTED = {
@@ -214,7 +215,7 @@ def addresses_sentence(server: ServerInfo) -> str:
 def _lengths_level(summary: Summary) -> Level:
     tokens = summary.tokens
     mismatches = (tokens.prompt_mismatches and summary.run.prompts_exact) or tokens.output_mismatches
-    unknown = tokens.prompt_unreported or _counted_by_chunks(summary)
+    unknown = tokens.prompt_unreported or tokens.truncated or _counted_by_chunks(summary)
     if mismatches or unknown or not summary.requests.complete:
         return "warning"
     return "note" if summary.run.may_end or tokens.prompt_mismatches else "ok"
@@ -249,12 +250,23 @@ def _different_prompts(summary: Summary) -> str:
 
     If the lengths were estimated and every request is complete, the clause also contains the total prompt lengths."""
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
+    if tokens.truncated:
+        return _truncated_inputs(summary, tokens.truncated)
     if summary.run.prompts_exact:
         return f"{tokens.prompt_mismatches:,} of {complete} not as requested"
     total = ""
     if summary.requests.complete == summary.requests.sent:
         total = f": {tokens.prompt_reported:,} tokens in total, {tokens.prompt_asked:,} requested"
     return f"{tokens.prompt_mismatches:,} of {complete} differ from the estimate{total}"
+
+
+def _truncated_inputs(summary: Summary, truncated: TruncatedInputs) -> str:
+    """Return a clause on inputs that the server truncated to its maximum length."""
+    length = f"{truncated.tokens:,} tokens"
+    if truncated.every_input:
+        return f"the server truncated all inputs to {length}"
+    requests = pluralise(summary.requests.complete, "request")
+    return f"the server truncated inputs of {truncated.requests:,} of {requests} to {length}"
 
 
 def _output_lengths(summary: Summary) -> str:

@@ -91,11 +91,11 @@ _FACTS = {
     "speed": _Positive | None,
     "hardware": {"gpu model": str, "tensor_parallel": Integer},
     "prediction": [{"figure": str, "value low high": _Number}],
-    "addresses": list[str],
+    "addresses endpoints": list[str],
     "addresses_unused": dict[str, str],
     "limits": dict[str, bool | Integer | _Real | str | None] | None,
     "notes": {
-        "prompt_piece_tokens": Count,
+        "prompt_piece_tokens truncates_to": Count,
         "ignores_eos counts_inputs": bool,
         "memory_option memory_taken split_endpoint": str,
     },

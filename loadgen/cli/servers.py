@@ -379,7 +379,7 @@ def serve(
 
 @functools.partial(SettingsCommand, generate=_parameters, shared=serve)
 def mock_server(settings: dict[str, Any], **shared: Any) -> None:
-    """Run a simulated vLLM, TGI, LightLLM or SGLang server.
+    """Run a simulated vLLM, TGI, LightLLM, SGLang or TEI server.
 
     The simulated server needs no model. It sends the same bytes as the real server, at times that you choose. The
     command prints `ready URL`, serves until SIGTERM or Ctrl-C, and then prints how late the tokens were sent.

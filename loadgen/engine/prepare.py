@@ -143,7 +143,7 @@ def prepare(
     show = PromptProgress(on_progress)
     plan = until_file_ends(with_chat_endpoint(plan), show)
     access = access_for(plan)
-    requested = endpoint_dialect(plan.server, plan.endpoint)
+    endpoint_dialect(plan.server, plan.endpoint)  # raises an error for an unknown endpoint
     schedule = build_schedule(plan)
     about_file, repetition = check_prompt_file(plan, schedule, show)
     connections_per_worker = ceil(schedule.in_flight / plan.workers)
@@ -151,7 +151,8 @@ def prepare(
     context = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
 
     def about(facts: ServerFacts | None) -> str:
-        return f": {describe_plan(plan, requested, exact=has_exact_lengths(plan, requested, facts))}"
+        dialect = endpoint_dialect(plan.server, plan.endpoint or (facts.default_endpoint if facts else None))
+        return f": {describe_plan(plan, dialect, exact=has_exact_lengths(plan, dialect, facts))}"
 
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
         dialect = dialect_for(plan, probed, say)
@@ -484,7 +485,7 @@ def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prom
     exceptions = {
         "forced": dialect.misleading_reason(facts.version),
         "left_out": dialect.dropped_fields,
-        "over_limit": exceeded_request_limit(facts, at_once),
+        "over_limit": exceeded_request_limit(facts, at_once, plan.batch_size),
     }
     client |= {name: value for name, value in exceptions.items() if value}
     return Header(

@@ -205,6 +205,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
     if answer is not None and response.payloads is not None:
         if answer.error_detail:  # text of the server: remove secrets from it before it is shortened
             answer = dialect.decode([*map(hide_secrets, response.payloads)])
+        _note_prompt_tokens(answer, response, dialect)
         _check_inputs(answer, response.request)
         sizes = exchange.sizes
         token_ends = [*compress(response.ends, answer.tokens)]
@@ -252,6 +253,17 @@ def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> N
         return
     answer.error_kind = "protocol"
     answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide_secrets(body))}"
+
+
+def _note_prompt_tokens(answer: Answer, response: _Response, dialect: Dialect) -> None:
+    """Store the number of prompt tokens from the response header that the dialect names, if there is one."""
+    name = dialect.prompt_tokens_header
+    if not name or not response.bounds:
+        return
+    head = bytes(response.exchange.raw[: min(response.bounds[0], HEAD_LIMIT_BYTES)])
+    counts = re.findall(rb"(?im)^%b:[ \t]*(\d{1,8})[ \t]*\r?$" % re.escape(name.encode()), head)
+    if counts:
+        answer.prompt_tokens = int(counts[-1])
 
 
 def _check_inputs(answer: Answer, request: Request) -> None:

@@ -182,10 +182,11 @@ def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None =
     version, and leaves out the request fields that the server refuses. Raises EndpointError, NoEndpointError,
     RefusedModelError, VersionError or UnauthorizedError.
     """
-    from loadgen.servers.discovery import check_version, dialect_for_version
+    from loadgen.servers.discovery import check_endpoint, check_version, dialect_for_version
     from loadgen.servers.endpoint_probe import choose_endpoint
 
-    dialects = _possible_dialects(plan, facts, endpoint or plan.endpoint)
+    check_endpoint(facts, endpoint or plan.endpoint)
+    dialects = _possible_dialects(plan, facts, endpoint or plan.endpoint or facts.default_endpoint)
     result = dialects[0]
     if not plan.force:
         check_version(result, facts)
@@ -249,7 +250,8 @@ def needs_test_request(dialect: Dialect, facts: ServerFacts) -> bool:
     """
     if not facts.listed:
         return True
-    is_native = dialect.path == BACKENDS[facts.name].dialects[BACKENDS[facts.name].native].path
+    native = facts.default_endpoint or BACKENDS[facts.name].native
+    is_native = dialect.path == BACKENDS[facts.name].dialects[native].path
     if not dialect.refusable_fields and is_native:
         return False
     return not (facts.simulated and facts.version)
@@ -383,6 +385,14 @@ def piece_advice(plan: Plan, facts: ServerFacts) -> str:
     return f"{what}: {', '.join(shown)}. Ask for at most {piece:,}, or a multiple of it."
 
 
+def truncation_advice(facts: ServerFacts, max_prompt: int) -> str:
+    """Return a message if the server will truncate prompts of `max_prompt` tokens, otherwise an empty string."""
+    limit = facts.notes.get("truncates_to")
+    if limit is None or max_prompt <= limit:
+        return ""
+    return f"{facts.title} truncates inputs to {limit:,} tokens, so {max_prompt:,} tokens are more than it computes"
+
+
 def _requested_lengths(plan: Plan) -> Iterator[tuple[int, int]]:
     """Yield the prompt length and output length of each request in tokens, as far as they are known before the run.
 
@@ -428,12 +438,11 @@ def server_for(
         name = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
         not_named = "" if _url_of(plan) else " (the usual port; use --url for another)"
         say(f"{name.strip()} at {facts.url}{not_named}{about(facts)}")
-        check_limits(facts, at_once, max_prompt, max_output, over_limit=plan.over_limit)
-        exceeded = exceeded_request_limit(facts, at_once)
+        check_limits(facts, at_once, max_prompt, max_output, batch_size=plan.batch_size, over_limit=plan.over_limit)
+        exceeded = exceeded_request_limit(facts, at_once, plan.batch_size)
         if exceeded:
             say(f"sent on purpose (--over-limit): {exceeded}")
-        advice = piece_advice(plan, facts)
-        if advice:
+        for advice in filter(None, (piece_advice(plan, facts), truncation_advice(facts, max_prompt))):
             say(advice)
         yield facts
         return
@@ -450,15 +459,16 @@ def server_for(
         clock="batching",
         speed=plan.speed,
         tensor_parallel=SIMULATED_GPUS,
-        max_concurrent_requests=streams,
+        max_concurrent_requests=streams * plan.batch_size,  # some servers count inputs
         max_model_len=max(tokens, max_prompt + round_up_to_pieces(max_output, dialect.max_piece_tokens)),
         seed=plan.seed,
     )
     modelled = f"{config.model_shape} on {config.tensor_parallel} x {config.gpu}"
     say(f"SIMULATED {plan.server}{_times_speed(plan.speed)}, a model of {modelled}{about(None)}")
-    with spawn_process(replace(config, model=plan.model or config.model)) as (url, pid):
+    backend = BACKENDS[plan.server]
+    model = plan.model or backend.simulated_models.get(plan.endpoint or backend.native, config.model)
+    with spawn_process(replace(config, model=model)) as (url, pid):
         facts = probe(url, plan.server)
-        advice = piece_advice(plan, facts)
-        if advice:
+        for advice in filter(None, (piece_advice(plan, facts), truncation_advice(facts, max_prompt))):
             say(advice)
         yield structs.replace(facts, pids=(pid,))

@@ -9,10 +9,11 @@ from loadgen.servers.backends.base import Backend
 from loadgen.servers.backends.lightllm import LIGHTLLM
 from loadgen.servers.backends.openai import OPENAI
 from loadgen.servers.backends.sglang import SGLANG
+from loadgen.servers.backends.tei import TEI
 from loadgen.servers.backends.tgi import TGI
 from loadgen.servers.backends.vllm import VLLM
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (VLLM, TGI, LIGHTLLM, SGLANG, OPENAI)}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (VLLM, TGI, LIGHTLLM, SGLANG, TEI, OPENAI)}
 
 
 def launchable_backends() -> tuple[str, ...]:

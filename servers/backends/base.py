@@ -30,9 +30,10 @@ LIMIT_MAX = 1 << 53
 class ServerLimit(msgspec.Struct, frozen=True):
     """A limit that a server reports about itself, such as the maximum number of concurrent requests."""
 
-    flag: str  # The server option that raises the limit
-    bounds: Literal["total", "prompt", "requests", ""] = ""
-    """Limited quantity: prompt and output tokens, prompt tokens, or concurrent requests. Empty: another quantity."""
+    flag: str  # The server option that raises the limit. Empty: there is none.
+    bounds: Literal["total", "prompt", "requests", "inputs", "batch", ""] = ""
+    """Limited quantity: prompt and output tokens, tokens of a prompt or input, concurrent requests, their inputs
+    together, or inputs per request. Empty: another quantity."""
     reserved: int = 0  # Part of the limit that the server keeps, so that requests cannot use it
 
 
@@ -85,6 +86,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
     count_routes: tuple[str, ...] = ()  # Routes that count tokens without a response
     listed: bool = True  # False: the server has a list of models, and `model` is not in it
     api_path: str = "/v1"  # Path of the OpenAI routes below `url`. Empty: they lie directly below it.
+    endpoints: tuple[str, ...] = ()  # Endpoints that the model supports, the default first. Empty: all of the backend.
     query: str = ""  # Query of every request, from the URL that the user gave
     simulated: bool = False
     speed: float | None = None  # Clock speed of a simulated server relative to real time
@@ -92,6 +94,11 @@ class ServerFacts(msgspec.Struct, frozen=True):
     pids: tuple[int, ...] = ()  # Processes on this machine, if loadgen started the server
     title: str = ""
     notes: Mapping[str, Any] = {}  # Notes of the Backend and of this version
+
+    @property
+    def default_endpoint(self) -> str | None:
+        """The default endpoint for the server's model, or None for the backend's native endpoint."""
+        return self.endpoints[0] if self.endpoints else None
 
     @property
     def full_url(self) -> str:
@@ -118,6 +125,7 @@ class Backend(msgspec.Struct, frozen=True):
     process: ProcessCommand | None = None  # Command that starts the server without a container, if there is one
     faults: tuple[KnownFault, ...] = ()  # Startup failures of this backend, in addition to servers/launch/faults.toml
     simulated: str = ""  # `module:attribute` of the simulated server. Empty: there is none.
+    simulated_models: Mapping[str, str] = {}  # Default model names of the simulated server, by endpoint
     simulated_versions: Mapping[str, str] = {}  # `module:attribute` for other versions
     phrase: str = ""  # Name in sentences, if the title alone reads badly
     notes: Mapping[str, Any] = {}
@@ -128,6 +136,7 @@ class Backend(msgspec.Struct, frozen=True):
       response ends with a whole piece.
     - `split_endpoint`: the server may run and count each text of a request separately on this endpoint.
     - `counts_inputs`: the server's counter of finished requests counts every input of a request.
+    - `truncates_to`: the server cuts longer inputs to this number of tokens, and reports the shorter length.
     - `drops_counts`: the server's counters miss some requests under load.
     - `ignores_eos`: False if no request can make the server continue after the end-of-text token, so that responses may
       be shorter than requested.

@@ -96,6 +96,7 @@ class Route(msgspec.Struct, Generic[ResultT], frozen=True):
     body: Callable[[str, str], dict[str, Any]]  # (text, model) to the body of the POST
     read: Callable[[Any], ResultT]  # JSON of the response to the number of tokens or their ids
     generates: bool = False  # The server generates one token for the text and keeps the text in its prefix cache
+    header: str = ""  # `read` takes the value of this response header, in lower case, instead of the JSON
 
 
 class VersionRule(msgspec.Struct, frozen=True):
@@ -129,6 +130,8 @@ class Dialect(msgspec.Struct, frozen=True):
     """Longer responses are generated in pieces of this size and end with a whole piece. 0: no pieces."""
     streams: bool = True  # The response is a stream of tokens. False: one JSON object, the only payload of `decode`.
     inputs: Inputs = "one"
+    prompt_tokens_header: str = ""
+    """Response header that reports the number of prompt tokens, in lower case. Empty: the body reports it."""
     refusable_fields: tuple[str, ...] = ()
     """Fields of its requests that some servers refuse. A nested field stands before the field that contains it."""
     request_form: Callable[[tuple[str, ...], int], tuple[Encode, Route[int]]] | None = None

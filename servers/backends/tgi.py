@@ -98,6 +98,8 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
     info = base.as_dict(answer)
     if status != 200 or "model_id" not in info or "max_concurrent_requests" not in info:
         return None
+    if "model_type" in info:
+        return None  # Text Embeddings Inference, which has a similar page
     # A release may report a development version (3.3.7 reports 3.3.6-dev0). The label identifies the build.
     label = base.version_text(info.get("docker_label"))
     version = base.version_text(info.get("version")) + (f" ({label})" if label else "")

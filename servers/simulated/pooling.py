@@ -123,6 +123,7 @@ def _encoding(
         [b""],
         "stop",
         inputs=len(counts),
+        finished_requests=len(counts),
         metric_requests=tuple((tokens, 0) for tokens in counts),
     )
     return Encoding(completion, lambda *_: b"", lambda _: reply, ())

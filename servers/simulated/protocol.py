@@ -106,7 +106,9 @@ class Completion:
     segments: tuple[Segment, ...] = ()
     """The parts of the answer in order (loadgen.servers.simulated.segments). Empty: the whole answer is text."""
     inputs: int = 1
-    """Number of inputs of a request for embeddings or scores. The metrics count each as a finished request."""
+    """Number of inputs of a request for embeddings or scores."""
+    finished_requests: int = 1
+    """Number of finished requests that the server's metrics count for this completion."""
     siblings: tuple[Completion, ...] = ()
     """Further answers to the same request, which are sent together with this answer."""
     metric_requests: tuple[tuple[int, int], ...] = ()

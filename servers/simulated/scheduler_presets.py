@@ -1,12 +1,12 @@
-"""Scheduler presets of vLLM, TGI, LightLLM and SGLang, in the versions `current` and `2023` (autumn 2023).
+"""Scheduler presets of vLLM, TGI, LightLLM, SGLang and TEI, in the versions `current` and `2023` (autumn 2023).
 
-SGLang did not exist in 2023 and has only the version `current`.
+SGLang and TEI have only the version `current`. SGLang did not exist in 2023.
 
 A preset consists of an engine's batching policy and of its overheads in addition to kernel times. A comment at each
 policy names the source files of its rules. The constants come from these sources:
 
-- `current`: the values of vLLM in servers/hardware/frameworks.csv. No values are published for TGI, LightLLM and
-  SGLang, so their presets are assumed to have the values of vLLM.
+- `current`: the values of vLLM in servers/hardware/frameworks.csv. No values are published for the other
+  servers, so their presets are assumed to have the values of vLLM.
 - `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
   requests and Poisson arrivals). Each server has one set of constants for all loads. `python -m benchmarks.schedulers`
   reports the remaining errors.
@@ -232,6 +232,15 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
                 prefix_cache=True,
                 memory_fraction=0.88,
             ),
+        ),
+    },
+    "tei": {
+        # Whole inputs in order of arrival, up to `max_batch_tokens` per step: core/src/queue.rs
+        # (`queue_blocking_task`) and router/src/main.rs. No request decodes. In this model, the inputs of a request are
+        # computed in the same step.
+        CURRENT: Engine(
+            version="1.9.3",
+            policy=Policy(running_limit=UNLIMITED, step_tokens=16384, prefill="separate", memory_fraction=0.9),
         ),
     },
 }

@@ -471,7 +471,7 @@ class CompletionHandler:
         limit = self._state.config.max_concurrent_requests
         arrived_ns = self._line.received_ns
         wait_s = _FIRST_WAIT_S
-        while limit is not None and len(self._state.streams) >= limit:
+        while limit is not None and not self._has_room(encoding, limit):
             if self._protocol.overloaded is not None:
                 self._refuse("overloaded")
                 raise ErrorReply(self._protocol.overloaded(encoding))
@@ -479,6 +479,13 @@ class CompletionHandler:
             wait_s = min(wait_s * _WAIT_FACTOR, _MAX_WAIT_S)
             arrived_ns = time.monotonic_ns()
         return arrived_ns
+
+    def _has_room(self, encoding: Encoding, limit: int) -> bool:
+        """Return True if the server can accept the request without exceeding its limit on concurrent requests."""
+        streams = self._state.streams
+        if not self._protocol.limit_counts_inputs:
+            return len(streams) < limit
+        return sum(stream.completion.inputs for stream in streams) + encoding.completion.inputs <= limit
 
     async def _answer(self, stream: Stream) -> Reply | bool:
         """Send the response of an admitted request.

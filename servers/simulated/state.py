@@ -88,6 +88,8 @@ class ServerProtocol:
     unauthorized: Reply
     default_limit: int | None
     """Default limit on concurrent requests."""
+    limit_counts_inputs: bool = False
+    """True if the limit applies to the inputs of all concurrent requests together."""
     limit_is_batch_size: bool = False
     """True if the limit is also the engine's maximum batch size, because one option of the real server sets both."""
     not_found: Reply = field(default_factory=lambda: Reply(b'{"detail":"Not Found"}', 404))  # as FastAPI
@@ -291,7 +293,7 @@ class ServerState:
         completion = stream.completion
         output_tokens = completion.generated_tokens(stream.token_count)
         complete = stream.ending == "complete" and bool(line.sent_ns)
-        self.finished_by_reason[completion.finish_reason if complete else "abort"] += completion.inputs
+        self.finished_by_reason[completion.finish_reason if complete else "abort"] += completion.finished_requests
         self.prompt_tokens += completion.prompt_tokens
         self.output_tokens += output_tokens  # also if the client has disconnected
         if not complete:

@@ -20,10 +20,11 @@ from tests.contract.recorded import TRANSCRIPTS
 NATIVE, STREAM = "/generate", "/generate_stream"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+OPENAI_EMBEDDINGS = "/v1/embeddings"
 TEXT = "ba de fi go"
 LONG_TEXT = "ba " * 3000
 DROPPED_HEADERS = ("connection", marks.HEADER)
-PER_RUN_HEADERS = re.compile(r"date|content-length|x-.*-time|x-time-per-token|x-prompt-tokens")
+PER_RUN_HEADERS = re.compile(r"date|content-length|x-.*-time|x-time-per-token|x-prompt-tokens|x-compute-tokens")
 """Headers whose values are those of one run, or of one model."""
 # Words of the protocol. Everything else is a number or a text, and only its type is compared.
 WORDS = ("finish_reason", "stop_reason", "object", "role", "index", "type", "error_type", "special", "finished")
@@ -503,3 +504,77 @@ SGLANG = (
 )
 """Requests for the recorded responses that the simulated SGLang imitates. It has no tools, no log probabilities, no
 constrained output, one answer per request, and no routes of other APIs."""
+
+
+def _tei(file: str, path: str, body: dict[str, Any] | str | None = None, **others: Any) -> Recorded:
+    return Recorded(f"tei-1.9.3/{file}.txt", path, {} if body is None else body, **others)
+
+
+def _tei_page(file: str, path: str, **others: Any) -> Recorded:
+    return _tei(file, path, method="GET", **others)
+
+
+_FORTY = ["ba"] * 40
+_LONG_INPUT = "ba " * 1400
+_BEARER = "Authorization: Bearer {}\r\n"
+
+TEI = (
+    _tei("embed/embed", "/embed", {"inputs": TEXT}),
+    _tei("embed/embed_batch", "/embed", {"inputs": [TEXT, "ba"]}),
+    _tei("embed/embed_ids", "/embed", {"inputs": [424, 371, 356]}),
+    _tei("embed/embed_options", "/embed", {"inputs": "ba", "dimensions": 16, "normalize": False}),
+    _tei("embed/embed_truncate", "/embed", {"inputs": _LONG_INPUT, "truncate": True}),
+    _tei("embed/root", "/", {"inputs": "ba"}),
+    _tei("embed/openai_embeddings", OPENAI_EMBEDDINGS, {"input": TEXT, "model": "tiny-bert"}),
+    _tei("embed/openai_embeddings_batch", OPENAI_EMBEDDINGS, {"input": ["ba de", "fi"]}),
+    _tei("embed/openai_embeddings_ids", OPENAI_EMBEDDINGS, {"input": [424, 371]}),
+    _tei("embed/openai_embeddings_base64", OPENAI_EMBEDDINGS, {"input": "ba", "encoding_format": "base64"}),
+    _tei("embed/tokenize", "/tokenize", {"inputs": TEXT, "add_special_tokens": False}),
+    _tei_page("embed/info", "/info"),
+    _tei_page("embed/health", "/health"),
+    _tei_page("embed/metrics", "/metrics"),
+    _tei_page("embed/models", "/v1/models"),
+    _tei("embed/chat", CHAT, {"messages": []}),
+    _tei("embed/err_404", "/nothing", {"inputs": "ba"}),
+    _tei_page("embed/err_405", "/embed"),
+    _tei("embed/err_badjson", "/embed", '{"inputs": '),
+    _tei("embed/err_batch", "/embed", {"inputs": _FORTY}),
+    _tei("embed/err_batch_openai", OPENAI_EMBEDDINGS, {"input": _FORTY}),
+    _tei("embed/err_empty", "/embed", {"inputs": ""}),
+    _tei("embed/err_empty_list", "/embed", {"inputs": []}),
+    _tei("embed/err_missing", "/embed", '{"a": 1}'),
+    _tei("embed/err_type", "/embed", '{"inputs": 7}'),
+    _tei("embed/err_toolong", "/embed", {"inputs": _LONG_INPUT}),
+    _tei("embed/err_toolong_openai", OPENAI_EMBEDDINGS, {"input": _LONG_INPUT}),
+    _tei("embed/embed_all", "/embed_all", {"inputs": "ba"}),
+    _tei("embed/embed_sparse", "/embed_sparse", {"inputs": "ba"}),
+    _tei("embed/predict_unsupported", "/predict", {"inputs": "ba"}),
+    _tei("embed/rerank_unsupported", "/rerank", {"query": "ba", "texts": ["de"]}),
+    _tei("rerank/rerank", "/rerank", {"query": "ba de", "texts": ["fi", "go", "ba de"]}, server="rerank"),
+    _tei("rerank/rerank_one", "/rerank", {"query": "ba", "texts": ["de"]}, server="rerank"),
+    _tei(
+        "rerank/rerank_options",
+        "/rerank",
+        {"query": "ba", "texts": ["fi", "go"], "return_text": True, "raw_scores": True},
+        server="rerank",
+    ),
+    _tei("rerank/predict", "/predict", {"inputs": [["ba", "de"], ["fi", "go"]]}, server="rerank"),
+    _tei_page("rerank/info", "/info", server="rerank"),
+    _tei_page("rerank/metrics", "/metrics", server="rerank"),
+    _tei("rerank/err_batch", "/rerank", {"query": "ba", "texts": _FORTY}, server="rerank"),
+    _tei("rerank/err_empty", "/rerank", {"query": "ba", "texts": []}, server="rerank"),
+    _tei("rerank/err_embed", "/embed", {"inputs": "ba"}, server="rerank"),
+    _tei("rerank/err_toolong", "/rerank", {"query": "ba", "texts": [_LONG_INPUT]}, server="rerank"),
+    _tei("rerank/v1_rerank", "/v1/rerank", {"query": "ba", "documents": ["de"]}, server="rerank"),
+    _tei("classify/predict", "/predict", {"inputs": "ba de"}, server="classify"),
+    _tei("classify/predict_batch", "/predict", {"inputs": [["ba de"], ["fi"]]}, server="classify"),
+    _tei("classify/predict_raw", "/predict", {"inputs": "ba", "raw_scores": True}, server="classify"),
+    _tei_page("classify/info", "/info", server="classify"),
+    _tei("key/embed_key", "/embed", {"inputs": "ba"}, head=_BEARER.format("sesame"), server="guarded"),
+    _tei("key/err_401", "/embed", {"inputs": "ba"}, server="guarded"),
+    _tei("key/err_401_wrong", "/embed", {"inputs": "ba"}, head=_BEARER.format("wrong"), server="guarded"),
+    _tei_page("key/info_401", "/info", server="guarded"),
+    _tei_page("key/health_401", "/health", server="guarded"),
+)
+"""Requests for the recorded responses that the simulated TEI imitates. It has neither `/decode` nor `/similarity`, and
+always truncates long inputs unless a request forbids that."""

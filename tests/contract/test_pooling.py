@@ -19,8 +19,8 @@ def asked(prompt: str | tuple[int, ...] = TEXT, **more: object) -> Request:
 
 def test_a_request_is_these_bytes() -> None:
     """Alike on every server; ids where the API takes them; a text to rank is cut in two at a blank, which stays."""
-    assert {server for server, _ in POOLING} == {"vllm", "sglang", "openai"}
-    for server in ("vllm", "sglang", "openai"):
+    assert {server for server, _ in POOLING} == {"vllm", "sglang", "tei", "openai"}
+    for server in ("vllm", "sglang", "tei", "openai"):
         body = POOLING[server, "embeddings"].encode(asked(), "m")
         assert body == b'{"model":"m","input":"the one and the other of them"}'
     for server in ("vllm", "openai"):

@@ -14,7 +14,7 @@ import pytest
 from loadgen.servers import marks
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
-from tests.contract.recorded_requests import LIGHTLLM, SGLANG, TGI, VLLM, Recorded, exchange, recording, shape_of
+from tests.contract.recorded_requests import LIGHTLLM, SGLANG, TEI, TGI, VLLM, Recorded, exchange, recording, shape_of
 from tests.support.simulated import running
 
 FAST: dict[str, Any] = {"model": "tiny", "max_model_len": 2048, "ttft_s": 0.002, "itl_s": 0.0001, "speed": 10}
@@ -23,6 +23,7 @@ TGI_CONFIG = SimulatedConfig(server="tgi", **FAST)
 VLLM_CONFIG = SimulatedConfig(server="vllm", **FAST)
 SGLANG_CONFIG = SimulatedConfig(server="sglang", **{**FAST, "max_model_len": 4096})
 LIGHTLLM_CONFIG = SimulatedConfig(server="lightllm", server_version="0.0.1", **FAST)
+TEI_CONFIG = SimulatedConfig(server="tei", **{**FAST, "model": "tiny-bert", "max_model_len": 512})
 CONFIGS = {
     "idle tgi": TGI_CONFIG,
     "idle vllm": VLLM_CONFIG,
@@ -30,9 +31,13 @@ CONFIGS = {
     "idle sglang": SGLANG_CONFIG,
     "guarded sglang": replace(SGLANG_CONFIG, api_key="sesame"),
     "guarded vllm": replace(VLLM_CONFIG, api_key="sesame"),
+    "idle tei": TEI_CONFIG,
+    "rerank tei": replace(TEI_CONFIG, model="tiny-rerank"),
+    "classify tei": replace(TEI_CONFIG, model="tiny-classify"),
+    "guarded tei": replace(TEI_CONFIG, api_key="sesame"),
     "tgi_api lightllm": replace(LIGHTLLM_CONFIG, server_version="0.0.1-tgi-api"),
 }
-RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM, "sglang": SGLANG}
+RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM, "sglang": SGLANG, "tei": TEI}
 EVERY = [(name, request) for name, requests in RECORDINGS.items() for request in requests]
 
 

@@ -19,7 +19,7 @@ from tests.support.dialects import EVERY
 TABLE = Path(__file__).parent / "recorded_outcomes.csv"
 PAGES = (
     *("health", "info", "load", "metric", "models", "ping", "token_load", "tokenize", "chat_tokenize", "version"),
-    *("server_info", "flush_cache", "detokenize", "messages_count"),
+    *("server_info", "flush_cache", "detokenize", "messages_count", "decode", "similarity"),
 )
 """Responses to a GET, and of tokenize routes: no load is sent there."""
 

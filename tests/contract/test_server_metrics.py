@@ -85,6 +85,12 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         | {"cached_prompt_tokens": 3, "live_prompt_tokens": 9, "live_output_tokens": 9, "requests_finished": 3},
     ),
     (
+        "tei-1.9.3/embed/metrics.txt",
+        "tei",
+        {"waiting": 0, "prompt_tokens": 1567, "requests_finished": 14, "requests_failed": 8, "rejections": 0}
+        | {"queue_s_sum": 0.012012682, "queue_s_count": 14, "inference_s_sum": 0.138306899, "inference_s_count": 14},
+    ),
+    (
         # Two engines behind three API server processes, each of which publishes what it last heard of an engine.
         "written/metrics/vllm-0.11.0-api-servers.txt",
         "vllm",
@@ -127,16 +133,16 @@ def test_every_word_is_explained() -> None:
     assert not NOT_DRAWN & drawn
 
 
-@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm", "sglang"])
+@pytest.mark.parametrize("server", ["vllm", "tgi", "lightllm", "sglang", "tei"])
 def test_the_simulated_servers_tell_what_the_real_ones_do(server: str) -> None:
     """Each word that the newest real page has is on the simulated one too; LightLLM's cache comes from /token_load."""
-    newest = {"vllm": PAGES[0], "tgi": PAGES[3], "lightllm": PAGES[5], "sglang": PAGES[6]}[server][2]
+    newest = {"vllm": PAGES[0], "tgi": PAGES[3], "lightllm": PAGES[5], "sglang": PAGES[6], "tei": PAGES[7]}[server][2]
     with running(SimulatedConfig(server=server)) as simulated:
         metrics = ServerMetrics(simulated.url, server)
         values = metrics.read(5.0)
         metrics.close()
     assert values.keys() >= newest.keys() - {"kv_tokens", "taken_share"}
-    assert ("kv_used" in values) == (server != "tgi")
+    assert ("kv_used" in values) == (server not in ("tgi", "tei"))
 
 
 @pytest.mark.parametrize(

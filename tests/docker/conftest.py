@@ -21,8 +21,9 @@ IMAGES = {
     "tgi": "ghcr.io/huggingface/text-generation-inference",
     "lightllm": "ghcr.io/modeltc/lightllm",
     "sglang": "lmsysorg/sglang",
+    "tei": "ghcr.io/huggingface/text-embeddings-inference",
 }
-PORTS = {"vllm": 18001, "tgi": 18002, "lightllm": 18003, "sglang": 18004}
+PORTS = {"vllm": 18001, "tgi": 18002, "lightllm": 18003, "sglang": 18004, "tei": 18005}
 """Not the usual ones: a server of the machine's own may be there."""
 VOLUME = "loadgen-test-models"
 PROJECT = "loadgen-test"
@@ -138,6 +139,6 @@ def desk(images: None, tmp_path: Path) -> Iterator[Desk]:
         left = there.containers()
         networks = there.networks()
     finally:
-        profiles = ("vllm", "tgi", "lightllm", "sglang", "sim", "monitoring")
+        profiles = ("vllm", "tgi", "lightllm", "sglang", "tei", "sim", "monitoring")
         there.compose(*(f"--profile={each}" for each in profiles), "down", "--volumes", "--timeout", "5")
     assert (left, networks) == ({}, "")

@@ -48,9 +48,9 @@ def test_prometheus_reads_them_all(desk: Desk) -> None:
         time.sleep(0.5)
     figures = (
         *("vllm:num_requests_running", "tgi_queue_size", "lightllm_batch_current_size"),
-        "sglang:num_running_reqs",
+        *("sglang:num_running_reqs", "te_queue_size"),
     )
-    assert [len(ask(figure)) for figure in figures] == [1, 1, 1, 1]
+    assert [len(ask(figure)) for figure in figures] == [1, 1, 1, 1, 1]
     desk.compose("--profile", "sim", "--profile", "monitoring", "down")
 
 

@@ -33,7 +33,8 @@ def test_by_composes_own_commands(desk: Desk, server: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "way"), [("vllm", "shell"), ("tgi", ".env"), ("lightllm", "hosts file"), ("sglang", "shell")]
+    ("server", "way"),
+    [("vllm", "shell"), ("tgi", ".env"), ("lightllm", "hosts file"), ("sglang", "shell"), ("tei", "shell")],
 )
 def test_by_loadgen_servers(desk: Desk, server: str, way: str) -> None:
     """Wherever its port was set, the server is found; and each command says what is so, from `up` to after `down`."""

@@ -20,7 +20,7 @@ from tests.support.command import FAST, ROOT, accounted, burst, events_sent, sta
 from tests.support.simulated import running
 
 BAD_INPUT = [
-    (["--server", "ollama"], 2, "choose 'vllm', 'tgi', 'lightllm', 'sglang' or 'openai'"),
+    (["--server", "ollama"], 2, "choose 'vllm', 'tgi', 'lightllm', 'sglang', 'tei' or 'openai'"),
     (["--server", "tgi", "--n", "0"], 2, "--n 0"),
     (["--server", "tgi", "--n", "-3"], 2, "--n -3"),
     (["--server", "tgi", "--n", "many"], 2, "--n"),

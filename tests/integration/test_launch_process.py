@@ -292,7 +292,7 @@ def test_a_simulated_server_can_be_left_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["up", "--server", "ollama"], "unknown; choose vllm, tgi, lightllm, sglang"),
+        (["up", "--server", "ollama"], "unknown; choose vllm, tgi, lightllm, sglang, tei"),
         (["up", "--server", "vllm", "--launch", "podman"], "unknown; choose compose, process, simulated"),
         (["up", "--server", "vllm", "--host", "gpu-z"], "unknown; choose local"),
         (["up", "--server", "vllm", "--python", "/usr/bin/python3"], "--launch compose does not take --python"),

@@ -8,16 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
+from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import running
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 3}
 GENERATE: dict[str, Any] = {"inputs": "a", "parameters": {"max_new_tokens": 3}}
 ROUTES = [
-    *((name, path, body) for name in simulated_backends() for path, body in (("/v1/completions", COMPLETION),)),
-    *((name, "/v1/chat/completions", CHAT) for name in simulated_backends()),
+    *((name, path, body) for name in STREAMING_BACKENDS for path, body in (("/v1/completions", COMPLETION),)),
+    *((name, "/v1/chat/completions", CHAT) for name in STREAMING_BACKENDS),
     *((name, path, GENERATE) for name in ("tgi", "lightllm") for path in ("/generate", "/generate_stream", "/")),
     ("vllm", "/v1/responses", {"model": "m", "input": "a", "max_output_tokens": 3}),
     ("vllm", "/v1/messages", CHAT),
@@ -25,8 +25,8 @@ ROUTES = [
     ("vllm", "/v1/rerank", {"model": "m", "query": "a", "documents": ["b"]}),
 ]
 PAGES = [
-    *((name, "/v1/models") for name in simulated_backends()),
-    *((name, "/metrics") for name in simulated_backends()),
+    *((name, "/v1/models") for name in STREAMING_BACKENDS),
+    *((name, "/metrics") for name in STREAMING_BACKENDS),
     ("vllm", "/version"),
     ("tgi", "/info"),
     ("lightllm", "/get_server_info"),
@@ -34,7 +34,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("name", simulated_backends())
+@pytest.mark.parametrize("name", STREAMING_BACKENDS)
 def test_every_head_has_the_mark(name: str) -> None:
     """Pages, refusals and unknown paths too, so that no response looks like a real server's."""
     with running(SimulatedConfig(server=name, speed=2.5)) as server, httpx.Client(base_url=server.url) as client:

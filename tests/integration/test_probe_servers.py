@@ -137,7 +137,7 @@ def test_simulated(routes: dict[str, Answer]) -> None:
             {"GET /": (200, b"<html>")},
             "",
             "",
-            "not as vLLM, TGI, LightLLM, SGLang or an OpenAI-style server: /v1/models answers",
+            "not as vLLM, TGI, LightLLM, SGLang, TEI or an OpenAI-style server: /v1/models answers",
         ),
     ],
 )

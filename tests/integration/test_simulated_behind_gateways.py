@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.run import runfile
-from loadgen.servers.backends import simulated_backends
 from loadgen.servers.discovery import probe
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.busy_proxies import nginx_publishing
 from tests.support.command import burst, summary_of
+from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import running
 from tests.support.strict_gateway import Gateway, running_gateway
 
@@ -31,7 +31,7 @@ def measured(folder: Path, url: str, *more: str) -> tuple[dict[str, Any], str]:
 
 def test_the_probe_sees_a_simulated_server_through_v1_alone(tmp_path: Path) -> None:
     """The card of the model has the mark, so that a gateway that publishes only /v1 and drops headers hides nothing."""
-    for name in simulated_backends():
+    for name in STREAMING_BACKENDS:
         with (
             running(SimulatedConfig(server=name, **FAST)) as server,
             running_gateway(Gateway(backend=server.url)) as way,
@@ -64,7 +64,7 @@ def test_a_limited_rate_of_pages_hides_nothing() -> None:
     assert (facts.simulated, facts.speed) == (True, 2.5)
 
 
-@pytest.mark.parametrize("name", simulated_backends())
+@pytest.mark.parametrize("name", STREAMING_BACKENDS)
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_the_load_itself_finds_a_simulated_server_behind_an_alias(name: str, endpoint: str, tmp_path: Path) -> None:
     """The gateway lists a model of its own and drops headers, so the probe sees nothing. Ids and fingerprints of the

@@ -9,8 +9,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
+from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import Running, running
 
 with warnings.catch_warnings():
@@ -24,7 +24,7 @@ old_client = pytest.mark.filterwarnings("ignore:The `(dict|parse_obj)` method is
 MESSAGES = [{"role": "user", "content": "say something"}]
 
 
-@pytest.fixture(scope="module", params=simulated_backends())
+@pytest.fixture(scope="module", params=STREAMING_BACKENDS)
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Each of the three, fast."""
     with running(SimulatedConfig(server=request.param, model="m", ttft_s=0.005, itl_s=0.0005)) as started:
@@ -191,7 +191,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("name", simulated_backends())
+@pytest.mark.parametrize("name", STREAMING_BACKENDS)
 def test_metrics_count_what_happened(name: str) -> None:
     """An independent parser reads the page, and its totals are those of the answers."""
     config = SimulatedConfig(server=name, model="m", ttft_s=0.002, itl_s=0.0002)

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.servers.simulated.stream_sender import FAULTS, LogLine
+from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import Running, running
 
 TOKENS = 8
@@ -38,7 +38,7 @@ END_MARKER = {"vllm": DONE, "tgi": b'"generated_text":" ', "lightllm": b'"finish
 TOKEN = {"vllm": b'"text":" ', "tgi": b'"token":{', "lightllm": b'"token":{', "sglang": b'"text":" '}
 
 
-@pytest.fixture(scope="module", params=simulated_backends())
+@pytest.fixture(scope="module", params=STREAMING_BACKENDS)
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     """A fast simulated server of each kind."""
     with running(SimulatedConfig(server=request.param, ttft_s=0.002, itl_s=0.0002)) as started:
@@ -124,7 +124,7 @@ def test_a_stream_can_end_early(server: Running, name: str, fault: str, tokens: 
     assert (line.fault, line.output_tokens) == (fault.partition("@")[0], tokens)
 
 
-@pytest.mark.parametrize("kind", simulated_backends())
+@pytest.mark.parametrize("kind", STREAMING_BACKENDS)
 @pytest.mark.parametrize("fault", ["truncate@3", "error@3"])
 def test_a_body_ends_once(kind: str, fault: str) -> None:
     """Tokens that are due together with the one that ends the answer send nothing more, not even the last chunk."""

@@ -11,6 +11,7 @@ import pytest
 
 from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated.config import SimulatedConfig
+from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -66,7 +67,7 @@ def test_limits_can_be_asked_for(servers: dict[str, httpx.Client]) -> None:
 def test_counting_routes_agree_with_what_prompts_cost(servers: dict[str, httpx.Client]) -> None:
     """What each server's own tokenizer route says is what its answer reports as the prompt's length."""
     text = "The quick brown fox, über alles!"
-    vllm, tgi, lightllm, sglang = (servers[name] for name in simulated_backends())
+    vllm, tgi, lightllm, sglang = (servers[name] for name in STREAMING_BACKENDS)
     counted = vllm.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
     assert counted["count"] == len(counted["tokens"]) == len(counted["token_strs"])
     assert vllm.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": text}

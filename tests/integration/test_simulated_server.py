@@ -17,13 +17,12 @@ import pytest
 
 from benchmarks.simulated import main as measure
 from loadgen.analysis.run import runfile
-from loadgen.servers.backends import simulated_backends
 from loadgen.servers.simulated import ConfigError
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.wire.sse import split_events
 from loadgen.workloads.request import Request
 from tests.support.command import accounted, burst, summary_of
-from tests.support.dialects import DIALECTS
+from tests.support.dialects import DIALECTS, STREAMING_BACKENDS
 from tests.support.simulated import Running, running
 
 FAST: dict[str, float] = {"ttft_s": 0.004, "itl_s": 0.0005}
@@ -58,7 +57,7 @@ def test_sends_are_due_exactly_when_the_script_says() -> None:
     assert (line.tokens, line.prompt_tokens, line.output_tokens) == ([1] * 6, 4, 6)
 
 
-@pytest.mark.parametrize("name", simulated_backends())
+@pytest.mark.parametrize("name", STREAMING_BACKENDS)
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_head_leaves_with_the_first_bytes_of_the_body(name: str, streamed: bool) -> None:
     """No byte of a response leaves before the server has something to say. The head and the first event leave in one
@@ -76,7 +75,7 @@ def test_the_head_leaves_with_the_first_bytes_of_the_body(name: str, streamed: b
     assert b'"text":' in beginning
 
 
-@pytest.mark.parametrize("name", simulated_backends())
+@pytest.mark.parametrize("name", STREAMING_BACKENDS)
 @pytest.mark.parametrize("clock", ["script", "batching"])
 def test_our_own_dialects_find_every_answer_complete(name: str, clock: str) -> None:
     """Each dialect proves the stream of its server complete, with exactly the tokens asked, on either clock."""

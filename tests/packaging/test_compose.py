@@ -15,12 +15,13 @@ import yaml
 from loadgen.servers.backends import BACKENDS
 
 BURST = 1000
-INSIDE = {"vllm": "8000", "tgi": "80", "lightllm": "8000", "sglang": "8000"}
+INSIDE = {"vllm": "8000", "tgi": "80", "lightllm": "8000", "sglang": "8000", "tei": "80"}
 LIMITS = {
     "vllm": "--max-num-seqs",
     "tgi": "--max-concurrent-requests",
     "lightllm": "--running_max_req_size",
     "sglang": "--max-running-requests",
+    "tei": "--max-concurrent-requests",
 }
 PROFILES = {
     **{server: [server] for server in INSIDE},
@@ -105,16 +106,18 @@ def test_every_variable_is_explained(root: Path, text: str) -> None:
 
 def test_images_are_pinned(service: dict[str, Any]) -> None:
     """Each image has a version, which an environment variable can replace, digest included; none floats."""
-    assert re.search(r":(\$\{[A-Z]+_TAG:-v?\d+\.\d+\.\d+[\w.-]*\}|\d+\.\d+\.\d+)$", service["image"])
+    assert re.search(r":(cuda-)?(\$\{[A-Z]+_TAG:-v?\d+\.\d+\.\d+[\w.-]*\}|\d+\.\d+\.\d+)$", service["image"])
 
 
 def test_real_servers_are_on_the_ports_that_the_command_line_looks_at(backend: dict[str, Any], server: str) -> None:
     """Loopback unless asked otherwise, and to the port that the server listens on and its health check asks."""
     (port,) = backend["ports"]
     assert port == f"${{BIND:-127.0.0.1}}:${{{server.upper()}_PORT:-{BACKENDS[server].port}}}:{INSIDE[server]}"
-    assert f"127.0.0.1{'/' if server == 'vllm' else ':'}{INSIDE[server]}" in " ".join(backend["healthcheck"]["test"])
+    assert f"127.0.0.1{'/' if server in ('vllm', 'tei') else ':'}{INSIDE[server]}" in " ".join(
+        backend["healthcheck"]["test"]
+    )
     listens = [word for word in backend["command"] if word.startswith(("--port=", "--host="))]
-    assert listens == ([] if server == "tgi" else ["--host=0.0.0.0", f"--port={INSIDE[server]}"])
+    assert listens == ([] if server in ("tgi", "tei") else ["--host=0.0.0.0", f"--port={INSIDE[server]}"])
 
 
 def test_simulated_servers_are_on_the_same_ports(simulated: dict[str, Any], server: str) -> None:
@@ -197,9 +200,9 @@ def test_one_service_builds_the_image_of_the_simulated_servers(compose: dict[str
     assert len({each["image"] for each in simulated.values()}) == 1
 
 
-def test_shared_memory_is_large_enough(backend: dict[str, Any]) -> None:
-    """The 64 MB that containers get by default do not carry tensors between processes."""
-    assert backend.get("ipc") == "host" or backend["shm_size"] in {"2gb", "16gb"}
+def test_shared_memory_is_large_enough(backend: dict[str, Any], server: str) -> None:
+    """The 64 MB that containers get by default do not carry tensors between processes. TEI has one process."""
+    assert server == "tei" or backend.get("ipc") == "host" or backend["shm_size"] in {"2gb", "16gb"}
 
 
 def test_what_is_used_is_declared_and_nothing_is_bound(compose: dict[str, Any], service: dict[str, Any]) -> None:

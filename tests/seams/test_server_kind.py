@@ -190,7 +190,7 @@ def test_a_plan_takes_it_and_its_endpoints() -> None:
     )
 
     assert Plan(server="madeup", n=1).server == "madeup"
-    with pytest.raises(PlanError, match="choose 'vllm', 'tgi', 'lightllm', 'sglang', 'openai' or 'madeup'"):
+    with pytest.raises(PlanError, match="choose 'vllm', 'tgi', 'lightllm', 'sglang', 'tei', 'openai' or 'madeup'"):
         Plan(server="nobody", n=1)
     plan = MatrixPlan(name="x", servers=["madeup"], models=["m"], workloads=[{"name": "burst", "n": 1}])
     assert plan.servers[0].server == "madeup"

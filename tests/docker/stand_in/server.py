@@ -5,14 +5,14 @@ import sys
 import time
 from pathlib import Path
 
-MODEL = {"tgi": "--model-id", "lightllm": "--model_dir", "sglang": "--model-path"}
+MODEL = {"tgi": "--model-id", "tei": "--model-id", "lightllm": "--model_dir", "sglang": "--model-path"}
 LENGTH = {
     "vllm": "--max-model-len",
     "tgi": "--max-total-tokens",
     "lightllm": "--max_req_total_len",
     "sglang": "--context-length",
 }
-LIMIT = {"tgi": "--max-concurrent-requests", "lightllm": "--running_max_req_size"}
+LIMIT = {"tgi": "--max-concurrent-requests", "tei": "--max-concurrent-requests", "lightllm": "--running_max_req_size"}
 
 package = (__package__ or "").partition(".")[0]  # `lightllm` or `sglang`, if the image has no entry point
 server, *words = [package, *sys.argv[1:]] if package else sys.argv[1:]
@@ -25,5 +25,6 @@ if model.name == "slow":  # loads for ever, and like many a server handles no si
     time.sleep(1e6)
 port = given.get("--port", "80")
 limit = [f"--max-concurrent-requests={given[LIMIT[server]]}"] if server in LIMIT else []
-served = ["--clock=batching", f"--model={model.name}", f"--max-model-len={given[LENGTH[server]]}", *limit]
+length = given[LENGTH[server]] if server in LENGTH else "4096"
+served = ["--clock=batching", f"--model={model.name}", f"--max-model-len={length}", *limit]
 os.execvp("loadgen", ["loadgen", "mock-server", f"--server={server}", "--host=0.0.0.0", f"--port={port}", *served])

@@ -139,7 +139,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
     [
         (
             {"server": "ollama"},
-            "--server ollama: unknown; choose 'vllm', 'tgi', 'lightllm', 'sglang' or 'openai'",
+            "--server ollama: unknown; choose 'vllm', 'tgi', 'lightllm', 'sglang', 'tei' or 'openai'",
         ),
         ({"n": 0}, "--n 0: must be from 1 to 1,000,000"),
         ({"n": -5}, "--n -5: must be from 1 to 1,000,000"),
@@ -249,7 +249,7 @@ def test_who_answers_may_be_left_to_the_url() -> None:
     than a limit in flight."""
     assert Plan(url="http://127.0.0.1:1", n=1).server == ""
     with pytest.raises(
-        PlanError, match="--server is missing: name vllm, tgi, lightllm, sglang or openai, or give --url"
+        PlanError, match="--server is missing: name vllm, tgi, lightllm, sglang, tei or openai, or give --url"
     ):
         Plan(n=1)
     assert Plan(server="tgi", arrivals="closed:8", max_in_flight=8, n=9).max_in_flight == 8

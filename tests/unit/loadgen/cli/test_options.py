@@ -171,7 +171,7 @@ def test_neither_a_server_nor_a_url(tmp_path: Path) -> None:
     """The message names the choices."""
     for command in ("burst", "ui"):
         code, _, err = in_process(tmp_path, command)
-        assert (code, "--server is missing: name vllm, tgi, lightllm, sglang or openai, or give --url" in err) == (
+        assert (code, "--server is missing: name vllm, tgi, lightllm, sglang, tei or openai, or give --url" in err) == (
             2,
             True,
         ), err

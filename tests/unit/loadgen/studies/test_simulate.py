@@ -223,7 +223,7 @@ def test_half_a_cache_and_an_old_engine_are_slower(tmp_path: Path) -> None:
         ({"gpu": "A8000"}, {}, "unknown GPU 'A8000'"),
         ({"vintage": "2019"}, {}, "unknown vintage '2019': choose current or 2023"),
         ({"model": "llama-2-70b"}, {}, "does not fit"),
-        ({}, {"server": "openai"}, "the scheduler of openai is not modelled: choose vllm, tgi, lightllm, sglang"),
+        ({}, {"server": "openai"}, "the scheduler of openai is not modelled: choose vllm, tgi, lightllm, sglang, tei"),
         ({}, {"endpoint": "embeddings"}, "generates no tokens"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_sixth_of_the_cache_is_lightllms_prefill() -> None:
 
 def test_an_engine_that_is_not_known_names_those_that_are() -> None:
     """Server and generation."""
-    with pytest.raises(HardwareError, match="ollama is not modelled: choose vllm, tgi, lightllm, sglang"):
+    with pytest.raises(HardwareError, match="ollama is not modelled: choose vllm, tgi, lightllm, sglang, tei"):
         find_engine("ollama")
     with pytest.raises(HardwareError, match="unknown vintage '2024': choose current or 2023"):
         find_engine("vllm", "2024")

@@ -59,7 +59,7 @@ def test_a_server_may_stand_there_twice_under_two_names(tmp_path: Path) -> None:
     ("before", "after", "message"),
     [
         ('name = "small"', 'name = "../small"', "name: String should match pattern"),
-        ('"vllm"', '"ollama"', "'ollama' is unknown; choose 'vllm', 'tgi', 'lightllm', 'sglang' or 'openai'"),
+        ('"vllm"', '"ollama"', "'ollama' is unknown; choose 'vllm', 'tgi', 'lightllm', 'sglang', 'tei' or 'openai'"),
         ('"vllm"', '"tgi-eos"', "unknown"),
         ('name = "paper"', 'name = "burst"', "workloads: burst: this name is used twice"),
         ("n = 20", "n = 20\ncolour = 1", "workload paper: colour: unknown setting"),

@@ -30,7 +30,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         found["tokens"].setdefault(name, again["tokens"][name])
     for name in ("contradicted_chunks", "contradicted_totals", *REASONING):
         found["tokens"].setdefault(name, 0)
-    for name in ("output_early", "output_longer"):
+    for name in ("output_early", "output_longer", "truncated"):
         found["tokens"].setdefault(name, None)
     if (cache := (found["memory"] or {}).get("kv_cache")) is not None:
         cache |= {"peak_fullest_share": None, "engines": 1}

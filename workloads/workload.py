@@ -42,6 +42,8 @@ FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".gz", ".parquet", ".csv", ".txt"
 """Suffixes of names that can only be files, so that a missing file is named as such."""
 GROUPS_LIMIT = 1_000_000
 BLOCKS_LIMIT = 1 << 63  # Hash ids of blocks in a trace may be any number of 63 bits
+PLAIN = Request(0, "", 0, 0)
+"""A request that consists of nothing but its prompt."""
 WARMUP_OUTPUT = Fixed(16)
 """Output length of warm-up requests if the run uses the answer lengths of a dataset. The number of decode steps is
 large enough to warm up the server's kernels."""
@@ -287,9 +289,9 @@ def batches(requests: Iterator[Request], size: int) -> Iterator[Request]:
         members = [*islice(requests, size)]
         if len(members) < size:
             return
-        if any(member.body or member.messages or member.images for member in members):
+        if any(replace(member, id=0, prompt="", input_tokens=0, output_tokens=0) != PLAIN for member in members):
             raise WorkloadError(
-                "a line with messages, images or its own body fields cannot be one of several inputs of a request",
+                "a line with messages, images or its own fields cannot be one of several inputs of a request",
                 "leave --batch-size out",
             )
         tokens = [member.input_tokens for member in members]

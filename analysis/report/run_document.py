@@ -292,7 +292,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     optional = {
         "goodput": tables.goodput(summaries),
         "turns": tables.turns(summaries),
-        "objectives": tables.objectives(summaries),
+        "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),
     }
     longest = tables.longest_gaps([run.data["gaps"]["longest"] for run in drawn])

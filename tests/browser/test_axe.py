@@ -13,10 +13,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 from loadgen.analysis.hardware import build_document
+from loadgen.analysis.objectives import parse, parse_bounds
 from loadgen.analysis.report import Document
 from loadgen.analysis.report.page import render
+from loadgen.analysis.report.run_document import page_document
 from loadgen.cli.report import report
 from loadgen.dissect import inference_report, training_report
+from loadgen.results import load_and_summarise
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.throughput_model import Load
 from loadgen.studies.twin_page import ReplayedRun, twin_document
@@ -24,10 +27,10 @@ from tests.browser.conftest import NASTY
 from tests.support.command import in_process
 from tests.support.dissected import inference_found, training_found
 from tests.support.matrices import fabricate
-from tests.support.runs import burst, failed, footer, header, healthy, write
+from tests.support.runs import burst, failed, footer, header, healthy, run_of, write
 
 PAGES = (
-    *("plain", "bounded", "troubled", "many", "repeats", "folder", "comparison", "matrix"),
+    *("plain", "bounded", "troubled", "failing_chips", "many", "repeats", "folder", "comparison", "matrix"),
     *("frontier", "limits", "inference", "training", "capacity", "twin"),
 )
 """Fixtures of pages on disk: what has a `path`."""
@@ -53,6 +56,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         first.server["model"] = NASTY
         write(run, [first, *records, *healthy(), footer(records)])
     return runs
+
+
+@pytest.fixture(scope="module")
+def failing_chips(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """The report of an invalid run with failed requests and a missed objective: every chip has its failing state."""
+    folder = tmp_path_factory.mktemp("chips") / "run"
+    records = [*burst(60, 8), *(failed(100 + index) for index in range(5))]
+    run_of(folder, records, telemetry=healthy(stall_ns_max=2_000_000_000))
+    part = load_and_summarise(folder, parse(["ttft.p50 < 1ms"]), parse_bounds(["ttft < 1ms"]))
+    document = page_document([part])
+    assert [chip.level for chip in document.chips] == ["error"] * 3
+    return _written(folder, document)
 
 
 @pytest.fixture(scope="module")

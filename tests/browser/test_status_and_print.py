@@ -77,6 +77,30 @@ def test_a_phone_shows_the_verdict_the_headline_and_the_worst_failure_first(page
     assert page.locator(".card.main dt").inner_text() == "Goodput"
 
 
+def test_a_phone_has_the_navigation_on_one_line_that_scrolls(page: Page, judged: Path) -> None:
+    """The line fades at its end while there is more, and every link can be scrolled into view."""
+    page.set_viewport_size(PHONE)
+    page.goto(judged.as_uri())
+    links = page.locator(".links a")
+    assert len(set(links.evaluate_all("(all) => all.map((link) => link.offsetTop)"))) == 1
+    line = page.locator(".links")
+    assert line.evaluate("(line) => line.scrollWidth > line.clientWidth")
+    assert "linear-gradient" in line.evaluate("(line) => getComputedStyle(line).maskImage")
+    links.last.scroll_into_view_if_needed()
+    right = links.last.evaluate("(link) => link.getBoundingClientRect().right")
+    faded = line.evaluate("(line) => line.getBoundingClientRect().right") - 40
+    assert right <= faded + 1
+
+
+@pytest.mark.parametrize("width", [800, 1024, 1280, 1600])
+def test_no_link_of_the_navigation_stands_alone_on_a_line(page: Page, judged: Path, width: int) -> None:
+    """Lines of the navigation have about equal lengths."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(judged.as_uri())
+    tops = page.locator(".links a").evaluate_all("(all) => all.map((link) => link.offsetTop)")
+    assert min(tops.count(top) for top in tops) >= 4
+
+
 def test_a_page_has_few_words(page: Page, judged: Path) -> None:
     """With bounds, objectives, failures and a hardware limit, as the page opens: every part is folded, and the charts
     on the first screen are drawn. What is folded contains the other figures."""

@@ -164,6 +164,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         url=server.get("url") or plan.get("url"),
         proxied_to=server.get("proxied_to") or "",
         proxy=server.get("proxy") or "",
+        protocol=server.get("protocol") or "",
         addresses=server.get("addresses") or [],
         addresses_unused=server.get("addresses_unused") or {},
         endpoint=server.get("endpoint") or plan.get("endpoint"),

@@ -99,6 +99,8 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     """URL of the container if Docker's docker-proxy was between client and server; otherwise empty."""
     proxy: str = ""
     """URL of the HTTP proxy through which the connections went (--proxy); otherwise empty."""
+    protocol: str = ""
+    """`HTTP/2` if the server accepts nothing else; otherwise empty."""
     addresses: list[str] = []
     """Addresses of the URL's host or of the proxy that the connections used in turn, or the path of the server's Unix
     socket. Empty for runs of older versions."""

@@ -74,6 +74,15 @@ KEY_PASSPHRASE_VARIABLE = "LOADGEN_KEY_PASSPHRASE"  # noqa: S105 - a name
 _known: set[str] = set()
 
 
+class TlsFiles(NamedTuple):
+    """The arguments of `tls_context`, from which another process makes the same TLS settings."""
+
+    ca_file: Path | None = None
+    insecure: bool = False
+    cert: Path | None = None
+    key: Path | None = None
+
+
 class Access(NamedTuple):
     """Credentials, TLS settings and proxy for one server. Secrets are never written to a run file."""
 
@@ -83,6 +92,8 @@ class Access(NamedTuple):
     """TLS settings. None: the system's certificate authorities, loaded only for https because that takes 90 ms."""
     proxy: Proxy | None = None
     """The HTTP proxy to connect through. None: connect directly."""
+    files: TlsFiles = TlsFiles()
+    """The files from which `tls` was made."""
 
 
 NO_AUTH = Access()

@@ -28,8 +28,16 @@ import msgspec
 from loadgen.servers.auth import NO_AUTH, Access, hide_secrets, key_hint, tls_context
 from loadgen.servers.backends.error_messages import error_text, one_line
 from loadgen.servers.errors import DECODE_ERRORS, ClientLimitError, UnauthorizedError, UnreachableError, decompress
+from loadgen.servers.http2 import (
+    REFUSED_HTTP1_STATUSES,
+    open_tunnel,
+    refuses_http1,
+    speaks_http2,
+    start_translator,
+    translator_socket,
+)
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
-from loadgen.servers.proxy import ProxyError, Tunnel, credentials_advice, unused_proxy_hint
+from loadgen.servers.proxy import ProxyError, credentials_advice, unused_proxy_hint
 from loadgen.servers.target import split_unix_url
 from loadgen.servers.wire import local_limits
 
@@ -44,7 +52,6 @@ MAX_RETRY_WAIT_S = 30.0
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 
 
-TUNNEL_READ_BYTES = 4_096
 INTERIM_RESPONSES_MAX = 100
 """Maximum number of interim responses, such as `103 Early Hints`, before a response."""
 INTERIM_LINE_BYTES = 65_536
@@ -142,7 +149,9 @@ class JsonClient:
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, parts.port, timeout=self._timeout_s)
         )
-        if access.proxy and parts.scheme == "http" and not unix:  # without a tunnel, the proxy needs the whole URL
+        if translator_socket(base):
+            self._use_translator()
+        elif access.proxy and parts.scheme == "http" and not unix:  # without a tunnel, the proxy needs the whole URL
             self._prefix = f"http://{parts.netloc}{self._prefix}"
             self._headers |= access.proxy.headers
 
@@ -223,6 +232,18 @@ class JsonClient:
         """Close the connection."""
         self._connection.close()
 
+    def _use_translator(self) -> None:
+        """Send all requests through the translator from HTTP/1.1 to HTTP/2 (loadgen.servers.http2)."""
+        parts = urlsplit(self._url.partition("?")[0])
+        self._socket_path = start_translator(self._url, self._access)
+        self._prefix = parts.path.rstrip("/")
+        self._headers["Host"] = parts.netloc
+        self._connection = http.client.HTTPConnection(parts.hostname or "")
+
+    def _speaks_only_http2(self) -> bool:
+        """Return True if the server, which has refused a request in HTTP/1.1, speaks HTTP/2."""
+        return not self._socket_path and speaks_http2(self._url, self._access)
+
     def _connect(self, limit_s: float) -> None:
         """Open the connection: directly, to the server's Unix socket, or through the proxy.
 
@@ -239,52 +260,17 @@ class JsonClient:
             connection.sock = sock = socket.create_connection((proxy.host, proxy.port), limit_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if isinstance(connection, http.client.HTTPSConnection):
-                tunnel = Tunnel(proxy, connection.host, connection.port)
-                sock.sendall(tunnel.take_request())
-                while not tunnel.receive(sock.recv(TUNNEL_READ_BYTES)):
-                    pass
+                open_tunnel(sock, proxy, connection.host, connection.port)
                 self._tls = self._tls or self._access.tls or tls_context()
                 connection.sock = self._tls.wrap_socket(sock, server_hostname=connection.host)
 
     def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int
     ) -> JsonResponse:
-        """Send a request once and return the response. Raises UnreachableError if the request fails."""
+        """Send a request and return the response. Raises UnreachableError if the request fails.
 
-        def send_once() -> JsonResponse:
-            self._connection.timeout = limit_s
-            if self._connection.sock is None:
-                self._connect(limit_s)
-            assert isinstance(self._connection.sock, socket.socket)
-            self._connection.sock.settimeout(limit_s)
-            with_deadline: Any = partial(_DeadlineReader, deadline_s=monotonic() + limit_s)
-            self._connection.response_class = lambda sock, **options: http.client.HTTPResponse(  # type: ignore[assignment]
-                with_deadline(sock), **options
-            )
-            self._connection.request(method, self._prefix + path, data, {**self._headers, **headers})
-            response = self._connection.getresponse()
-            self.mark = self.mark or in_header(response.getheader(HEADER))
-            content = response.read(limit_bytes)
-            if len(content) < limit_bytes and response.length is None and not response.chunked:
-                content += response.read(1)  # a body without a length ends with the connection, which this read detects
-            if not response.isclosed():
-                if len(content) < limit_bytes:
-                    raise http.client.IncompleteRead(content)
-                raise http.client.HTTPException(f"more than {limit_bytes:,} bytes")
-            # Some proxies compress responses although the request does not accept compression.
-            coding = (response.getheader("content-encoding") or "").strip().lower()
-            location = response.getheader("location") or "" if response.status in REDIRECT_STATUSES else ""
-            if response.status == http.client.PROXY_AUTHENTICATION_REQUIRED and self._access.proxy:
-                advice = credentials_advice(self._access.proxy)
-                raise ProxyError(f"the proxy {self._access.proxy.url} answers 407: {advice}")
-            return JsonResponse(
-                response.status,
-                hide_secrets(decompress(content, coding, limit_bytes), whole=True),
-                hide_secrets(location.strip()),
-                (response.getheader("retry-after") or "").strip(),
-                {name.lower(): value for name, value in response.getheaders()},
-            )
-
+        If the server refuses HTTP/1.1 and speaks HTTP/2, this request and all later ones are translated to HTTP/2."""
+        send_once = partial(self._send_once, method, path, data, headers, limit_s, limit_bytes)
         try:
             if self._connection.sock:
                 # Servers close idle connections after a few seconds. Requests of this client change nothing on the
@@ -292,10 +278,55 @@ class JsonClient:
                 with suppress(ConnectionError):
                     return send_once()
                 self.close()
-            return send_once()
+            response = send_once()
+            if response.status not in REFUSED_HTTP1_STATUSES or not self._speaks_only_http2():
+                return response
         except (OSError, ValueError, http.client.HTTPException) as error:
             self.close()
-            raise self._failure(error, limit_s) from error
+            if not (refuses_http1(error) and self._speaks_only_http2()):
+                raise self._failure(error, limit_s) from error
+        self.close()
+        self._use_translator()
+        return self._send(method, path, data, headers, limit_s, limit_bytes)
+
+    def _send_once(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int
+    ) -> JsonResponse:
+        """Send a request on the open connection, or on a new one, and return the response.
+
+        Raises OSError, ValueError or http.client.HTTPException if the request fails."""
+        self._connection.timeout = limit_s
+        if self._connection.sock is None:
+            self._connect(limit_s)
+        assert isinstance(self._connection.sock, socket.socket)
+        self._connection.sock.settimeout(limit_s)
+        with_deadline: Any = partial(_DeadlineReader, deadline_s=monotonic() + limit_s)
+        self._connection.response_class = lambda sock, **options: http.client.HTTPResponse(  # type: ignore[assignment]
+            with_deadline(sock), **options
+        )
+        self._connection.request(method, self._prefix + path, data, {**self._headers, **headers})
+        response = self._connection.getresponse()
+        self.mark = self.mark or in_header(response.getheader(HEADER))
+        content = response.read(limit_bytes)
+        if len(content) < limit_bytes and response.length is None and not response.chunked:
+            content += response.read(1)  # a body without a length ends with the connection, which this read detects
+        if not response.isclosed():
+            if len(content) < limit_bytes:
+                raise http.client.IncompleteRead(content)
+            raise http.client.HTTPException(f"more than {limit_bytes:,} bytes")
+        # Some proxies compress responses although the request does not accept compression.
+        coding = (response.getheader("content-encoding") or "").strip().lower()
+        location = response.getheader("location") or "" if response.status in REDIRECT_STATUSES else ""
+        if response.status == http.client.PROXY_AUTHENTICATION_REQUIRED and self._access.proxy:
+            advice = credentials_advice(self._access.proxy)
+            raise ProxyError(f"the proxy {self._access.proxy.url} answers 407: {advice}")
+        return JsonResponse(
+            response.status,
+            hide_secrets(decompress(content, coding, limit_bytes), whole=True),
+            hide_secrets(location.strip()),
+            (response.getheader("retry-after") or "").strip(),
+            {name.lower(): value for name, value in response.getheaders()},
+        )
 
     def _failure(self, error: Exception, limit_s: float) -> UnreachableError:
         """Return the error for a request that failed with `error`, with a hint about proxies.

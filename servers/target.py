@@ -14,6 +14,7 @@ import msgspec
 
 from loadgen.servers.auth import tls_context
 from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.http2 import PROTOCOL, translator_socket
 
 if TYPE_CHECKING:
     import ssl
@@ -51,12 +52,17 @@ class Target(msgspec.Struct, frozen=True):
     unused: Mapping[str, str] = {}
     """Other addresses of the host, with the reason why each is not used (see loadgen.servers.wire.addresses)."""
     proxy: Proxy | None = None
+    translated_host: str = ""
+    """Value of the Host header if a local process translates the requests to HTTP/2 (loadgen.servers.http2).
+    Connections then go to the Unix socket of this process. Empty: the server speaks HTTP/1.1."""
 
     @property
     def host_field(self) -> str:
         """The value of the Host header.
 
         An IPv6 address is written in brackets. The port is omitted if it is the default port: 80, or 443 with TLS."""
+        if self.translated_host:
+            return self.translated_host
         host = f"[{self.host}]" if ":" in self.host else self.host
         default_port = 443 if self.tls else 80
         return host if self.port == default_port else f"{host}:{self.port}"
@@ -91,6 +97,8 @@ class Target(msgspec.Struct, frozen=True):
     @property
     def facts(self) -> dict[str, Any]:
         """The used and unused addresses of the server and the proxy, as stored in the header of a run file."""
+        if self.translated_host:
+            return {"protocol": PROTOCOL}
         unused = {"addresses_unused": dict(self.unused)} if self.unused else {}
         proxy = {"proxy": self.proxy.url} if self.proxy else {}
         return {"addresses": [address_text(address) for address in self.addresses], **unused, **proxy}
@@ -108,6 +116,10 @@ def resolve_target(url: str, tls: ssl.SSLContext | None, proxy: Proxy | None = N
         return Target("localhost", 80, unix[1], None, ((int(socket.AF_UNIX), unix[0]),))
     parts = urlsplit(url)
     host = parts.hostname or "127.0.0.1"
+    translator = translator_socket(url)
+    if translator:
+        addresses: tuple[Address, ...] = ((int(socket.AF_UNIX), translator),)
+        return Target("localhost", 80, parts.path.rstrip("/"), None, addresses, translated_host=parts.netloc)
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     peer = (proxy.host, proxy.port) if proxy else (host, port)

@@ -89,12 +89,7 @@ def findings(summary: Summary) -> list[Finding]:
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
         result.append(Finding("over_limit", "note", text, "failures"))
-    if summary.server.proxy:
-        text = f"Connections went through the proxy {summary.server.proxy}. Latencies include the time in the proxy."
-        result.append(Finding("proxy", "note", text, "failures"))
-    addresses = addresses_sentence(summary.server)
-    if addresses:
-        result.append(Finding("addresses", "note", addresses, "failures"))
+    result += connection_findings(summary.server)
     delivery = delivery_sentence(summary)
     if delivery:
         level: Level = "ok" if delivered_as_requested(summary) else "warning"
@@ -199,6 +194,19 @@ def incomplete_reasons(counts: Sequence[RequestCounts]) -> dict[str, int]:
         explained = sum(requests.errors.values()) + requests.unrecorded
         reasons["for an unknown reason"] += requests.planned - requests.complete - explained
     return {reason: count for reason, count in reasons.most_common() if count > 0}
+
+
+def connection_findings(server: ServerInfo) -> list[Finding]:
+    """Return notes on the way from the client to the server: a proxy, HTTP/2, and several addresses."""
+    texts = {"proxy": "", "protocol": "", "addresses": addresses_sentence(server)}
+    if server.proxy:
+        texts["proxy"] = f"Connections went through the proxy {server.proxy}. Latencies include the time in the proxy."
+    if server.protocol:
+        texts["protocol"] = (
+            f"The server accepts only {server.protocol}. A local process translated the requests to streams of shared "
+            "connections; timestamps are those of the reads behind it."
+        )
+    return [Finding(name, "note", text, "failures") for name, text in texts.items() if text]
 
 
 def addresses_sentence(server: ServerInfo) -> str:

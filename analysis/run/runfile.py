@@ -123,7 +123,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """Facts from the probe: name, version, model, url, simulated (bool), speed (simulated servers only) and limits
     {...}; title and notes of the backend; proxied_to (the container's URL behind docker-proxy); addresses (those of the
     URL's host that connections used); addresses_unused (other addresses, with reasons); proxy (URL of the HTTP
-    proxy); launch (of a matrix)."""
+    proxy); protocol (HTTP/2 if the server accepts nothing else); launch (of a matrix)."""
     stamps: StampFacts = StampFacts()
     """Properties of the timestamp source. For older runs without this field, they are derived from `client`."""
     host: dict[str, Any] = {}
@@ -413,9 +413,7 @@ def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_rea
 
     header.start_ns, header.start_realtime_ns = start_ns, start_realtime_ns
     header.client["stamps"], header.stamps = stamps, stamp_facts(stamps)
-    header.client["stamps_lacking"] = missing_requirement(
-        str(header.plan.get("stamps")), stamps, header.server.get("addresses", ())
-    )
+    header.client["stamps_lacking"] = missing_requirement(str(header.plan.get("stamps")), stamps, header.server)
     append_lines(folder / "run.jsonl", [hide_secrets(msgspec.json.encode(header), whole=True) + b"\n"], sync=False)
 
 

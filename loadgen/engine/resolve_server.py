@@ -21,6 +21,7 @@ from loadgen.plan import Plan
 from loadgen.servers.auth import (
     HEADER,
     Access,
+    TlsFiles,
     fill_fields,
     read_secret,
     redact_header,
@@ -86,9 +87,9 @@ def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
         raise PlanError(f"--api-key-env {name}: the variable is empty or not set", f"Set it: export {name}=...")
     own = {name.lower() for name in headers}
     headers |= {name: value for name, value in key_headers(key).items() if name.lower() not in own}
-    changes_tls = plan.ca_file or plan.insecure or plan.cert
-    tls = tls_context(plan.ca_file, plan.insecure, plan.cert, plan.key) if changes_tls else None
-    return Access(headers, tls, proxy_at(plan.proxy) if plan.proxy else None)
+    files = TlsFiles(plan.ca_file, plan.insecure, plan.cert, plan.key)
+    tls = tls_context(*files) if files != TlsFiles() else None
+    return Access(headers, tls, proxy_at(plan.proxy) if plan.proxy else None, files)
 
 
 def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:

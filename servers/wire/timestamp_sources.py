@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from time import monotonic_ns, time_ns
@@ -335,15 +335,17 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
     return PLAIN
 
 
-def missing_requirement(requested: str, name: str, addresses: Sequence[str] = ()) -> str:
+def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {}) -> str:
     """Return a sentence about what this machine lacks for a timestamp source, or "" if the source is in use.
 
     `requested` is the name of the requested source (AUTO: the best one). `name` is the name of the source in use.
-    `addresses` are the IP addresses of the server, or the path of its Unix socket."""
+    `server` are the facts about the server in the header of the run file: `addresses` and `protocol`."""
     best = next(iter(SOURCES)) if requested == AUTO else requested
     if best not in SOURCES or best == name:
         return ""
-    if any(address.startswith("/") for address in addresses):
+    if server.get("protocol"):
+        return f"{server['protocol']} requests share connections, so their data has no kernel timestamps"
+    if any(address.startswith("/") for address in server.get("addresses", ())):
         return "data from a Unix socket has no kernel timestamps; use the server's TCP port for exact timestamps"
     return SOURCES[best].needs
 

@@ -9,7 +9,6 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from loadgen.servers.errors import UnreachableError
 from loadgen.servers.json_client import JsonClient
 from loadgen.servers.proxy import proxy_at
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.support.command import FAST, burst, loadgen
+from tests.support.command import FAST, burst, loadgen, summary_of
 from tests.support.forward_proxy import forward_proxy
 from tests.support.simulated import running
 from tests.support.small_servers import models
@@ -40,7 +39,7 @@ SMALL = ("--n", "6", "--input-tokens", "16", "--output-tokens", str(TOKENS))
 
 
 def check_timestamps(measured: Run, log: Path) -> None:
-    """Check that no token arrives before the server sent it, and half of the first tokens before the second is sent."""
+    """Check that no token arrives before the server sent it."""
     sent_ns = {number: line.sent_ns for number, line in read_log(log).items()}
     late_s = [
         [
@@ -50,7 +49,6 @@ def check_timestamps(measured: Run, log: Path) -> None:
         for record in measured.records
     ]
     assert min(map(min, late_s)) >= 0
-    assert median(late[0] for late in late_s) < ITL_S
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
@@ -73,6 +71,8 @@ def test_packets_through_a_proxy_are_timestamped(tmp_path: Path, secure: bool, m
     measured = runfile.read(tmp_path / "run")
     assert {(record.state, record.stamps) for record in measured.records} == {("complete", "ring")}
     check_timestamps(measured, log)
+    client = summary_of(tmp_path)["client"]  # the ring's timestamps agree with those of the socket
+    assert [client[name] for name in ("ring_missed", "ring_rejected", "socket_rejected")] == [0, 0, 0]
     netloc = url.partition("//")[2]
     expected = f"CONNECT {netloc} HTTP/1.1" if secure else f" {url}/v1/"
     assert all(expected in line for line in proxy.request_lines if "/v1/" in line or secure)

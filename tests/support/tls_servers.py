@@ -51,6 +51,22 @@ backend simulated
     server simulated {backend}
 """
 
+HTTP2_HAPROXY = """
+defaults
+    mode http
+    option http-no-delay
+    timeout connect 5s
+    timeout client 50s
+    timeout server 50s
+global
+    tune.h2.max-concurrent-streams {streams}
+frontend only-http2
+    bind fd@{descriptor} {tls} proto h2
+    default_backend simulated
+backend simulated
+    server simulated {backend}
+"""
+
 
 class Completions:
     """An ASGI application with the OpenAI completions route. It records the send time of every token in `sent_ns`."""
@@ -148,6 +164,21 @@ def haproxy(folder: Path, certificate: Path, backend_url: str, version: str) -> 
         config.write_text(HAPROXY.format(**facts, backend=urlsplit(backend_url).netloc))
         with running_proxy(["haproxy", "-db", "-f", str(config)], listening, {**os.environ}):
             yield f"https://{HOST}:{listening.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def only_http2(folder: Path, backend_url: str, certificate: Path | None = None, streams: int = 100) -> Iterator[str]:
+    """Run haproxy in front of a server so that it accepts only HTTP/2, and yield its URL.
+
+    With a `certificate`, it uses TLS. `streams` is the maximum number of streams per connection.
+    """
+    with socket.create_server((HOST, 0), backlog=512) as listening:
+        tls = f"ssl crt {certificate} alpn h2" if certificate else ""
+        facts = {"descriptor": listening.fileno(), "tls": tls, "streams": streams}
+        config = folder / "haproxy-http2.cfg"
+        config.write_text(HTTP2_HAPROXY.format(**facts, backend=urlsplit(backend_url).netloc))
+        with running_proxy(["haproxy", "-db", "-f", str(config)], listening, {**os.environ}):
+            yield f"{'https' if certificate else 'http'}://{HOST}:{listening.getsockname()[1]}"
 
 
 @contextlib.contextmanager

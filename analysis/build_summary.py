@@ -192,7 +192,9 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
     is too short is recorded as truncated, and a response that is too long is recorded as failed. If `may_end` is true,
     responses may end early, and a response that is too short is not a mismatch.
     """
-    difference = frame.output_reported - frame.output_asked  # NaN (an unknown length) is neither longer nor shorter.
+    # NaN (an unknown length) is neither longer nor shorter. Some requests state no length, which is stored as 0.
+    requested = np.where(frame.output_asked > 0, frame.output_asked, np.nan)
+    difference = frame.output_reported - requested
     tried = frame.measured & ~frame.dropped
     complete = frame.measured & frame.complete
     early, longer = complete & (difference < 0), complete & (difference > 0)

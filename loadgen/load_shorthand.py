@@ -4,6 +4,7 @@
     concurrency=8               closed:8
     rate=5, concurrency=8       poisson:5, and requests wait while 8 are in flight
     duration_s=30 and no load   closed:1
+    requests:FILE with times    at:FILE
 
 A Plan stores `arrivals` for each of these loads. It stores `concurrency` only in the third case, as a limit.
 """
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgen.errors import PlanError
+from loadgen.workloads import raw_requests
+from loadgen.workloads.arrival_processes import RecordedTimes
 from loadgen.workloads.spec_syntax import WorkloadError, format_number, parse_rate
 
 ONE_AT_A_TIME = "closed:1"
@@ -26,7 +29,7 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
     For example, `rate=5` becomes `arrivals=poisson:5`, and `concurrency=8` without a rate becomes `arrivals=closed:8`.
     Raises PlanError for an invalid rate, and if `rate` and `arrivals` are both set.
     """
-    result = dict(settings)
+    result, recorded_times = _with_file_sessions(settings)
     rate = result.pop("rate", None)
     if rate is not None:
         if result.get("arrivals") is not None:
@@ -39,6 +42,8 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
         return result
     if result.get("concurrency") is not None:
         result["arrivals"] = f"closed:{result.pop('concurrency')}"
+    elif recorded_times:
+        result["arrivals"] = recorded_times
     elif result.get("duration_s") is not None and result.get("n") is None:
         result["arrivals"] = ONE_AT_A_TIME
     return result
@@ -61,6 +66,28 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
             result.pop("concurrency", None)
     result.update(changes)
     return result
+
+
+def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Read the first line of a file of requests, which decides whether the file has sessions and times.
+
+    Return the settings, whose workload states the sessions, and the arrivals at the times in the file. The arrivals are
+    empty if the file has no times, or if the workload is not `requests:FILE`."""
+    result = dict(settings)
+    kind, _, rest = str(settings.get("workload", "")).strip().partition(":")
+    if kind != "requests":
+        return result, ""
+    try:
+        source = raw_requests.raw_requests(rest)
+    except WorkloadError:
+        return result, ""  # the check of the workload reports the mistake
+    first = raw_requests.first_line(source.path)
+    if first is None:
+        return result, ""
+    if first.session is not None and ",sessions=" not in rest:
+        source = raw_requests.RawRequests(source.path, sessions=True)
+        result["workload"] = str(source)
+    return result, "" if first.at_ns is None else str(RecordedTimes(source.path, source.sessions))
 
 
 def _arrivals_at(rate: str | float) -> str:

@@ -53,7 +53,7 @@ from loadgen.workloads import arrivals, lengths, workload
 from loadgen.workloads.arrival_facts import Arrivals
 from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
-from loadgen.workloads.sessions import MultiTurn
+from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.token_counter import CountingMethod
 from loadgen.workloads.workload import Workload
@@ -103,6 +103,10 @@ MAX_REQUESTS = 1_000_000
 URL = Annotated[str, normalise_url]
 ONE_URL = Preprocess(require_one_url)
 SERVER_URL = Annotated[str, check_server_url]
+ROUTE = require(
+    lambda path: re.fullmatch(r"(/[!-~]*)?", path, re.ASCII) is not None,
+    "must begin with / and contain no spaces, such as /v2/generate; --url names the server",
+)
 FORWARD_INTERVAL = require(lambda ends: 0 <= ends[0] < ends[1], "must begin at 0 or later and end after it begins")
 UP_TO_A_WEEK = require(lambda length_s: 0 < length_s <= 7 * 86_400, "must be more than 0 and at most one week")
 SINGLE_WORD = require(
@@ -141,6 +145,9 @@ class Plan:
             f"API endpoint, such as chat. All: {join_or(all_endpoints())}. Default: the first that accepts requests.",
         ),
     ] = None
+    path: Annotated[str, ROUTE, RunOption("Server", "start")] = ""
+    """Path to send requests to, such as /v2/generate, for a server whose routes have other names. --endpoint says how
+    the requests and responses look."""
     url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
     """Server URL, such as http://127.0.0.1:8000. A host:port and the full URL of an endpoint are accepted too. Default:
     LOADGEN_<SERVER>_URL, then the port that docker-compose.yml publishes, then the built-in simulated server."""
@@ -329,7 +336,7 @@ class Plan:
 
         For a multi-turn workload, `n`, the number of clients and the arrivals count sessions instead of requests.
         """
-        return isinstance(self.prompt_source, MultiTurn)
+        return workload.has_sessions(self.prompt_source)
 
     @property
     def workload_file(self) -> Path | None:
@@ -352,6 +359,7 @@ class Plan:
         if not (self.server or self.url or self.simulated):
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
         yield from self._simulated_mistakes()
+        yield from self._raw_mistakes()
         yield from self._end_mistakes()
         if mistake := client_certificate_mistake(self.cert, self.key):
             yield mistake
@@ -375,6 +383,21 @@ class Plan:
                 yield f"--lengths {self.lengths} needs no tokenizer: leave --tokenizer out"
             else:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
+
+    def _raw_mistakes(self) -> Iterator[str]:
+        """Yield a message for each setting that would change the bodies of whole requests."""
+        if not isinstance(self.prompt_source, RawRequests):
+            return
+        settings = {
+            "--extra-body": bool(self.extra_body),
+            "--image": bool(self.image),
+            "--batch-size": self.batch_size != 1,
+            "--input-tokens": self.input_tokens != type(self).input_tokens,
+            "--output-tokens": self.output_tokens != lengths.ANSWERS,
+        }
+        for option, is_set in settings.items():
+            if is_set:
+                yield f"{option}: --workload {self.workload} sends each body as it is; leave {option} out"
 
     def _end_mistakes(self) -> Iterator[str]:
         """Yield a message if the load would never end, or if `--repeat-file` has no file to repeat."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, AnyStr, NamedTuple
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from loadgen.servers.errors import SecretError
+from loadgen.workloads.http_headers import FRAMING, HEADER
 from loadgen.workloads.input_files import input_path
 
 if TYPE_CHECKING:
@@ -26,14 +27,11 @@ if TYPE_CHECKING:
 
     from loadgen.servers.proxy import Proxy
 
-HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([ -~\u00a0-\u00ff]*)")
 HIDDEN = "***"
 CA_BYTES = 1 << 24
 """Maximum size in bytes of a file of CA certificates. The file of an operating system has about 0.2 MB."""
 MIN_SECRET_LENGTH = 6
 """Minimum length in characters of a secret that `hide_secrets` removes. Shorter texts occur in ordinary words."""
-_FRAMING = ("content-length", "transfer-encoding", "connection")
-"""Headers that define where a request ends. Only the code that writes the request may set them."""
 _SECRET_NAME = re.compile("auth|cookie|credential|key|password|secret|signature|token", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"(?i:bearer|basic) +[^ $]|\b(?:g?sk|pk|hf|gh[a-z]|nvapi|xox[a-z])[-_]\w{4}|"
@@ -350,7 +348,7 @@ def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
         result = HEADER.fullmatch(line)
         if not result:
             raise ValueError("must be written 'Name: value', in Latin letters and on one line")
-        if result[1].lower() in _FRAMING:
+        if result[1].lower() in FRAMING:
             raise ValueError(f"loadgen sets {result[1]} itself")
     return lines
 

@@ -9,7 +9,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loadgen.workloads import random_streams, spec_syntax, traces
+from loadgen.workloads import random_streams, raw_requests, spec_syntax, traces
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
 from loadgen.workloads.request import Request
 from loadgen.workloads.spec_syntax import NS_PER_S, WorkloadError
@@ -378,3 +378,36 @@ def _span_text(span_ns: int) -> str:
     if span_ns >= NS_PER_S:
         return f"{span_ns / NS_PER_S:.3g} s"
     return f"{span_ns / 1_000_000:.3g} ms"
+
+
+class RecordedTimes(Arrivals, frozen=True):
+    """The times in the field `at` of a file for the workload `requests:FILE`.
+
+    With `sessions`, the arrivals are those of the sessions: the time of each session's first request."""
+
+    path: Path
+    sessions: bool = False
+
+    SYNTAX = 'at:FILE[,sessions=yes], a file whose lines have a time in seconds: {"at": 1.25, ...}'
+
+    @classmethod
+    def parse(cls, rest: str) -> Self:
+        source = raw_requests.raw_requests(rest)
+        return cls(source.path, source.sessions)
+
+    def due_ns(self, _seed: int) -> Iterator[int]:
+        """Yield the time of each request or session, in ns after the first. Raises WorkloadError for a file without
+        times."""
+        source = raw_requests.RawRequests(self.path, self.sessions)
+        groups = source.grouped() if self.sessions else ([entry] for entry in source.entries())
+        for group in groups:
+            if group[0].at_ns is None:
+                raise WorkloadError(f'{self.path}: its requests have no "at"', "leave --arrivals out")
+            yield group[0].at_ns
+
+    @property
+    def facts(self) -> LoadFacts:
+        return LoadFacts(text="at the times in the file", finite=True)
+
+    def __str__(self) -> str:
+        return f"at:{self.path}" + (",sessions=yes" if self.sessions else "")

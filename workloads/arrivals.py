@@ -20,7 +20,16 @@ import msgspec
 
 from loadgen.workloads import spec_syntax
 from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
-from loadgen.workloads.arrival_processes import ClosedLoopArrivals, Constant, Gamma, Poisson, Ramp, Steps, Trace
+from loadgen.workloads.arrival_processes import (
+    ClosedLoopArrivals,
+    Constant,
+    Gamma,
+    Poisson,
+    Ramp,
+    RecordedTimes,
+    Steps,
+    Trace,
+)
 from loadgen.workloads.spec_syntax import WorkloadError
 
 BURST_LIMIT = 1_000_000
@@ -72,6 +81,7 @@ ARRIVAL_PROCESSES: dict[str, type[Arrivals]] = {
     "ramp": Ramp,
     "steps": Steps,
     "closed": ClosedLoopArrivals,
+    "at": RecordedTimes,
     "trace": Trace,
 }
 """Arrival processes that `parse` accepts, by the name before the colon."""

@@ -428,6 +428,8 @@ def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[It
 
 def describe_format(source: object) -> str:
     """Return a description of the file format of a workload, such as `ShareGPT conversations`."""
+    if str(source).startswith("requests:"):
+        return "whole requests"
     if not isinstance(source, Dataset):
         return FORMATS["conversations"][1]
     if source.has_messages:

@@ -10,11 +10,11 @@ both methods and waits between the turns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +35,28 @@ if TYPE_CHECKING:
 TURNS_LIMIT = 1_000
 TRANSCRIPT_LIMIT = 16 * 1024 * 1024
 """Maximum number of characters of a conversation. A session ends when it exceeds this limit."""
+
+
+class Session(Protocol):
+    """The immutable state of a session, as the load driver needs it. The current turn is the next one to send."""
+
+    @property
+    def turns(self) -> Sequence[object]:
+        """All turns of the session."""
+
+    def request(self) -> Request:
+        """Return the request of the current turn."""
+
+    def remaining_requests(self) -> Iterator[Request]:
+        """Yield the requests of the turns after the current turn, with ids and output lengths."""
+
+    def after(self, answer: str, /) -> Session | None:
+        """Return the session at its next turn, given the response of the current turn, or None if it is over."""
+
+    def due_after(self, ended_ns: int) -> int:
+        """Return the due time of the current turn, given that the previous response ended at `ended_ns`.
+
+        Both times are in ns from the start of the run."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -94,6 +116,12 @@ class Conversation(msgspec.Struct, frozen=True):
         if len(answers) == len(self.turns) or characters > TRANSCRIPT_LIMIT:
             return None
         return replace(self, answers=answers)
+
+    def due_after(self, ended_ns: int) -> int:
+        """Return the due time of the current turn, given that the previous response ended at `ended_ns`.
+
+        Both times are in ns from the start of the run."""
+        return ended_ns + self.think_ns
 
     def _request(self, number: int, prompt: str, messages: tuple[tuple[str, str], ...] = ()) -> Request:
         """Return the request of turn `number`. Its input length is known only for turn 0."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from loadgen.workloads import sessions
+from loadgen.workloads import raw_requests, sessions
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.datasets import Dataset, recognise
 from loadgen.workloads.images import SyntheticImage
@@ -31,8 +31,9 @@ from loadgen.workloads.prompts import (
     Tokenizer,
     id_prompts,
 )
+from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request, merged
-from loadgen.workloads.sessions import Conversation, MultiTurn
+from loadgen.workloads.sessions import MultiTurn, Session
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
 from loadgen.workloads.text_prompts import Progress, ignore_progress, no_text, text_prompt
 from loadgen.workloads.texts import BATCH, VocabularyStore
@@ -87,7 +88,12 @@ class SharedPrefix(msgspec.Struct, frozen=True):
         return f"shared-prefix:groups={self.groups},tokens={self.tokens}"
 
 
-Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn
+Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn | RawRequests
+
+
+def has_sessions(workload: Workload) -> bool:
+    """Return True if the workload consists of sessions, whose requests are sent one after the other."""
+    return isinstance(workload, MultiTurn) or (isinstance(workload, RawRequests) and workload.sessions)
 
 
 def parse(text: str) -> Workload:
@@ -167,8 +173,8 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def has_sessions(self) -> bool:
-        """True if the workload consists of multi-turn sessions."""
-        return isinstance(self.spec.workload, MultiTurn)
+        """True if the workload consists of sessions."""
+        return has_sessions(self.spec.workload)
 
     @property
     def warmup_start(self) -> int:
@@ -217,11 +223,13 @@ class Prompts(msgspec.Struct, frozen=True):
 
         return replace(self, prompt=prompt)
 
-    def conversations(self) -> Iterator[Conversation]:
-        """Yield the multi-turn sessions. Raises WorkloadError for a workload without sessions."""
-        if not isinstance(self.spec.workload, MultiTurn):
-            raise WorkloadError(f"{self.spec.workload} has no sessions", "use multi-turn:...")
-        return islice(self.spec.workload.conversations(self), self.spec.n)
+    def conversations(self) -> Iterator[Session]:
+        """Yield the sessions. Raises WorkloadError for a workload without sessions."""
+        source = self.spec.workload
+        if not isinstance(source, MultiTurn | RawRequests) or not self.has_sessions:
+            raise WorkloadError(f"{source} has no sessions", "use multi-turn:...")
+        sessions: Iterator[Session] = source.conversations(self)
+        return islice(sessions, self.spec.n)
 
     def warmup(self) -> list[Request]:
         """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.
@@ -440,6 +448,7 @@ WORKLOADS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "sharegpt": (Dataset.of("sharegpt"), "sharegpt:FILE"),
     "alpaca": (Dataset.of("alpaca"), "alpaca:FILE"),
     "jsonl": (Dataset.of("jsonl"), "jsonl:FILE"),
+    "requests": (raw_requests.raw_requests, "requests:FILE[,sessions=yes]"),
     "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }
 """Workloads that `parse` accepts, by name: the parser of the text after the colon, and the syntax."""

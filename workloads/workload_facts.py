@@ -12,6 +12,7 @@ import msgspec
 from loadgen.workloads import lengths, workload
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.lengths import Empirical, Exponential, Fixed, LengthDistribution, Lognormal, Uniform
+from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError, format_duration
 from loadgen.workloads.workload import SharedPrefix
@@ -79,6 +80,8 @@ def workload_facts(text: str) -> WorkloadFacts:
                 turns=source.turns,
                 think=format_duration(source.think_ns) if source.think_ns else "",
             )
+        case RawRequests():
+            return msgspec.structs.replace(facts, has_own_lengths=True, has_sessions=source.sessions)
         case SharedPrefix():
             return msgspec.structs.replace(facts, shares_prefixes=True)
     return facts

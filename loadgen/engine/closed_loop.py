@@ -11,7 +11,7 @@ from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.http1 import join_pieces
 from loadgen.servers.wire.sse import split_events
-from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.sessions import Session
 
 if TYPE_CHECKING:
     from loadgen.servers.wire.transport import Exchange
@@ -90,7 +90,7 @@ class Sessions:
     turn, given its due time.
     """
 
-    def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Conversation, int], ScheduledRequest]) -> None:
+    def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Session, int], ScheduledRequest]) -> None:
         self._starts = starts
         self._slot_of = slot_of
         self._active = 0
@@ -116,13 +116,13 @@ class Sessions:
         self._active += slot is not None
         return slot
 
-    def next_turn(self, conversation: Conversation, answer: str, decoded_ns: int) -> ScheduledRequest | None:
+    def next_turn(self, conversation: Session, answer: str, decoded_ns: int) -> ScheduledRequest | None:
         """Return the next turn of a session after the server's answer, or None if the session is over.
 
         The think time before the turn begins at `decoded_ns`, in ns from the run's start.
         """
         following = conversation.after(answer)
-        return None if following is None else self._slot_of(following, decoded_ns + following.think_ns)
+        return None if following is None else self._slot_of(following, following.due_after(decoded_ns))
 
     @property
     def closed(self) -> bool:

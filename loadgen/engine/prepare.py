@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from loadgen import folders, machine
+from loadgen.engine.raw_files import RawFacts, first_path, raw_requests_of, survey
 from loadgen.engine.resolve_server import (
     Say,
     access_for,
@@ -42,13 +43,16 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
 from loadgen.servers.backends import BACKENDS, join_or
+from loadgen.servers.backends.raw_bodies import dialect_for_path
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
+from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import new_id_prefix
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.text_prompts import no_text
 from loadgen.workloads.workload import Prompts, Synthetic, WorkloadSpec, prepare_prompts
 from loadgen.workloads.workload_facts import about_tokens
 
@@ -141,7 +145,8 @@ def prepare(
 
     check_inputs(plan)
     show = PromptProgress(on_progress)
-    plan = until_file_ends(with_chat_endpoint(plan), show)
+    raw_source = raw_requests_of(plan)
+    plan = until_file_ends(with_file_endpoint(plan), show)
     access = access_for(plan)
     endpoint_dialect(plan.server, plan.endpoint)  # raises an error for an unknown endpoint
     schedule = build_schedule(plan)
@@ -160,7 +165,7 @@ def prepare(
         if about_file:
             say("; ".join(filter(None, (about_file, repetition))))
         with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access_for(plan, dialect)) as tokenizer:
-            prompts = build_prompts(plan, schedule, dialect, tokenizer, probed, show)
+            prompts = build_prompts(plan, schedule, dialect, tokenizer, probed, show, raw_source)
             if repetition:
                 prompts = replace(prompts, counting_method=f"{prompts.counting_method}; {repetition}")
             facts = apply_mark(probed, tokenizer.mark)
@@ -171,6 +176,9 @@ def prepare(
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
         headers = request_headers(plan, dialect)
+        raw = RawFacts() if raw_source is None else survey(raw_source, plan, schedule.count, dialect, probed)
+        for line in raw.lines(plan):
+            say(line)
         id_prefix = new_id_prefix()
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             WorkerTask(
@@ -184,7 +192,7 @@ def prepare(
                 model=facts.model,
                 headers=headers,
                 id_prefix=id_prefix,
-                dialects={},
+                dialects=raw.dialects,
                 stamps=plan.stamps,
                 client_priority=plan.client_priority,
                 part=folder / f"part-{worker}.jsonl",
@@ -195,6 +203,7 @@ def prepare(
         header = build_header(plan, facts, dialect, prompts, schedule.at_once)
         header.server |= target.facts
         header.client["request_ids"] = id_prefix
+        header.client |= raw.facts
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
 
 
@@ -289,12 +298,18 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
         say(process.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))
 
 
-def with_chat_endpoint(plan: Plan) -> Plan:
-    """Return the plan, with the chat endpoint if its file requires this endpoint.
+def with_file_endpoint(plan: Plan) -> Plan:
+    """Return the plan, with the endpoint that its file requires if the plan names no endpoint.
 
-    The endpoint is set if the plan names no endpoint and its file holds lists of chat messages.
+    A file with lists of chat messages requires the chat endpoint. The first request of a file of whole requests decides
+    by its path. The responses to whole requests may have any length, because loadgen does not change their bodies.
     """
     source = plan.prompt_source
+    if isinstance(source, RawRequests):
+        plan = plan.replaced(ignore_eos=False)
+        path = "" if plan.path else first_path(source)
+        dialect = dialect_for_path(BACKENDS[plan.server].dialects, path) if path and plan.endpoint is None else None
+        return plan if dialect is None else plan.replaced(endpoint=dialect.endpoint)
     if plan.endpoint is None and isinstance(source, Dataset) and source.has_messages:
         return plan.replaced(endpoint="chat")
     return plan
@@ -352,7 +367,7 @@ def _count_entries(plan: Plan, limit: int | None, progress: Callable[[int], None
     """Return the number of prompts or sessions in the plan's file, up to `limit`."""
     source = plan.prompt_source
     count = 0
-    samples = source.samples() if isinstance(source, Dataset | MultiTurn) else None
+    samples = source.samples() if isinstance(source, Dataset | MultiTurn | RawRequests) else None
     for count, _ in enumerate(islice(samples or (), limit), 1):
         progress(count)
     return count
@@ -390,15 +405,16 @@ def build_prompts(
     server: ServerTokenizer,
     facts: ServerFacts,
     progress: Callable[[int], None] = lambda _: None,
+    raw_source: RawRequests | None = None,
 ) -> Prompts:
     """Build the prompts of a plan. All work that needs the server's tokenizer is done here.
 
-    `progress` is called with the number of prompts that have been counted or built so far. Raises PlanError,
-    PromptError, WorkloadError or ServerError.
+    `progress` is called with the number of prompts that have been counted or built so far. `raw_source` is the workload
+    if it consists of whole requests. Raises PlanError, PromptError, WorkloadError or ServerError.
     """
     from loadgen.servers.backends.pooling import QUERY_WORDS
 
-    source = plan.prompt_source
+    source = raw_source or plan.prompt_source
     process = plan.arrival_process
     inputs = plan.input_lengths
     outputs = plan.output_lengths.lengths
@@ -409,7 +425,7 @@ def build_prompts(
         request_fields = {"body": fill_fields(plan.extra_body), "ignore_eos": not plan.may_stop_early}
     check_batch(plan, dialect)
     if not dialect.streams:
-        if isinstance(source, MultiTurn):
+        if plan.uses_sessions and not isinstance(source, RawRequests):
             raise PlanError(
                 f"--endpoint {dialect.endpoint} cannot be used for sessions, because its responses have no text",
                 "Use --endpoint chat.",
@@ -417,6 +433,13 @@ def build_prompts(
         outputs = lengths.Fixed(1)
         request_fields["output_tokens"] = 0
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
+    if isinstance(source, RawRequests) and not plan.warmup:
+        return Prompts(
+            WorkloadSpec(source, inputs, outputs, plan.seed, n=schedule.count, repeat_file=plan.repeat_file),
+            no_text,
+            len,
+            "whole requests, whose prompts the server counts",
+        )
     if plan.image and not dialect.chat:
         raise PlanError("--image: only chat messages can hold images", "Use --endpoint chat.")
     spec = WorkloadSpec(

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.workloads.request import Request
-from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.sessions import Session
 
 if TYPE_CHECKING:
     from loadgen.servers.backends.dialect import Dialect
@@ -95,7 +95,7 @@ class ScheduledRequest:
     """True if the closed-loop client had waited because its previous request had failed immediately."""
     awaited: bool = False
     """True if the closed-loop client continues only after this request has been recorded."""
-    conversation: Conversation | None = None
+    conversation: Session | None = None
     """The session to which this request belongs. None for a single request."""
     dialect: Dialect | None = None
     """The dialect of the request if it differs from the dialect of the run."""

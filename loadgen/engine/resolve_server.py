@@ -19,7 +19,6 @@ from loadgen import machine
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.auth import (
-    HEADER,
     Access,
     TlsFiles,
     fill_fields,
@@ -34,6 +33,7 @@ from loadgen.servers.errors import SecretError, UnreachableError
 from loadgen.servers.proxy import proxy_at
 from loadgen.servers.server_url import describe_repair, parse_server_url, takes_azure_key
 from loadgen.workloads import arrival_processes, lengths, workload
+from loadgen.workloads.http_headers import HEADER
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import MultiTurn
 
@@ -209,6 +209,9 @@ def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> 
     from loadgen.servers.endpoint_probe import relocated
 
     result = [relocated(endpoint_dialect(plan.server, endpoint), facts)]
+    if plan.path:
+        query = f"?{facts.query}" if facts.query and "?" not in plan.path else ""
+        return [result[0].at(plan.path + query)]
     if endpoint is None and not result[0].chat and result[0].refusable_fields:
         result.append(relocated(endpoint_dialect(plan.server, "chat"), facts))
     if facts.name == GENERIC and facts.api_path:

@@ -38,6 +38,7 @@ from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.backends.dialect import Dialect, request_body
+from loadgen.servers.backends.raw_bodies import complete_body
 from loadgen.servers.lifeline import close_inherited, end_with_parent
 from loadgen.servers.target import Target
 from loadgen.servers.wire.http1 import encode_post
@@ -45,7 +46,7 @@ from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source, preload_source
 from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request, merged_headers, wire_id
-from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.sessions import Session
 from loadgen.workloads.workload import Prompts
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
             return sum(1 for _ in self.requests())
         return len(self.schedule.due_ns)
 
-    def conversations(self) -> Iterator[Conversation]:
+    def conversations(self) -> Iterator[Session]:
         """Yield this worker's sessions. Called only for a workload with sessions."""
         turns = getattr(self.prompts.spec.workload, "turns", None) or 1
         own = own_prompts(self.prompts, self.worker, self.workers, turns)
@@ -117,9 +118,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         `warmup`."""
         return self.prompts.warmup()[self.worker :: self.workers]
 
-    def schedule_request(
-        self, request: Request, due_ns: int, conversation: Conversation | None = None
-    ) -> ScheduledRequest:
+    def schedule_request(self, request: Request, due_ns: int, conversation: Session | None = None) -> ScheduledRequest:
         """Encode a request and return it with its due time.
 
         If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
@@ -128,10 +127,13 @@ class WorkerTask(msgspec.Struct, frozen=True):
         dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
         payload, not_encoded = b"", ""
         try:
-            body = request_body(request, dialect, self.model)
+            if request.raw:
+                body, dialect = complete_body(request.raw, dialect)
+            else:
+                body = request_body(request, dialect, self.model)
             headers = {"X-Request-Id": wire_id(self.id_prefix, request.id)}
             headers = merged_headers(headers, self.headers, request.headers, self.target.proxy_headers)
-            path = self.target.request_target(request.path or dialect.path)
+            path = self.target.request_target(dialect.path)
             payload = encode_post(path, self.target.host_field, headers, body)
         except Exception as error:
             not_encoded = encoding_problem(error)
@@ -142,7 +144,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
             slot.dialect = dialect
         return slot
 
-    def schedule_turn(self, conversation: Conversation, due_ns: int) -> ScheduledRequest:
+    def schedule_turn(self, conversation: Session, due_ns: int) -> ScheduledRequest:
         """Encode the current turn of a session and return it with its due time."""
         return self.schedule_request(conversation.request(), due_ns, conversation)
 

@@ -62,6 +62,7 @@ from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.arrivals import INTERACTIVE
 from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request, new_id_prefix
 from loadgen.workloads.workload import Prompts
 
@@ -175,11 +176,11 @@ class LiveTarget(msgspec.Struct):
 
     @property
     def _is_from_file(self) -> bool:
-        return isinstance(self.plan.prompt_source, Dataset)
+        return isinstance(self.plan.prompt_source, Dataset | RawRequests)
 
     def with_plan(self, plan: Plan) -> LiveTarget:
         """Return a LiveTarget for the same server with another plan."""
-        plan = prepare.with_chat_endpoint(plan)
+        plan = prepare.with_file_endpoint(plan)
         return replace(self, plan=plan, _dialects={}, _headers={}, _prompts={}, _draws={}, _ids=count())
 
     def restarted(self) -> LiveTarget:
@@ -192,7 +193,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
 
     The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError.
     """
-    plan = prepare.with_chat_endpoint(plan)
+    plan = prepare.with_file_endpoint(plan)
     access = access_for(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)
     facts = stack.enter_context(server)

@@ -47,6 +47,7 @@ from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import Twin, step_time_with
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
+from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Conversation
 from loadgen.workloads.token_counter import approximate
@@ -376,6 +377,11 @@ def _prompts(plan: Plan) -> Prompts:
     Prompts that share a prefix also have token ids, because the prefix cache compares ids.
     """
     process = plan.arrival_process
+    if isinstance(plan.prompt_source, RawRequests):
+        raise PlanError(
+            f"--workload {plan.workload}: the number of tokens of whole requests is known only to a server",
+            "Send them with loadgen run --simulated, or write their prompts to a file for jsonl:FILE.",
+        )
     spec = WorkloadSpec(
         plan.prompt_source,
         plan.input_lengths,
@@ -582,6 +588,7 @@ class VirtualRun:
     def _sessions(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
         for conversation, at_ns in zip(prompts.conversations(), due_ns, strict=False):
+            assert isinstance(conversation, Conversation), "sessions of whole requests are refused"
             yield VirtualRequest(conversation.request(), at_ns, conversation)
 
     def _arrive(self, arrival: VirtualRequest) -> None:

@@ -139,6 +139,7 @@ class Dialect(msgspec.Struct, frozen=True):
     `count_by_running` without these fields, or with newer names for them. None: requests cannot be changed."""
     dropped_fields: tuple[str, ...] = ()  # Fields that this server refuses
     test_tokens: int = 1  # Output tokens of a test request. Some servers refuse to generate a single token.
+    generates_in_one_piece: bool = False  # The response has generated text, but is not streamed
     chat: bool = False  # The request is a list of messages, which may have images, and a chat template is applied to it
     headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key or None to additional headers
 

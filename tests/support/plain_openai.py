@@ -43,6 +43,8 @@ class PlainServer:
     ids: list[str] = field(default_factory=list)
     """The number in the `X-Request-Id` of every request for tokens that the server has read."""
     connections: int = 0
+    requests: list[tuple[int, bytes]] = field(default_factory=list)
+    """The client's port and the bytes of every request for tokens that the server has read."""
 
 
 @dataclass
@@ -142,7 +144,9 @@ def _serve(
                 Talk(sock, 0).stream()
                 continue
             number += 1
-            found.ids += [str(number_of_wire_id(text)) for text in ids]
+            found.requests.append((sock.getpeername()[1], request))
+            with contextlib.suppress(ValueError):  # the user's own id
+                found.ids += [str(number_of_wire_id(text)) for text in ids]
             talk = Talk(sock, number)
             answer(talk)
             if not talk.open:

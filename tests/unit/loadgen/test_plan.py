@@ -89,7 +89,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
         Plan(server="tgi", n=4, workload="json:a")
     assert str(caught.value).splitlines() == [
         "--workload json:a: workload 'json:a': unknown source 'json', and no file has this name; choose synthetic, "
-        "shared-prefix, sharegpt, alpaca, jsonl, multi-turn, or name a file"
+        "shared-prefix, sharegpt, alpaca, jsonl, requests, multi-turn, or name a file"
     ]
 
 

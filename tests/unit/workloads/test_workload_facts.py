@@ -25,6 +25,9 @@ WORKLOAD_FACTS = {
     "multi-turn:/data/chats.json": WorkloadFacts(
         kind="multi-turn", options="chats.json", shares_prefixes=True, has_sessions=True, has_own_lengths=True
     ),
+    "requests:/data/log.jsonl,sessions=yes": WorkloadFacts(
+        kind="requests", options="log.jsonl,sessions=yes", has_sessions=True, has_own_lengths=True
+    ),
     "of-a-newer-version:x=1": WorkloadFacts(kind="of-a-newer-version", options="x=1"),
 }
 LENGTHS = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.engine import prepare
-from loadgen.engine.prepare import PromptProgress, build_schedule, until_file_ends, with_chat_endpoint
+from loadgen.engine.prepare import PromptProgress, build_schedule, until_file_ends, with_file_endpoint
 from loadgen.engine.resolve_server import max_length
 from loadgen.engine.worker import own_prompts
 from loadgen.errors import PlanError
@@ -148,7 +148,7 @@ def test_messages_are_sent_to_the_chat_endpoint_unless_another_is_requested(tmp_
     file = tmp_path / "prompts.jsonl"
     settings: dict[str, Any] = {"server": "tgi", "workload": f"jsonl:{file}", "n": 1}
     file.write_text('{"prompt": "a"}\n')
-    assert with_chat_endpoint(Plan(**settings)).endpoint is None
+    assert with_file_endpoint(Plan(**settings)).endpoint is None
     file.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n')
-    assert with_chat_endpoint(Plan(**settings)).endpoint == "chat"
-    assert with_chat_endpoint(Plan(**settings, endpoint="generate")).endpoint == "generate"
+    assert with_file_endpoint(Plan(**settings)).endpoint == "chat"
+    assert with_file_endpoint(Plan(**settings, endpoint="generate")).endpoint == "generate"

@@ -1,0 +1,116 @@
+"""Prepares a run whose requests are sent as a file has them: `requests:FILE`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from loadgen.errors import PlanError
+from loadgen.servers.backends import BACKENDS
+from loadgen.servers.backends.raw_bodies import STREAM, USAGE, complete_body, dialect_for_path
+from loadgen.workloads.arrival_processes import RecordedTimes
+from loadgen.workloads.raw_requests import RawLine, RawRequests
+
+if TYPE_CHECKING:
+    from loadgen.plan import Plan
+    from loadgen.servers.backends.base import ServerFacts
+    from loadgen.servers.backends.dialect import Dialect
+
+
+class RawFacts(msgspec.Struct):
+    """Facts about the requests of a file: how their responses are read, and how their bodies are completed."""
+
+    dialects: dict[str, Dialect] = {}
+    """The dialect of each path in the file. Its own path may have the query of the server's URL in addition."""
+    requests: int = 0
+    added_stream: int = 0
+    """Number of bodies to which `stream` is added."""
+    added_usage: int = 0
+    """Number of bodies to which `stream_options` is added."""
+    not_streamed: int = 0
+    """Number of bodies with `"stream": false`, and of requests to paths that generate a response in one piece."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The counts, as the header of the run stores them. Empty if no file of requests is used."""
+        if not self.requests:
+            return {}
+        added = {"stream": self.added_stream, "stream_options": self.added_usage}
+        return {"added_fields": added, "not_streamed": self.not_streamed}
+
+    def lines(self, plan: Plan) -> Iterator[str]:
+        """Yield one line about fields that are added to bodies, and one about responses that are not streamed."""
+        if not self.requests:
+            return
+        counts = {"stream": self.added_stream, "stream_options.include_usage": self.added_usage}
+        added = [f"`{name}` is added to {count:,} of {self.requests:,}" for name, count in counts.items() if count]
+        yield f"the bodies of {plan.workload_file} are sent as they are; {', '.join(added) or 'no field is added'}"
+        if self.not_streamed:
+            share = f"{self.not_streamed:,} of {self.requests:,}"
+            yield f"{share} responses are not streamed: only their end-to-end latency and their tokens are measured"
+
+
+def raw_requests_of(plan: Plan) -> RawRequests | None:
+    """Return the workload of a plan if it consists of whole requests, otherwise None.
+
+    If the plan names a path or an endpoint, requests without `url` are sent there."""
+    source = plan.prompt_source
+    if not isinstance(source, RawRequests):
+        return None
+    return replace(
+        source,
+        recorded_times=isinstance(plan.arrival_process, RecordedTimes),
+        implied_paths=not plan.path and plan.endpoint is None,
+    )
+
+
+def first_path(source: RawRequests) -> str:
+    """Return the path of the first request of a file, or "" if it has none.
+
+    Raises WorkloadError if the first line is malformed."""
+    first = next(source.entries(), None)
+    return "" if first is None else first.request.path
+
+
+def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect, server: ServerFacts) -> RawFacts:
+    """Read the first `count` requests or sessions of a file, and return the facts about them.
+
+    `dialect` is the dialect of the run. Raises PlanError for a path for which no dialect is known."""
+    result = RawFacts()
+    for entry in _entries(source, count):
+        path = entry.request.path
+        if path and path not in result.dialects:
+            result.dialects[path] = _dialect_of(path, source, plan, dialect, server)
+        own_dialect = result.dialects[path] if path else dialect
+        body, response_dialect = complete_body(entry.request.raw, own_dialect)
+        added = body[len(entry.request.raw) - 1 :]
+        result.requests += 1
+        result.added_stream += STREAM in added
+        result.added_usage += USAGE in added
+        result.not_streamed += entry.request.output_tokens == 0 and response_dialect.generates_in_one_piece
+    return result
+
+
+def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
+    """Return an iterator over the requests of the first `count` entries of the workload. None means all entries."""
+    if source.sessions:
+        return chain.from_iterable(islice(source.grouped(), count))
+    return islice(source.entries(), count)
+
+
+def _dialect_of(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
+    """Return the dialect for a path of the file. Raises PlanError if the path belongs to no endpoint of the server.
+
+    If the user named an endpoint, a path that belongs to no endpoint is read like this endpoint."""
+    result = dialect_for_path(BACKENDS[plan.server].dialects, path)
+    if result is None and source.implied_paths:
+        raise PlanError(
+            f"{source.path}: {path} is not the path of an endpoint of {plan.server}",
+            "Say how its requests and responses look: for example --endpoint chat.",
+        )
+    query = f"?{server.query}" if server.query and "?" not in path else ""
+    return (dialect if result is None else result.variant(server.version)).at(path + query)

@@ -1,0 +1,94 @@
+"""Sends bodies that the user wrote: which dialect reads the response, and which fields are added to the body.
+
+A body is sent byte for byte. A field is added only if it is missing and the response could not be measured without it:
+`stream`, and on the OpenAI endpoints `stream_options`, which requests the token counts. Added fields come last, so that
+every byte before them stays the same.
+
+A body with `"stream": false` stays as it is. Its response arrives in one piece, so it has no TTFT and no TPOT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from loadgen.servers.backends import whole_response
+from loadgen.servers.backends.dialect import Dialect
+
+STREAM = b'"stream":true'
+USAGE = b'"stream_options":{"include_usage":true}'
+ADDED_FIELDS: dict[str, tuple[bytes, ...]] = {
+    "completions": (STREAM, USAGE),
+    "chat": (STREAM, USAGE),
+    "responses": (STREAM,),
+    "messages": (STREAM,),
+}
+"""Fields that a raw body needs, by endpoint. TGI and LightLLM stream on a separate path, so they need no field."""
+
+
+class _StreamFields(msgspec.Struct):
+    """The fields of a body that decide how the response arrives."""
+
+    stream: Any = None
+    stream_options: Any = None
+
+
+_FIELDS = msgspec.json.Decoder(_StreamFields)
+
+
+def added_fields(body: bytes, dialect: Dialect) -> tuple[bytes, ...]:
+    """Return the fields that are added to a body, or an empty tuple if the body has all of them."""
+    present = _FIELDS.decode(body)
+    if present.stream is False:
+        return ()
+    needed = ADDED_FIELDS.get(dialect.endpoint, ())
+    if dialect.server == "sglang" and dialect.endpoint == "generate":
+        needed = (STREAM,)
+    has = {STREAM: present.stream is not None, USAGE: present.stream_options is not None}
+    return tuple(field for field in needed if not has[field])
+
+
+def complete_body(body: bytes, dialect: Dialect) -> tuple[bytes, Dialect]:
+    """Return the body with the added fields, and the dialect of the response.
+
+    `dialect` is the dialect of the request's path. The dialect of the response differs from it if the body has
+    `"stream": false`."""
+    if dialect.streams and _FIELDS.decode(body).stream is False:
+        return body, in_one_piece(dialect)
+    fields = added_fields(body, dialect) if dialect.streams else ()
+    if not fields:
+        return body, dialect
+    begin = body[:-1]
+    separator = b"" if begin.strip() == b"{" else b","
+    return begin + separator + b",".join(fields) + b"}", dialect
+
+
+@lru_cache(64)
+def in_one_piece(dialect: Dialect) -> Dialect:
+    """Return the dialect of responses that are not streamed, such as those to a body with `"stream": false`."""
+    return replace(
+        dialect,
+        streams=False,
+        generates_in_one_piece=True,
+        decode=whole_response.decode,
+        text=whole_response.text,
+        fixed_output=False,
+    )
+
+
+def dialect_for_path(dialects: Mapping[str, Dialect], path: str) -> Dialect | None:
+    """Return the dialect that reads the responses on a path, sent to exactly this path, or None for an unknown path.
+
+    `dialects` are the dialects of a backend by endpoint. A path belongs to an endpoint if it ends like the path of the
+    endpoint: `/openai/deployments/gpt/chat/completions` is a chat path."""
+    route = path.partition("?")[0].rstrip("/")
+    for dialect in sorted(dialects.values(), key=lambda dialect: -len(dialect.path)):
+        if route.endswith(dialect.path.removeprefix("/v1")):
+            return dialect.at(path)
+        if f"{route}_stream" == dialect.path:  # TGI and LightLLM answer in one piece on /generate
+            return in_one_piece(dialect).at(path)
+    return None

@@ -119,7 +119,7 @@ def _before_tail(frame: Frame) -> Window | None:
         return None
     ends.sort()
     tail_starts = ends[min(len(ends) - 1, math.floor(len(ends) * (1 - TAIL_SHARE)))]
-    return Window(frame.span_ns[0], float(tail_starts), "auto", "before the tail")
+    return Window(frame.span_ns[0], float(tail_starts), "auto", "before the drain")
 
 
 def _tail_share(frame: Frame) -> float | None:

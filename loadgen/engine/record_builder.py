@@ -25,7 +25,7 @@ from loadgen.servers.wire.timestamps import Instants, SocketTimestamps, Timestam
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 
-COMPRESSED = "the answer is compressed ({}), which hides when its tokens came: turn that off in the server or its proxy"
+COMPRESSED = "the response is compressed ({}), which hides when its tokens came: turn it off in the server or proxy"
 ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
 """Number of bytes at the beginning of a response that are searched for its head."""
@@ -391,7 +391,7 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
         return "failed", record.error_kind, record.error_detail
     if answer.end_event is None:
         kind: NoneOrKind = record.error_kind or "truncated"
-        detail = record.error_detail or "the answer ended"
+        detail = record.error_detail or "the response ended"
         state: State = "truncated" if kind == "truncated" else "failed"
         # Without the number of tokens, so that failures of the same kind have the same text.
         received = "after tokens had come" if record.chunk_ns else "before any token"
@@ -432,7 +432,7 @@ def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[
     if not record.chunk_ns and got:
         return "truncated", "truncated", f"no token was streamed, although the server counted {got}"
     if not record.chunk_ns:
-        return "truncated", "truncated", "the answer ended without a token"
+        return "truncated", "truncated", "the response ended without a token"
     length = _describe_length(record)
     if got > round_up_to_pieces(requested, piece_tokens) and record.counted_by != "chunks":
         return "failed", "wrong_length", length

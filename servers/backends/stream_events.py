@@ -107,4 +107,4 @@ def note_finish(answer: Answer, reason: str, payload: bytes) -> None:
     answer.finish_reason = reason
     if answer.error_kind == "" and any(word in reason.lower() for word in GAVE_UP):
         answer.error_kind = "in_band_error"
-        answer.error_detail = error_in(payload) or f"the server ended the answer with finish reason {reason!r}"
+        answer.error_detail = error_in(payload) or f"the server ended the response with finish reason {reason!r}"

@@ -286,7 +286,7 @@ class Exchange:
         elif self.parts:
             self.fail("truncated", detail)
         else:
-            self.fail("connect", f"{detail} before any answer")
+            self.fail("connect", f"{detail} before any response")
 
     def _finish(self) -> None:
         connection, self.connection = self.connection, None

@@ -218,7 +218,7 @@ STREAMS = (
     Stream(
         "written/vllm-0.33.0/completions_aborted.txt",
         _COMPLETIONS,
-        _server([1, 0, 0, 0], 3, 5, 1, "abort", "the server ended the answer with finish reason 'abort'"),
+        _server([1, 0, 0, 0], 3, 5, 1, "abort", "the server ended the response with finish reason 'abort'"),
         by="ids",
     ),
     # TGI: written
@@ -334,7 +334,7 @@ STREAMS = (
     Stream(
         "written/lightllm-1.2.0/generate_failed.txt",
         ("lightllm", "generate"),
-        _server([1, 1], 1, 4, 2, "error", "the server ended the answer with finish reason 'error'"),
+        _server([1, 1], 1, 4, 2, "error", "the server ended the response with finish reason 'error'"),
     ),
     Stream("written/lightllm-1.1.0/chat.txt", ("lightllm", "chat"), _wire([1, 1, 1], 2, "length")),
     Stream(

@@ -64,7 +64,7 @@ def _one_more(key: Key) -> str:
 FAULTS: dict[str, Fault] = {
     "nothing is wrong": _events(whole),
     "the connection is closed before any response": _bytes(
-        b"", cut=("connect", "the server closed the connection before any answer")
+        b"", cut=("connect", "the server closed the connection before any response")
     ),
     "the peer does not speak HTTP": _bytes(b"SSH-2.0-OpenSSH_9.2\r\n"),
     "status 500": _bytes(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nboom"),

@@ -130,7 +130,7 @@ BUSY = b'{"error":"Model is overloaded","error_type":"overloaded"}'
         (chunked(b"data: {nonsense\n\n"), "failed", "protocol", "", 0),
         ([HEAD, b"junk\r\n\r\n"], "failed", "protocol", "chunk size", 0),
         ([b"SSH-2.0-OpenSSH\r\n"], "failed", "protocol", "not an HTTP response", 0),
-        ([CLOSE], "failed", "connect", "before any answer", 0),
+        ([CLOSE], "failed", "connect", "before any response", 0),
         ([HEAD[:20], CLOSE], "truncated", "truncated", "closed the connection", 0),
         (
             [b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: %d\r\n\r\n%s" % (len(BUSY), BUSY)],

@@ -59,7 +59,7 @@ def test_a_whole_answer_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (b"data: [DONE]\n\n", "truncated", "the answer ended without a token"),
+        (b"data: [DONE]\n\n", "truncated", "the response ended without a token"),
         (stream(4, {"completion_tokens": 2}, "stop"), "truncated", "asked for 4 output tokens, got 2 (stop)"),
         (stream(4, {"completion_tokens": 4}, "content_filter"), "truncated", "(content_filter)"),
         (stream(6, {"completion_tokens": 6}), "wrong_length", "asked for 4 output tokens, got 6 (length)"),

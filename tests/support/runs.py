@@ -145,7 +145,7 @@ def truncated(request_id: int, chunk_ns: Sequence[int], **changes: Any) -> Recor
     values: dict[str, Any] = {
         "state": "truncated",
         "error_kind": "truncated",
-        "error_detail": "the answer ended, after 3 tokens and without the end marker",
+        "error_detail": "the response ended, after 3 tokens and without the end marker",
         "output_tokens": None,
         "output_tokens_asked": 64,
         "counted_by": "",

@@ -316,7 +316,7 @@ def refusal(folder: Path) -> RefusedError:
             answers[record.error_detail or record.error_kind] += 1
 
     scan(folder, take)
-    (answer, count), *_ = answers.most_common(1) or [("no answer", 0)]
+    (answer, count), *_ = answers.most_common(1) or [("no response", 0)]
     return RefusedError(
         f"the server refused all of the first {count:,} requests: {answer}",
         "Check the API key, --model and --endpoint; `loadgen burst --n 1` sends a single request.",

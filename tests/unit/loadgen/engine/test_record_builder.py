@@ -25,7 +25,7 @@ def test_a_whole_answer_is_complete(key: Key) -> None:
 @pytest.mark.parametrize("total", [None, 0], ids=("end", "total"))
 def test_an_answer_without_a_token_is_not_complete(key: Key, total: int | None) -> None:
     """A 200 and an end marker prove nothing when nothing was said."""
-    assert ending(key, *end_events(key, total)) == ("truncated", "truncated", "the answer ended without a token")
+    assert ending(key, *end_events(key, total)) == ("truncated", "truncated", "the response ended without a token")
 
 
 @pytest.mark.parametrize("key", [("tgi", "chat"), ("tgi", "generate"), ("openai", "chat")], ids="-".join)

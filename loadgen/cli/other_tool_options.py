@@ -39,6 +39,8 @@ RENAMED = {
     "--header": "--headers",
     "--workers": "--processes --num-workers",
     "--expect-workers": "--num-machines",
+    "--proxy": "-x",
+    "--ca-file": "--cacert --root-certs",
 }
 """Options of other tools by the loadgen option that has the same meaning."""
 SAVED = "each run is saved, with run.jsonl, summary.json and report.html"

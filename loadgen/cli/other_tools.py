@@ -552,6 +552,7 @@ def _special(name: str) -> Callable[[Draft, str], None]:
 HANDLERS: dict[str, Callable[[Draft, str], None]] = {
     "--host": _special("host"),
     "--port": _special("port"),
+    "--unix-socket": _special("unix-socket"),
     "-p": _p,
     "-m": _m,
     "-H": _header,
@@ -676,6 +677,14 @@ def _compose_url(draft: Draft) -> None:
         draft.set("--url", CREDENTIALS.sub("", url))
         if CREDENTIALS.search(url):
             draft.notes.append("The user and password of the URL are left out: write them as --header.")
+    proxy = draft.first("--proxy")
+    if proxy and CREDENTIALS.search(proxy if "://" in proxy else f"http://{proxy}"):
+        draft.set("--proxy", CREDENTIALS.sub("", proxy if "://" in proxy else f"http://{proxy}"))
+        draft.notes.append("The user and password of the proxy are left out: put them into LOADGEN_PROXY_AUTH.")
+    socket_path = draft.special.get("unix-socket")
+    if socket_path:
+        http_path = re.sub(r"^\w+://[^/]*", "", url or "").rstrip("/")
+        draft.set("--url", f"unix:{socket_path}" + (f":{http_path}" if http_path else ""))
     prefix = draft.special.get("prefix-path")
     if prefix and url:
         draft.set("--url", f"{draft.values['--url'][0].rstrip('/')}/{prefix}")

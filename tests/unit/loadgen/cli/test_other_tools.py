@@ -120,6 +120,13 @@ ANSWERS = {
     # The same option differs between tools.
     f"hey -q 5 -c 4 -z 9s {URL}": f"run {URL} --rate 20 --concurrency 4 --duration 9s",
     f"oha -q 5 -c 4 -z 9s {URL}": f"run {URL} --rate 5 --concurrency 4 --duration 9s",
+    f"hey -x 127.0.0.1:3128 -n 9 -c 4 {URL}": f"run {URL} --concurrency 4 --n 9 --proxy 127.0.0.1:3128",
+    f"hey -x http://me:correct-horse@127.0.0.1:3128 -n 9 -c 4 {URL}": (
+        f"run {URL} --concurrency 4 --n 9 --proxy http://127.0.0.1:3128"
+    ),
+    "oha --unix-socket /run/vllm.sock -n 9 -c 4 http://localhost/v1/completions": (
+        "run --url unix:/run/vllm.sock:/v1/completions --concurrency 4 --n 9"
+    ),
     f"wrk -t2 -c4 -d9s {URL}": f"run {URL} --concurrency 4 --duration 9s",
     "locust -u 4 -t 9 -H http://127.0.0.1:8000": f"run {URL} --concurrency 4 --duration 9s",
     f"ab -t 9 -c 4 -p body.json -T application/json {URL}": f"run {URL} --concurrency 4 --duration 9s",

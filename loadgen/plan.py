@@ -134,7 +134,11 @@ class Plan:
     server: Annotated[
         str,
         KNOWN_BACKEND,
-        RunOption("Server", "start", f"Server: {join_or(BACKENDS)}. Detected by default if --url is given."),
+        RunOption(
+            "Server",
+            "start",
+            f"Type of server, such as vllm. All: {join_or(BACKENDS)}. Detected by default if --url is given.",
+        ),
     ] = ""
     endpoint: Annotated[
         str | None,
@@ -145,7 +149,7 @@ class Plan:
             f"API endpoint, such as chat. All: {join_or(all_endpoints())}. Default: the first that accepts requests.",
         ),
     ] = None
-    path: Annotated[str, ROUTE, RunOption("Server", "start")] = ""
+    path: Annotated[str, ROUTE, RunOption("Advanced", "start")] = ""
     """Path to send requests to, such as /v2/generate, for a server whose routes have other names. --endpoint says how
     the requests and responses look."""
     url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
@@ -192,7 +196,7 @@ class Plan:
     input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
     """Prompt length (default 512) or uniform:A..B. Other forms: lognormal:mean=M,cv=C, empirical:FILE, ... Lengths
     count tokens of the server's tokenizer."""
-    batch_size: Annotated[int, in_range(1, 10_000), RunOption("Prompts", "form")] = 1
+    batch_size: Annotated[int, in_range(1, 10_000), RunOption("Advanced", "form")] = 1
     """Inputs per request for embeddings, rerank, score and classify (default 1). Each input has --input-tokens
     tokens."""
     output_tokens: Annotated[

@@ -54,6 +54,7 @@ PLACEHOLDERS = {
     "lengths": "METHOD",
     "api_key_env": "NAME",
     "header": "HEADER",
+    "path": "PATH",
     "proxy": "URL",
     "ca_file": "FILE",
     "cert": "FILE",

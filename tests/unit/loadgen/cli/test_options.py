@@ -78,7 +78,7 @@ def test_help_fits_a_screen(command: str, tmp_path: Path, monkeypatch: pytest.Mo
         ("loadgen run --client-priority n", "normal"),
         ("loadgen run --catalog paper-", "paper-burst"),
         ("loadgen simulate --server li", "lightllm"),
-        ("loadgen mock-server --server t", "tgi"),
+        ("loadgen mock-server --server tg", "tgi"),
         ("loadgen mock-server --server tgi --clock b", "batching"),
         ("loadgen servers up --server l", "lightllm"),
     ],

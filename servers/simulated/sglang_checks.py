@@ -56,11 +56,13 @@ def refusal(request: CompletionRequest, message: str) -> ErrorReply:
     return native_error(request, message) if request.path == "/generate" else bad_request(message)
 
 
-def validation_error(path: str, problem: str) -> ErrorReply:
-    """Return the response to a body that does not fit the schema. `problem` is a Python dict as text."""
+def validation_error(path: str, *problems: str) -> ErrorReply:
+    """Return the response to a body that does not fit the schema. Each of `problems` is a Python dict as text."""
     line, function = _HANDLERS.get(path, (0, "unknown"))
-    place = f'File "sglang/srt/entrypoints/http_server.py", line {line}, in {function}\n    POST {path} [{problem}]'
-    message = f"1 validation error:\n  {problem}\n\n  {place}"
+    listed = f"POST {path} [{', '.join(problems)}]"
+    place = f'File "sglang/srt/entrypoints/http_server.py", line {line}, in {function}\n    {listed}'
+    title = f"{len(problems)} validation error{'s' if len(problems) > 1 else ''}"
+    message = "\n  ".join((f"{title}:", *problems)) + f"\n\n  {place}"
     return ErrorReply(Reply(error_body(message, "Bad Request", 400), 400))
 
 
@@ -96,6 +98,8 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
         reason = "max_tokens must be positive"
         problem = {"type": "value_error", "loc": ("body", "max_tokens"), "msg": f"Value error, {reason}"}
         raise validation_error(path, repr({**problem, "input": max_tokens, "ctx": {"error": ValueError(reason)}}))
+    _check_stop(path, body.get("stop"))
+    _check_stream_options(path, body.get("stream_options"))
     model = body.get("model")
     if isinstance(model, str) and ":" in model and model != state.config.model:
         adapter = model.partition(":")[2]
@@ -107,9 +111,43 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
         raise bad_request("The simulated server gives one answer per request")
 
 
+def _check_stop(path: str, stop: Any) -> None:
+    """Check that `stop` is a text, a list of texts or null. Raises ErrorReply.
+
+    The real server tries both types, and reports why the value is neither of them.
+    """
+    if stop is None or isinstance(stop, str):
+        return
+
+    def problem(value_type: str, loc: tuple[str | int, ...], value: Any) -> str:
+        message = f"Input should be a valid {value_type}"
+        return repr({"type": f"{value_type}_type", "loc": ("body", "stop", *loc), "msg": message, "input": value})
+
+    if isinstance(stop, list):
+        items = [
+            problem("string", ("list[str]", index), item)
+            for index, item in enumerate(stop)
+            if not isinstance(item, str)
+        ]
+    else:
+        items = [problem("list", ("list[str]",), stop)]
+    if items:
+        raise validation_error(path, problem("string", ("str",), stop), *items)
+
+
+def _check_stream_options(path: str, options: Any) -> None:
+    """Check that `stream_options` is an object or null. Raises ErrorReply."""
+    if options is not None and not isinstance(options, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        problem = {"type": "model_attributes_type", "loc": ("body", "stream_options"), "msg": message, "input": options}
+        raise validation_error(path, repr(problem))
+
+
 def sampling_parameters(request: CompletionRequest) -> Mapping[str, Any]:
     """Return the field `sampling_params` of a request to `/generate`. Raises ErrorReply for an unknown parameter."""
     parameters = request.body.get("sampling_params") or {}
+    if not isinstance(parameters, dict):
+        raise native_error(request, "The simulated server takes one object of sampling parameters")
     unknown = next((name for name in parameters if name not in _SAMPLING_PARAMETERS), None)
     if unknown is not None:
         known = ", ".join(f"`{name}`" for name in _SAMPLING_PARAMETERS)
@@ -120,6 +158,9 @@ def sampling_parameters(request: CompletionRequest) -> Mapping[str, Any]:
         raise ErrorReply(Reply(protocol.dumps({"error": message}), 400))
     if protocol.integer(parameters.get("n")) not in (None, 1):
         raise native_error(request, "The simulated server gives one answer per request")
+    stops = parameters.get("stop") or []
+    if not isinstance(stops, str | list) or not all(isinstance(stop, str) for stop in stops):
+        raise native_error(request, "`stop` must be a text or a list of texts")
     return parameters
 
 

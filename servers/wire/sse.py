@@ -62,9 +62,9 @@ def split_events(body: bytes, *, closed: bool = False) -> Split:
     if usual is None:
         return _split_exact(body, closed=closed)
     payloads, ends, rest = usual
-    if not closed or not rest:
+    if not rest:
         return usual
-    more, more_ends, rest = _split_exact(body, start=ends[-1], closed=True)
+    more, more_ends, rest = _split_exact(body, start=ends[-1], closed=closed)
     return payloads + more, ends + more_ends, rest
 
 

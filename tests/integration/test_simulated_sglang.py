@@ -107,6 +107,21 @@ def test_a_load_beyond_the_context_is_refused_with_its_option(tmp_path: Path) ->
     assert "--context-length" in err
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"stop": True}, "2 validation errors:"),
+        ({"stop": ["a", ["b"]]}, "'loc': ('body', 'stop', 'list[str]', 1), 'msg': 'Input should be a valid string'"),
+        ({"stream_options": True}, "'loc': ('body', 'stream_options')"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused(fields: dict[str, Any], problem: str) -> None:
+    """The refusal has status 400 and names the field, as pydantic does in the real server."""
+    with running(SimulatedConfig(server="sglang", **FAST)) as server:
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": [5], "max_tokens": 2, **fields})
+    assert (refused.status_code, problem in refused.json()["message"]) == (400, True), refused.text
+
+
 @pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
 def test_a_full_queue_rejects_a_request(endpoint: str) -> None:
     """The refusal of a stream has status 200, as in the real server, and the dialect calls it rejected."""

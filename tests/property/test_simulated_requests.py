@@ -29,6 +29,7 @@ FIELDS = (
     *("response_format", "tool_choice", "grammar", "top_n_tokens", "decoder_input_details", "type", "value"),
     *("ignore_eos", "add_special_tokens", "return_full_text", "return_details", "role", "content"),
 )
+SAMPLING_FIELDS = ("max_new_tokens", "min_new_tokens", "stop", "temperature", "n", "ignore_eos")
 SCALARS = st.none() | st.booleans() | st.integers(-2, 40) | st.floats(-2, 40) | st.sampled_from(["", "m", "a b", "7"])
 VALUES = st.recursive(
     SCALARS,
@@ -48,6 +49,8 @@ LIKELY = st.fixed_dictionaries(
         "top_n": SCALARS,
         "tools": st.none() | st.just([TOOL]),
         "parameters": st.dictionaries(st.sampled_from(FIELDS), SCALARS, max_size=5),
+        "text": st.just("a"),
+        "sampling_params": SCALARS | st.dictionaries(st.sampled_from(SAMPLING_FIELDS), VALUES, max_size=5),
     }
 )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from loadgen.analysis.reasoning import reasoning_tokens
 from loadgen.analysis.request_outcomes import request_counts
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
+from loadgen.analysis.speculation import find_speculation, tokens_per_event
 from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
-from loadgen.analysis.telemetry import check_counters, machine_clock, memory_use, skew_range_s
+from loadgen.analysis.telemetry import check_counters, gauge_values, machine_clock, memory_use, skew_range_s
 
 MAX_TURNS = 1000
 """Maximum number of turns in a session. Workloads cannot have more, and higher turn numbers in a run file are
@@ -98,6 +100,13 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         machines=machines,
         turns=_turns(frame),
         held_back=find_held_back(frame),
+        speculation=find_speculation(
+            frame,
+            counters,
+            partial(gauge_values, run),
+            counts_prefill=bool(run.header.server_notes.get("counts_prefill_steps")),
+        ),
+        tokens_per_event=tokens_per_event(frame),
         cached_prompts=find_cached_prompts(run, frame, counters),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),

@@ -17,6 +17,7 @@ from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.analysis.prediction import Predicted
 from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
+from loadgen.analysis.speculation import Speculation, TokensPerEvent
 from loadgen.workloads.arrival_facts import LoadFacts
 
 FORMAT = 1
@@ -702,6 +703,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[TurnLatency] = []
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
+    speculation: Speculation | None = None
+    tokens_per_event: TokensPerEvent | None = None
     limit: HardwareLimit | None = None
     prediction: list[Predicted] = []
     goodput: Goodput | None = None

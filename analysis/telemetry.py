@@ -218,7 +218,8 @@ def all_series(run: Run) -> list[Series]:
 
 COMPARED = ("prompt_tokens", "output_tokens", "requests_finished", "rejections")
 """Counters that both the server and the client have."""
-SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed")
+DRAFT_COUNTERS = ("draft_steps", "draft_tokens", "accepted_draft_tokens")
+SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed", *DRAFT_COUNTERS)
 """Counters that only the server has."""
 
 
@@ -240,14 +241,22 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     checks = {}
     for counter in (*COMPARED, *SERVER_ONLY):
         growth, resets = _growth(valid, counter)
-        if growth is not None:
+        if growth is not None and (growth or counter not in DRAFT_COUNTERS):
             check = CounterCheck(server=round(growth), resets=resets)
             checks[counter] = check
             if counter in COMPARED:
                 check.why = obstacle
                 if not obstacle:
                     _compare(check, counter, growth, frame, counted, run)
+    if not checks.keys() & {"draft_tokens", "accepted_draft_tokens"}:  # TGI counts steps without drafts too
+        checks.pop("draft_steps", None)
     return checks
+
+
+def gauge_values(run: Run, name: str) -> list[float]:
+    """Return the values of a gauge of the server in all readings during the run, except values of 0."""
+    during = [reading for reading in readings(run, "server") if reading.moment in ("run", "end") and not reading.gap]
+    return [value for value in _numbers(during, name) if value > 0]
 
 
 PHASES = ("queue", "prefill", "decode", "inference")

@@ -58,9 +58,11 @@ _LIVE_WORK = ("live_prompt_tokens", "live_output_tokens")
 _PHASES = ("queue", "prefill", "decode", "inference")
 PHASE_COUNTERS = tuple(f"{phase}_s_{part}" for phase in _PHASES for part in ("sum", "count"))
 """Sums (in s) and counts of the server's histograms of durations."""
-COUNTERS = frozenset((*_WORK, *_LIVE_WORK, "preemptions", "rejections", *PHASE_COUNTERS))
+_DRAFTS = ("draft_steps", "draft_tokens", "accepted_draft_tokens")
+COUNTERS = frozenset((*_WORK, *_LIVE_WORK, *_DRAFTS, "preemptions", "rejections", *PHASE_COUNTERS))
 """Metrics that grow until the server restarts. Other metrics are gauges."""
-AVERAGED = frozenset({"kv_used"})  # Averaged over engines, which have equal size. Other metrics are added.
+AVERAGED = frozenset({"kv_used", "acceptance_length", "acceptance_rate"})
+"""Metrics that are averaged over engines, which have equal size. Other metrics are added."""
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")
 """Matches labels of ranks that share the model of one engine: tp_rank, pp_rank, moe_ep_rank. A label dp_rank does not
 match, because each dp_rank is a separate engine."""

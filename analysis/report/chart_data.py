@@ -510,6 +510,16 @@ def _max_concurrent(begins: Floats, ends: Floats, edges: Floats) -> list[int]:
     ]
 
 
+def tokens_per_event(summary: Summary) -> dict[str, Any] | None:
+    """Return the share of events by their number of tokens, or None if all events contain one token."""
+    result = summary.tokens_per_event
+    if result is None or not result.counts:
+        return None
+    total = sum(result.counts.values())
+    events = list(result.counts.values())
+    return {"size": list(result.counts), "events": events, "share": [round(count / total, 5) for count in events]}
+
+
 def _send_order(frame: Frame) -> Integers:
     """Return the frame rows of the measured requests that were sent, in the order sent."""
     rows = np.flatnonzero(frame.sent)

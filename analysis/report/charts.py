@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.analysis.format import duration, pluralise, scale_of, significant
+from loadgen.analysis.format import duration, percent, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import metric_samples
 from loadgen.analysis.metrics import METRICS
@@ -588,6 +588,15 @@ def _gap_layout(data: Sequence[Data]) -> Data:
     return {"showlegend": True, "xaxis": _axis("output token"), "yaxis": y}
 
 
+def _tokens_per_event_caption(_data: Data, summary: Summary) -> str:
+    result, speculation = summary.tokens_per_event, summary.speculation
+    text = "" if result is None else f"{result.mean:.3g} tokens per event on average."
+    if speculation is None or speculation.acceptance_length is None:
+        return text
+    rate = "" if speculation.acceptance_rate is None else f", {percent(speculation.acceptance_rate)} of drafts accepted"
+    return f"{text} {speculation.acceptance_length:.3g} tokens per decode step{rate}."
+
+
 def _instants(name: str, column: str, colour: str) -> dict[str, Any]:
     points = {"type": "scatter", "mode": "markers", "name": name, "x": f"${column}", "y": "$position"}
     return points | {"marker": {"color": colour, "size": 3}}
@@ -713,6 +722,28 @@ CHARTS: dict[str, Chart] = {
             "chunk of several tokens counts once, before its first token. Percentiles are accurate to 1%, and the "
             "largest gap is exact.",
             shape="wide",
+        ),
+        Chart(
+            "tokens_per_event",
+            "gaps",
+            "Tokens per event",
+            lambda chart_input: chart_data.tokens_per_event(chart_input.summary),
+            _tokens_per_event_caption,
+            traces=(
+                {
+                    **{"type": "bar", "x": "$size", "y": "$share", "customdata": "$events", "name": "@name"},
+                    "marker": {"color": "@run"},
+                    "hovertemplate": "%{y:.2%} of the events have %{x} tokens (%{customdata:,})<extra>@name</extra>",
+                },
+            ),
+            layout={
+                "xaxis": _axis("tokens in the event", type="category"),
+                "yaxis": {"title": {"text": "events"}, "tickformat": ".0%", "rangemode": "tozero"},
+            },
+            table={"tokens in the event": "size", "events": "events", "share": "share"},
+            note="Events contain several tokens with speculative decoding, with a stream interval of the server, or if "
+            "the server falls behind.",
+            zoom="none",
         ),
         Chart(
             "course",

@@ -64,6 +64,8 @@ INCOMPLETE = {
 """Reasons why requests are not complete, by error kind. A number precedes each reason in texts."""
 P_VALUE_MIN = 0.001
 """Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
+SEVERAL_TOKENS_MIN = 1.05
+"""Mean number of tokens per event from which a report mentions that events contain several tokens."""
 CAPPED_SHARE = 0.9
 """Rate that was sent, as a share of the target rate, below which a report says that `--concurrency` limited it."""
 PROMPTS_AS_REQUESTED = "all prompt lengths as requested"
@@ -84,6 +86,7 @@ def findings(summary: Summary) -> list[Finding]:
         Finding("complete", outcome_level(summary.requests), outcome_sentence(summary), "failures"),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
+        *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
     ]
     if summary.run.over_limit:
@@ -366,6 +369,36 @@ def reasoning_finding(summary: Summary) -> Finding | None:
         "TTFA. Raise --output-tokens."
     )
     return Finding("reasoning", "warning", text, "lengths")
+
+
+def speculation_finding(summary: Summary) -> Finding | None:
+    """Return a finding on the acceptance of draft tokens, or None if the server does not report it."""
+    speculation = summary.speculation
+    if speculation is None:
+        return None
+    parts = []
+    if speculation.acceptance_length is not None:
+        parts.append(f"{significant(speculation.acceptance_length)} tokens per decode step on average")
+    if speculation.acceptance_rate is not None:
+        parts.append(f"{percent(speculation.acceptance_rate)} of the draft tokens accepted")
+    source = {
+        "responses": "from the responses",
+        "counters": "from the server's counters",
+        "gauges": "mean of the server's own values",
+    }[speculation.source]
+    return Finding("speculation", "note", f"Speculative decoding: {', '.join(parts)} ({source}).", "gaps")
+
+
+def tokens_per_event_finding(summary: Summary) -> Finding | None:
+    """Return a finding on events with several tokens, or None if nearly all events contain one token."""
+    result = summary.tokens_per_event
+    if result is None or result.mean < SEVERAL_TOKENS_MIN or not result.counts:
+        return None
+    text = (
+        f"Events contain {significant(result.mean)} tokens on average. ITL is 0 between the tokens of one event, so "
+        "ICL shows the time between events."
+    )
+    return Finding("tokens-per-event", "note", text, "gaps")
 
 
 def cached_prompts_finding(summary: Summary) -> Finding | None:

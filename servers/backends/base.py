@@ -135,6 +135,7 @@ class Backend(msgspec.Struct, frozen=True):
     - `prompt_piece_tokens`: longer responses are generated in pieces. Each piece counts the prompt again, and a
       response ends with a whole piece.
     - `split_endpoint`: the server may run and count each text of a request separately on this endpoint.
+    - `counts_prefill_steps`: the server's number of decode steps includes the prefill of each request.
     - `counts_inputs`: the server's counter of finished requests counts every input of a request.
     - `truncates_to`: the server cuts longer inputs to this number of tokens, and reports the shorter length.
     - `drops_counts`: the server's counters miss some requests under load.

@@ -81,7 +81,8 @@ class Answer:
     """Counts for `Record.marks`, by name. `cached_prompt_tokens` is the number of prompt tokens in the prefix cache.
     `reasoning_tokens` is the number of reasoning tokens that the server reports, if it is not 0. `reasoning_chunks` is
     the number of chunks before the answer, if the response begins with reasoning. `inputs` is the number of results in
-    the response of a pooling endpoint, and in the Record the number of inputs."""
+    the response of a pooling endpoint, and in the Record the number of inputs. `draft_steps`, `draft_tokens` and
+    `accepted_draft_tokens` are the counts of speculative decoding (loadgen.servers.backends.draft_counts)."""
     events: dict[str, int] = field(default_factory=dict)
     """Indices of events whose arrival time is stored in `Record.marks`, by name. `first_answer_ns` is the first chunk
     with text that is not reasoning, if the response begins with reasoning."""

@@ -32,6 +32,7 @@ from loadgen.servers.backends.dialect import (
     TokenCount,
     encode_body,
 )
+from loadgen.servers.backends.draft_counts import note_drafts
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.messages import api_key_headers, messages_dialect
 from loadgen.servers.backends.reasoning import contains_tags, note_reasoning, note_tagged_reasoning
@@ -236,6 +237,7 @@ def decode(
     if answer.counted_by == "server" or answer.chunk_counts != "chunk":
         _note_hidden(answer, payloads, hidden)
     _note_marks(answer, payloads, choices, runs, details)
+    note_drafts(answer, payloads)
     return answer
 
 

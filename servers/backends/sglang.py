@@ -20,6 +20,7 @@ import msgspec
 
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import Answer, Dialect, Route, TokenCount
+from loadgen.servers.backends.draft_counts import note_drafts
 from loadgen.servers.backends.lenient import end_marker
 from loadgen.servers.backends.openai import RUNNING_USAGE, messages, openai_dialect, unless_marker
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
@@ -105,7 +106,9 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
             answer.counts["cached_prompt_tokens"] = info.cached_tokens
         if info.finish_reason:
             _note_finish(answer, info.finish_reason, payloads[index])
-    return finalise(answer, total or None, broken)
+    finalise(answer, total or None, broken)
+    note_drafts(answer, payloads)
+    return answer
 
 
 def _note_finish(answer: Answer, reason: Any, payload: bytes) -> None:
@@ -226,6 +229,8 @@ SGLANG = base.Backend(
             "live_prompt_tokens": ("sglang:realtime_tokens_total{mode=prefill_compute|prefill_cache}",),
             "live_output_tokens": ("sglang:realtime_tokens_total{mode=decode}",),
             "requests_finished": ("sglang:num_requests_total",),
+            "acceptance_length": ("sglang:spec_accept_length",),
+            "acceptance_rate": ("sglang:spec_accept_rate",),
         },
     ),
     # The limit allows a burst of 1000.

@@ -184,6 +184,9 @@ TGI = base.Backend(
             "rejections": ("tgi_request_failure{err=overloaded}",),
             "requests_finished": ("tgi_request_success",),
             "requests_failed": ("tgi_request_failure{err=validation|generation|incomplete|dropped|template}",),
+            # One value per step of a request, prefill included: the number of accepted draft tokens.
+            "draft_steps": ("tgi_request_skipped_tokens_count",),
+            "accepted_draft_tokens": ("tgi_request_skipped_tokens_sum",),
             "queue_s_sum": ("tgi_request_queue_duration_sum",),
             "queue_s_count": ("tgi_request_queue_duration_count",),
             "inference_s_sum": ("tgi_request_inference_duration_sum",),
@@ -191,5 +194,10 @@ TGI = base.Backend(
         },
     ),
     simulated="loadgen.servers.simulated.tgi:PROTOCOL",
-    notes={"memory_option": "--cuda-memory-fraction", "memory_taken": "all that is left", "ignores_eos": False},
+    notes={
+        "memory_option": "--cuda-memory-fraction",
+        "memory_taken": "all that is left",
+        "ignores_eos": False,
+        "counts_prefill_steps": True,
+    },
 )

@@ -108,6 +108,11 @@ class SimulatedConfig:
     itl_s: Annotated[float, "script: time between two token events of a stream."] = 0.02
     jitter_s: Annotated[float, "script: maximum random offset of each event, drawn from the seed."] = 0.0
     tokens_per_event: Annotated[int, "script: tokens per event."] = 1
+    stream_interval: Annotated[int, "Tokens per event after the first token, if the protocol allows it."] = 1
+    draft_tokens: Annotated[int, "script: draft tokens per step of speculative decoding (default: none)."] = 0
+    acceptance: Annotated[
+        float, "script: probability that a draft token is accepted, if those before it were accepted."
+    ] = 0.7
     speed: Annotated[float, "Speed of the clock as a multiple of real time."] = 1.0
     gpu: Annotated[str, "batching: GPU to model."] = DEFAULT_GPU
     model_shape: Annotated[str, "batching: model whose shape sets the step times."] = DEFAULT_MODEL
@@ -163,6 +168,10 @@ class SimulatedConfig:
             (f"port must be 0 to 65535, not {self.port}", 0 <= self.port <= 65535),
             ("times must not be negative", min(self.ttft_s, self.itl_s, self.jitter_s) >= 0),
             (f"tokens per event must be at least 1, not {self.tokens_per_event}", self.tokens_per_event >= 1),
+            (f"stream_interval must be at least 1, not {self.stream_interval}", self.stream_interval >= 1),
+            (f"draft_tokens must not be negative, not {self.draft_tokens}", self.draft_tokens >= 0),
+            ("draft_tokens needs the clock script", self.clock == "script" or not self.draft_tokens),
+            (f"acceptance must be 0 to 1, not {self.acceptance}", 0 <= self.acceptance <= 1),
             (f"speed must be positive, not {self.speed}", self.speed > 0),
             (
                 f"the limit on concurrent requests must be at least 1, not {max_requests}",

@@ -68,6 +68,9 @@ class Gauges:
     kv_usage: float  # share of the KV cache in use, 0..1
     preemptions: int  # since the start
     cached_prompt_tokens: int = 0  # prompt tokens found in the prefix cache since the start
+    draft_steps: int = 0  # decode steps with draft tokens since the start
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,9 @@ from loadgen.servers.simulated.stream_sender import (
     Stream,
     StreamSender,
     reset_connection,
+    send_at_intervals,
 )
-from loadgen.servers.simulated.token_clock import BatchingClock, ScriptClock, TokenClock
+from loadgen.servers.simulated.token_clock import BatchingClock, Drafting, ScriptClock, TokenClock
 from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
 STATUS_PATH = "/simulated/status"
@@ -171,6 +172,7 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
             round(config.jitter_s * 1e9 / config.speed),
             config.tokens_per_event,
             config.seed,
+            Drafting(config.draft_tokens, config.acceptance),
         )
         return clock, config.max_model_len
     from loadgen.servers.simulated.scheduler_presets import find_engine  # imports NumPy; the script clock needs none
@@ -443,6 +445,8 @@ class CompletionHandler:
         hook = FAULTS[fault].hook if fault else None
         if hook is not None:
             stream.fault_hook = partial(hook, stream.total_tokens // 2 if self._fault_k is None else self._fault_k)
+        elif config.stream_interval > 1 and encoding.completion.streamed:
+            stream.fault_hook = partial(send_at_intervals, config.stream_interval)
         return await self._answer(stream)
 
     def _encoding(self, fields: Mapping[str, Any]) -> Encoding:

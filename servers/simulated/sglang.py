@@ -433,7 +433,9 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     ended = sum(state.finished_by_reason.values())
     generated = state.output_tokens + sum(stream.completion.generated_tokens(stream.token_count) for stream in started)
     prefilled = state.prompt_tokens + sum(stream.completion.prompt_tokens for stream in started)
-    cached = state.gauges().cached_prompt_tokens
+    gauges = state.gauges()
+    cached = gauges.cached_prompt_tokens
+    accepted, steps, drafted = gauges.accepted_draft_tokens, gauges.draft_steps, gauges.draft_tokens
     figures: dict[str, MetricValue] = {
         "context_tokens": state.max_model_len,
         "cache_hit_rate": cached / prefilled if prefilled else 0.0,
@@ -444,6 +446,9 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         },
         "cached_by_source": {("cache_source", "device"): cached},
         "ended": ended,
+        # The real server shows the values of the latest steps. Here they are means since the start.
+        "acceptance_length": 1 + accepted / steps if steps else 0.0,
+        "acceptance_rate": accepted / drafted if drafted else 0.0,
     }
     engine = {"engine_type": "unified", **state.metric_labels}
     ranks = {"moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}

@@ -340,8 +340,18 @@ def realtime_offset_ns() -> int:
 # The Prometheus text format, version 0.0.4.
 
 Labels = Mapping[str, str]
-MetricValue = float | Mapping[tuple[str, str], float] | Histogram
-"""A value, values by (label, value of the label), or a histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumAndCount:
+    """The sum and the number of all values of a metric, without their distribution."""
+
+    sum: float
+    count: int
+
+
+MetricValue = float | Mapping[tuple[str, str], float] | Histogram | SumAndCount
+"""A value, values by (label, value of the label), a histogram, or a summary without quantiles."""
 
 
 def exposition(
@@ -362,6 +372,8 @@ def exposition(
             cumulative = zip(bounds, accumulate(value.counts), strict=True)
             page += [_sample(f"{name}_bucket", {**labels, "le": bound}, number) for bound, number in cumulative]
             page += [_sample(f"{name}_count", labels, sum(value.counts)), _sample(f"{name}_sum", labels, value.sum)]
+        elif isinstance(value, SumAndCount):
+            page += [_sample(f"{name}_sum", labels, value.sum), _sample(f"{name}_count", labels, value.count)]
         elif isinstance(value, Mapping):
             page += [_sample(name, {**labels, label: text}, number) for (label, text), number in value.items()]
         else:

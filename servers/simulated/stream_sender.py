@@ -207,6 +207,13 @@ def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> 
     return events, total
 
 
+def send_at_intervals(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
+    """Fault hook that sends the first token at once and then `k` tokens per event, as vLLM's `--stream-interval`."""
+    if first == 0:
+        return stream.events(first, tokens), tokens
+    return _coalesce(True, k, stream, first, tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A fault: its description in the documentation, and the hook that implements it.

@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.servers.simulated import protocol, tgi_answers, tgi_bodies, tgi_checks, tgi_tools, tokenizer
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
-from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, exponential_buckets
+from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, SumAndCount, exponential_buckets
 from loadgen.servers.simulated.tgi_answers import ChatOptions, TextPrompt
 from loadgen.servers.simulated.tgi_checks import (
     MAX_BEST_OF,
@@ -217,7 +217,11 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """
     failures = {**state.refused_by_reason, "dropped": state.finished_by_reason["abort"]}
     failed_by_kind = {("err", reason): number for reason, number in failures.items() if number}
-    page = state.metrics("tgi_", {}, {"failed_by_kind": failed_by_kind})
+    accepted = state.gauges().accepted_draft_tokens
+    streaming = sum(stream.completion.generated_tokens(stream.token_count) for stream in state.streams)
+    # Each step generates one token and the accepted draft tokens.
+    skipped = SumAndCount(accepted, state.output_tokens + streaming - accepted)
+    page = state.metrics("tgi_", {}, {"failed_by_kind": failed_by_kind, "skipped_tokens": skipped})
     return Reply(page + state.mark_metrics(), headers=protocol.TEXT_TYPE)
 
 

@@ -10,9 +10,11 @@ clock in ns. A test can therefore simulate hours within microseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from random import Random
+from typing import NamedTuple
 
 from loadgen.servers.simulated.scheduler import Batch, Gauges, Job, Policy, Scheduler
 
@@ -20,15 +22,36 @@ Emission = tuple[Job, int, int]
 """(job, tokens, due_ns): the number of tokens of a job that are due at the time `due_ns`."""
 
 
+class Drafting(NamedTuple):
+    """Speculative decoding: the number of draft tokens per step, and the probability that one is accepted."""
+
+    tokens: int
+    acceptance: float
+
+
+NO_DRAFTING = Drafting(0, 0.0)
+
+
 class ScriptClock:
     """A clock whose tokens are due at configured times. It is the reference for calibration.
 
     Token event `k` of a job (one request) is due at `arrived_ns + ttft_ns + k * itl_ns`, plus a random offset that is
     uniform in `[-jitter_ns, jitter_ns]`. The offset of one event does not move later events, and the events of a job
-    stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`.
+    stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`. With
+    `drafting`, each event after the first is a step of speculative decoding.
     """
 
-    def __init__(self, ttft_ns: int, itl_ns: int, jitter_ns: int = 0, tokens_per_event: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        ttft_ns: int,
+        itl_ns: int,
+        jitter_ns: int = 0,
+        tokens_per_event: int = 1,
+        seed: int = 0,
+        drafting: Drafting = NO_DRAFTING,
+    ) -> None:
+        self._drafting = drafting
+        self._drafts = Gauges(running=0, waiting=0, kv_usage=0.0, preemptions=0)
         self._ttft_ns = ttft_ns
         self._itl_ns = itl_ns
         self._jitter_ns = jitter_ns
@@ -66,7 +89,7 @@ class ScriptClock:
         Tokens are returned only once. Performance: about 1 microsecond per entry of the result, with 1000 jobs.
         """
         heap, live = self._heap, self._live
-        itl_ns, tokens_per_event = self._itl_ns, self._tokens_per_event
+        itl_ns, tokens_per_event, drafting = self._itl_ns, self._tokens_per_event, self._drafting
         due: list[Emission] = []
         while heap and heap[0][0] <= now_ns:
             due_ns, number, job, base_ns, jitter = heap[0]
@@ -74,6 +97,8 @@ class ScriptClock:
                 heappop(heap)
                 continue
             tokens = min(tokens_per_event, job.output_tokens - job.emitted)
+            if drafting.tokens and job.emitted:
+                tokens = self._verify_drafts(number, job)
             job.emitted += tokens
             due.append((job, tokens, due_ns))
             if job.emitted == job.output_tokens:
@@ -87,14 +112,34 @@ class ScriptClock:
         return due
 
     def gauges(self) -> Gauges:
-        """Return the values for the metrics page: running and waiting jobs, KV-cache use, preemptions.
+        """Return the values for the metrics page: running and waiting jobs, KV-cache use, preemptions, drafts.
 
         Every job counts as running from its arrival. The KV cache is always empty.
         """
-        return Gauges(running=len(self._live), waiting=0, kv_usage=0.0, preemptions=0)
+        return replace(self._drafts, running=len(self._live))
 
     def flush_cache(self) -> None:
         """Do nothing, because the script models no prefix cache."""
+
+    def _verify_drafts(self, number: int, job: Job) -> int:
+        """Return the number of tokens of a decode step with draft tokens, and count the step.
+
+        Each draft token is accepted with the same probability, if all draft tokens before it were accepted. One more
+        token follows them. Tokens after the end of the response do not count.
+        """
+        drafting, drafts = self._drafting, self._drafts
+        random = Random(f"{self._seed}/{number}/{job.emitted}").random  # noqa: S311 - not a secret
+        accepted = 0
+        while accepted < drafting.tokens and random() < drafting.acceptance:
+            accepted += 1
+        tokens = min(1 + accepted, job.output_tokens - job.emitted)
+        self._drafts = replace(
+            drafts,
+            draft_steps=drafts.draft_steps + 1,
+            draft_tokens=drafts.draft_tokens + drafting.tokens,
+            accepted_draft_tokens=drafts.accepted_draft_tokens + tokens - 1,
+        )
+        return tokens
 
     def _drop_cancelled(self) -> None:
         """Remove cancelled jobs from the top of the heap, so that `next_ns` never returns the time of such a job."""

@@ -136,6 +136,14 @@ def _detokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     return protocol.json_reply({"prompt": tokenizer.decode(vllm_checks.checked_ids(tokens))})
 
 
+_DRAFT_METRICS = (
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+)
+"""Metrics that only a server with speculative decoding has."""
+
+
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Return the /metrics page with those metrics of vLLM that are simulated.
 
@@ -153,7 +161,9 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
         "ended_by_reason": {("finished_reason", reason): state.finished_by_reason[reason] for reason in reasons},
         "rejected_by_reason": {("reason", "max_num_queued_reqs"): overloaded, ("reason", "max_num_queued_tokens"): 0},
     }
-    page = state.metrics("vllm:", {"engine": "0", **state.metric_labels}, figures, rows=slice(-1))
+    without = () if state.config.draft_tokens else _DRAFT_METRICS
+    labels = {"engine": "0", **state.metric_labels}
+    page = state.metrics("vllm:", labels, figures, rows=slice(-1), without=without)
     # The last metric has no engine label, because the front end rejects requests.
     page += state.metrics("vllm:", state.metric_labels, figures, rows=slice(-1, None))
     page += state.mark_metrics()

@@ -26,6 +26,8 @@ PREFIXES = tuple(metrics.prefix for metrics in metric_tables().values())
 NOT_DRAWN = {
     *("paused", "cached_prompt_tokens", "requests_failed", "kv_tokens"),  # figures of the summary
     *PHASE_COUNTERS,  # means in the report
+    *("draft_steps", "draft_tokens", "accepted_draft_tokens"),  # the acceptance in the summary
+    *("acceptance_length", "acceptance_rate"),
     *("memory_free_bytes", "memory_reserved_bytes", "memory_clock_hz"),
 }
 
@@ -63,7 +65,7 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         "written/metrics/tgi-3.3.7.txt",
         "tgi",
         {"running": 16, "waiting": 4, "prompt_tokens": 12_288, "output_tokens": 2944, "rejections": 5}
-        | {"requests_finished": 23, "requests_failed": 2},
+        | {"requests_finished": 23, "requests_failed": 2, "draft_steps": 23, "accepted_draft_tokens": 0},
     ),
     (
         "lightllm-0.0.1/metrics.txt",
@@ -82,7 +84,8 @@ PAGES: list[tuple[str, str, dict[str, Any]]] = [
         "sglang",
         # The prefill generates the first token of each of three requests: 9 live tokens, 12 in all.
         {"running": 0, "waiting": 0, "kv_used": 0, "kv_tokens": 1_347_973, "prompt_tokens": 9, "output_tokens": 12}
-        | {"cached_prompt_tokens": 3, "live_prompt_tokens": 9, "live_output_tokens": 9, "requests_finished": 3},
+        | {"cached_prompt_tokens": 3, "live_prompt_tokens": 9, "live_output_tokens": 9, "requests_finished": 3}
+        | {"acceptance_length": 0, "acceptance_rate": 0},
     ),
     (
         "tei-1.9.3/embed/metrics.txt",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.simulated.token_clock import Gauges, Job, ScriptClock
+from loadgen.servers.simulated.token_clock import Drafting, Gauges, Job, ScriptClock
 
 MS = 1_000_000
 
@@ -162,3 +162,24 @@ def test_jitter_follows_the_seed_and_not_the_company() -> None:
 
     assert instants(0, 1) == instants(0, 50)
     assert instants(0, 1) != instants(1, 1)
+
+
+def test_speculative_decoding_emits_what_is_accepted() -> None:
+    """The first event is the prefill's token. Each later event is one step: the accepted draft tokens and one more."""
+    clock = ScriptClock(10, 5, drafting=Drafting(3, 0.5))
+    clock.submit(job(200), 0)
+    sizes = [tokens for _, tokens, _ in clock.emissions(10_000)]
+    assert (sizes[0], sum(sizes)) == (1, 200)
+    assert set(sizes[1:]) == {1, 2, 3, 4}
+    gauges = clock.gauges()
+    assert gauges.draft_steps == len(sizes) - 1
+    assert gauges.draft_tokens == 3 * gauges.draft_steps
+    assert gauges.accepted_draft_tokens == 199 - gauges.draft_steps
+
+
+@pytest.mark.parametrize(("acceptance", "sizes"), [(0.0, [1] * 9), (1.0, [1, 4, 4])])
+def test_no_or_every_draft_token_is_accepted(acceptance: float, sizes: list[int]) -> None:
+    """Tokens after the end of the response do not count."""
+    clock = ScriptClock(10, 5, drafting=Drafting(3, acceptance))
+    clock.submit(job(9), 0)
+    assert [tokens for _, tokens, _ in clock.emissions(10_000)] == sizes

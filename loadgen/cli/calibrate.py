@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import json, to_builtins
 from msgspec.structs import asdict, replace
-from typer import Option
+from typer import BadParameter, Option
 
 from loadgen.cli.options import seconds
 from loadgen.errors import EXIT_CLIENT_LIMITED, EXIT_OK, EXIT_REQUESTS_FAILED, LoadgenError
 from loadgen.machine import Calibration, CalibrationPoint, allow_open_files, facts, save_calibration
-from loadgen.servers.backends import join_or, simulated_backends
+from loadgen.servers.backends import join_or, token_simulators
 from loadgen.servers.own_process import own_process
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ They need Linux and CAP_NET_RAW. To get it, use one of these:
 
 
 def calibrate(
-    server: Annotated[str, Option(help=f"Type of the simulated server: {join_or(simulated_backends())}.")] = "vllm",
+    server: Annotated[str, Option(help=f"Type of the simulated server: {join_or(token_simulators())}.")] = "vllm",
     n: Annotated[int, Option("--n", help="Number of streams, all started at once.")] = 1000,
     itl_s: Annotated[
         float, Option("--itl", parser=seconds, metavar="T", help="Time between two tokens of a stream.")
@@ -68,6 +68,9 @@ def calibrate(
     result is saved for this machine, and reports of later runs show it. Exit codes: 0 measured, 2 not measured.
     """
     from loadgen.analysis.calibration import exact_up_to, stamps_heading
+
+    if server not in token_simulators():
+        raise BadParameter(f"--server {server}: choose {join_or(token_simulators())}")
 
     def say(line: str) -> None:
         if not as_json:

@@ -28,6 +28,12 @@ def simulated_backends() -> tuple[str, ...]:
     return tuple(backend.name for backend in BACKENDS.values() if backend.simulated)
 
 
+def token_simulators() -> tuple[str, ...]:
+    """Return the names of the backends with a simulated server that generates tokens."""
+    named = ((name, BACKENDS[name]) for name in simulated_backends())
+    return tuple(name for name, backend in named if backend.dialects[backend.native].streams)
+
+
 def simulated_versions() -> dict[str, tuple[str, ...]]:
     """Return, for each backend with more than one simulated version, the versions other than the default."""
     return {

@@ -99,6 +99,8 @@ def predict(state: ServerState, request: CompletionRequest) -> Encoding:
     if model_type(state.config.model) == "embedding":
         raise _refusal(request, "Backend error: Model is not a classifier model", "Backend")
     texts = [(text,) if isinstance(text, str) else tuple(text) for text in listed]
+    if not all(len(pair) in (1, 2) for pair in texts or [()]):
+        raise _refusal(request, "an input of the model is a text or a pair of texts")
     counts = [_count(state, request, pair) for pair in texts]
     labels = LABELS if model_type(state.config.model) == "classifier" else ("LABEL_0",)
     predictions = [{"score": 0.625, "label": labels[0]}]
@@ -109,10 +111,14 @@ def predict(state: ServerState, request: CompletionRequest) -> Encoding:
 
 def root(state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /, which depends on the type of the model. Raises ErrorReply."""
-    handlers = {"embedding": (embed, "inputs"), "reranker": (rerank, "query"), "classifier": (predict, "inputs")}
-    handler, required = handlers[model_type(state.config.model)]
-    if required not in request.body:
-        raise _refusal(request, f"missing field `{required}`")
+    handlers = {
+        "embedding": (embed, tei_bodies.EMBED),
+        "reranker": (rerank, tei_bodies.RERANK),
+        "classifier": (predict, tei_bodies.PREDICT),
+    }
+    handler, json_type = handlers[model_type(state.config.model)]
+    if not json_type.accepts(request.body):
+        raise _refusal(request, "Failed to deserialize the JSON body into the target type")
     return handler(state, request)
 
 

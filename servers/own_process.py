@@ -7,7 +7,6 @@ the requested module.
 
 from __future__ import annotations
 
-import runpy
 import sys
 from pathlib import Path
 
@@ -18,6 +17,8 @@ def own_process(module: str, *arguments: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    import runpy  # only the new process needs it
+
     root = str(Path(__file__).absolute().parents[2])  # the folder that contains the package `loadgen`
     if root not in sys.path:
         sys.path.insert(0, root)

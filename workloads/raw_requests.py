@@ -74,6 +74,7 @@ class BodyFields(msgspec.Struct):
     max_new_tokens: Any = None
     parameters: Any = None
     sampling_params: Any = None
+    n: Any = None
 
 
 class RawLine(NamedTuple):
@@ -134,6 +135,7 @@ def _line(text: bytes) -> RawLine:
     except msgspec.DecodeError as error:
         raise WorkloadError(f"is not JSON: {error}", LINE_HINT) from None
     _check_fields(fields)
+    _check_one_choice(known)
     whole = known.stream is False
     request = Request(
         0,
@@ -173,6 +175,17 @@ def _check_fields(fields: LineFields) -> None:
         raise WorkloadError(
             f'"session" has {len(fields.session)} characters', f"write a name of 1 to {SESSION_CHARACTERS} characters"
         )
+
+
+def _check_one_choice(body: BodyFields) -> None:
+    """Raise WorkloadError if the body requests several choices. A request has one response, so it cannot have two."""
+    nested = [fields.get("n") for fields in (body.parameters, body.sampling_params) if isinstance(fields, Mapping)]
+    for count in (body.n, *nested):
+        if type(count) is int and count > 1:
+            raise WorkloadError(
+                f'"n" is {count}, but a request has one response',
+                'remove "n", and write the line once for each response',
+            )
 
 
 def _check_like_first(entry: RawLine, first: RawLine) -> None:

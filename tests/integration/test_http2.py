@@ -18,6 +18,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, burst
 from tests.support.forward_proxy import forward_proxy
 from tests.support.simulated import running
+from tests.support.stub_server import answering
 from tests.support.tls import certificate_files
 from tests.support.tls_servers import only_http2
 from tests.support.ui import headless
@@ -104,6 +105,25 @@ def test_cancelled_requests_and_large_bodies_do_no_harm(tmp_path: Path) -> None:
         assert client.request("/v1/models").status == 200
         client.close()
         hurried.close()
+
+
+@pytest.mark.parametrize("status", [426, 505])
+def test_a_status_that_refuses_http1_starts_the_translator(tmp_path: Path, status: int) -> None:
+    """A server that answers requests in HTTP/1.1 with such a status is asked in HTTP/2. A server that speaks no HTTP/2
+    keeps its status."""
+    with (
+        running(SimulatedConfig(server="vllm", **FAST)) as server,
+        only_http2(tmp_path, server.url, status=status) as url,
+    ):
+        client = JsonClient(url)
+        assert client.request("/v1/models").status == 200
+        client.close()
+        assert http2.translator_socket(url)
+    with answering({"GET /v1/models": (status, b"")}) as stub:
+        client = JsonClient(stub.url)
+        assert client.request("/v1/models").status == status
+        client.close()
+        assert not http2.translator_socket(stub.url)
 
 
 def test_only_servers_without_http1_are_translated(tmp_path: Path) -> None:

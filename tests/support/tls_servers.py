@@ -61,7 +61,8 @@ defaults
 global
     tune.h2.max-concurrent-streams {streams}
 frontend only-http2
-    bind fd@{descriptor} {tls} proto h2
+    bind fd@{descriptor} {tls}
+    {refusal}
     default_backend simulated
 backend simulated
     server simulated {backend}
@@ -167,14 +168,19 @@ def haproxy(folder: Path, certificate: Path, backend_url: str, version: str) -> 
 
 
 @contextlib.contextmanager
-def only_http2(folder: Path, backend_url: str, certificate: Path | None = None, streams: int = 100) -> Iterator[str]:
+def only_http2(
+    folder: Path, backend_url: str, certificate: Path | None = None, streams: int = 100, status: int | None = None
+) -> Iterator[str]:
     """Run haproxy in front of a server so that it accepts only HTTP/2, and yield its URL.
 
-    With a `certificate`, it uses TLS. `streams` is the maximum number of streams per connection.
+    With a `certificate`, it uses TLS. `streams` is the maximum number of streams per connection. Requests in HTTP/1.1
+    are answered with `status`. If it is None, their connections are closed.
     """
     with socket.create_server((HOST, 0), backlog=512) as listening:
         tls = f"ssl crt {certificate} alpn h2" if certificate else ""
-        facts = {"descriptor": listening.fileno(), "tls": tls, "streams": streams}
+        tls += "" if status else " proto h2"
+        refusal = f"http-request return status {status} if {{ req.ver 1.1 }}" if status else ""
+        facts = {"descriptor": listening.fileno(), "tls": tls, "streams": streams, "refusal": refusal}
         config = folder / "haproxy-http2.cfg"
         config.write_text(HTTP2_HAPROXY.format(**facts, backend=urlsplit(backend_url).netloc))
         with running_proxy(["haproxy", "-db", "-f", str(config)], listening, {**os.environ}):

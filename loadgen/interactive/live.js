@@ -233,12 +233,14 @@
     try {
       let live = await ask(seen);
       if (live.run && live.run.folder !== folder) {  // a new run: request all of its points
+        const from = seen;
         folder = live.run.folder;
-        points = [];
-        if (seen) live = await ask(0);
+        [points, seen] = [[], 0];
+        if (from) live = await ask(0);
       }
       if (live.run) {
-        points = points.concat(live.run.points).slice(-live.run.point_limit);
+        const added = live.run.points.filter(({ at }) => at >= seen);  // another request may have brought them already
+        points = points.concat(added).slice(-live.run.point_limit);
         seen = points.length ? points.at(-1).at + 1 : 0;
       }
       if (shown !== span) return;  // the user has chosen another span, which is being requested

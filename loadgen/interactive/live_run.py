@@ -398,6 +398,8 @@ class LiveRun:
         self.figures = LiveFigures()
         self.in_flight: set[Exchange] = set()
         self.ended = False
+        self.finished = False
+        """True if the run has ended and its file is complete. Figures do not change any more."""
         self._sampler = sampler
         self._server_readings = ServerReadings(folder / PART)
         self._stamps = stamps
@@ -509,6 +511,7 @@ class LiveRun:
         if rescued is None:
             for path in telemetry_parts:
                 path.unlink(missing_ok=True)
+        self.finished = True
         return rescued
 
     def latency(self, span: str = "run") -> list[dict[str, Any]]:

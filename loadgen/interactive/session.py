@@ -445,7 +445,7 @@ def _live(session: LocustSession) -> Response:
     states = {**figures.states, "failed": figures.states["failed"] - figures.cut_off, "cut_off": figures.cut_off}
     state = {
         "folder": str(run.folder),
-        "ended": run.ended,
+        "ended": run.finished,
         "requests": {"in_flight": len(run.in_flight), "users": session.users, **states},
         "tokens": figures.tokens,
         "latency": run.latency(span if span in SPANS else "run"),
@@ -471,7 +471,7 @@ def _download(session: LocustSession, what: str) -> Response:
     if what == "run":
         return send_file(folder / "run.jsonl", as_attachment=True, mimetype="application/jsonl")
     with tempfile.TemporaryDirectory() as scratch:
-        page = folder / "report.html" if session.run.ended else Path(scratch) / "report.html"
+        page = folder / "report.html" if session.run.finished else Path(scratch) / "report.html"
         command = own_process("loadgen", "report", str(folder), "--out", str(page), "--quiet")
         done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_LIMIT_S, check=False)  # noqa: S603
         if done.returncode:

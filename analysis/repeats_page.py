@@ -21,8 +21,9 @@ from loadgen.analysis.format import (
     unit_of,
     workload_sentence,
 )
-from loadgen.analysis.repeats import FigureOverRuns, RepeatsSummary, section
+from loadgen.analysis.repeats import MIN_RUNS, FigureOverRuns, RepeatsSummary, section
 from loadgen.analysis.report import Block, Card, ChartRef, Disclosure, Document, DotStrip, Scorecard, Section, Table
+from loadgen.analysis.report.chart_data import thin_points
 from loadgen.analysis.report.joint_findings import joint_findings, joint_objectives, joint_verdict
 from loadgen.analysis.report.run_document import ReportedRun, page_document
 from loadgen.analysis.summary import Summary
@@ -34,8 +35,14 @@ CARDS = (
 """Figures with a card, in the order of the page. The first figure that the repeats have is the largest."""
 TITLES = {"requests_per_s": "Requests", "skew": "Burst skew"}
 """Titles of cards that differ from `figure_title`."""
-FOLDED = ("objectives", "percentiles", "failures", "sending", "lengths", "client", "machines")
+FOLDED = ("goodput", "objectives", "percentiles", "failures", "sending", "lengths", "client", "machines")
 """Sections with a table row or a paragraph per repeat, which the page folds into one section."""
+THINNED = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "position", "sends")
+"""Charts of which the page draws fewer points per repeat. The report of each repeat draws all of them."""
+POINTS = 1200
+"""Maximum number of points of each of these charts, over all repeats. It keeps the page below 1.3 MB."""
+POINTS_MIN = 60
+"""Minimum number of points of a chart for one repeat."""
 STRIP_MARGIN = 5.0
 """Distance between the ends of a dot strip and its outermost dot or interval end, as a percentage of its width."""
 
@@ -44,14 +51,18 @@ def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Do
     """Return the document on all repeats of a plan, for the HTML page. `runs` are in the order of the repeats."""
     summaries = [run.summary for run in runs]
     first = summaries[0]
-    document = page_document(runs)
+    points_max = max(POINTS_MIN, POINTS // len(runs))
+    document = page_document([_thinned(run, points_max) for run in runs])
     answer, *others = document.sections
     tables = [block for block in answer.blocks if isinstance(block, Table)]
     of_runs = [block for block in answer.blocks if not isinstance(block, Table)]
     scorecard = _joint_scorecard(summaries, repeats)
     between = section(repeats)
-    figures = Disclosure("Mean, interval and repeats of every figure", [between.blocks[0]])
-    between = replace(between, blocks=[figures, *between.blocks[1:]])
+    figures, interval, state = between.blocks
+    # Sentences are visible if they limit the figures: too few repeats, or both cold and warm ones.
+    visible = [interval] * (repeats.runs < MIN_RUNS) + [state] * (len(set(repeats.state)) > 1)
+    folded = [figures, *(block for block in (interval, state) if block not in visible)]
+    between = replace(between, blocks=[Disclosure("Mean, interval and repeats of every figure", folded), *visible])
     shown = [replace(answer, blocks=[scorecard, *tables]), between]
     details: list[Block] = [Disclosure("Results and validity of each repeat", of_runs)]
     for part in others:
@@ -62,7 +73,7 @@ def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Do
             shown += [replace(part, blocks=charts)] if charts else []
         elif part.id == "again":
             shown.append(Section("details", "Each repeat", details))
-            shown.append(replace(part, blocks=_first_command(rest)))
+            shown.append(replace(part, blocks=[Disclosure("Command and settings", _first_command(rest))]))
         else:
             shown.append(replace(part, blocks=[*charts, *rest]))
     return replace(
@@ -71,6 +82,14 @@ def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Do
         sections=shown,
         servers=server_label(first),
     )
+
+
+def _thinned(run: ReportedRun, points_max: int) -> ReportedRun:
+    """Return the run with at most `points_max` points in each of the charts THINNED."""
+    data = {
+        chart: thin_points(values, points_max) if chart in THINNED else values for chart, values in run.data.items()
+    }
+    return replace(run, data=data)
 
 
 def _joint_scorecard(summaries: Sequence[Summary], repeats: RepeatsSummary) -> Scorecard:

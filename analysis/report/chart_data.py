@@ -103,6 +103,24 @@ def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, 
     }
 
 
+def thin_points(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
+    """Return the data of a chart with at most `points_max` points: evenly spaced ones, and those at both ends.
+
+    `data` contains lists of equal length, one entry per point, and other values, which are not changed. The number of
+    points is `drawn`, or the length of `x`."""
+    count = len(data["x"]) if "x" in data else data.get("drawn", 0)
+    if count <= points_max:
+        return data
+    ends = points_max // 10
+    even = np.linspace(0, count - 1, points_max - 2 * ends).astype(np.int64)
+    points = np.unique(np.concatenate((np.arange(ends), even, np.arange(count - ends, count)))).tolist()
+    result = dict(data)
+    for name, values in data.items():
+        if isinstance(values, list) and len(values) == count:
+            result[name] = [values[point] for point in points]
+    return result | {"drawn": len(points)} if "drawn" in data else result
+
+
 def confidence_band(curve: Mapping[str, Any]) -> dict[str, Any]:
     """Return the lower and the upper end of the 95% band at each point of a curve from `distribution`."""
     share = np.array(curve["y"])

@@ -14,7 +14,18 @@ from loadgen.analysis import report as doc
 from loadgen.analysis.format import UNKNOWN, duration, figure_title, interval_text, pluralise, significant
 from loadgen.analysis.objectives import Objective
 from loadgen.analysis.prices import currency_parts
-from loadgen.analysis.report import Block, Card, ChartRef, ColumnKind, Document, Paragraph, Section, TableCell
+from loadgen.analysis.report import (
+    Block,
+    Card,
+    ChartRef,
+    Chip,
+    ColumnKind,
+    Document,
+    Paragraph,
+    Section,
+    TableCell,
+    status,
+)
 from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import number_columns, table
 from loadgen.studies.capacity import CapacityOption
@@ -73,6 +84,14 @@ def capacity_document(
         sections,
         subtitle,
         "SIMULATED (virtual)",
+        chips=[
+            status.MODELLED,
+            Chip(
+                "Objectives",
+                f"met by {len(options)} of {pluralise(len(options) + len(reasons), 'candidate')}",
+                "ok" if options else "error",
+            ),
+        ],
         data={"runs": runs, "charts": charts if lines else []},
         version=version("llm-loadgen"),
     )

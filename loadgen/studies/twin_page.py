@@ -13,8 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loadgen.analysis import report as doc
-from loadgen.analysis.format import MINUS, figure_title, interval_text, scale_of, significant, unit_of
-from loadgen.analysis.report import Block, Card, ChartRef, ColumnKind, Document, Paragraph, RunStyle, Section, TableCell
+from loadgen.analysis.format import MINUS, figure_title, interval_text, pluralise, scale_of, significant, unit_of
+from loadgen.analysis.report import (
+    Block,
+    Card,
+    ChartRef,
+    Chip,
+    ColumnKind,
+    Document,
+    Paragraph,
+    RunStyle,
+    Section,
+    TableCell,
+)
 from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import Cells, number_columns, table
 from loadgen.studies.twin_fitting import Floats
@@ -86,6 +97,9 @@ def twin_document(
         subtitle,
         "SIMULATED (virtual)",
         styles,
+        chips=[
+            Chip("Simulated", f"predictions of a model, compared with {pluralise(len(runs), 'measured run')}", "note")
+        ],
         data={"runs": data, "charts": specs},
         version=version("llm-loadgen"),
     )

@@ -58,6 +58,7 @@ def test_cost_rises_in_steps(browser: Browser, tmp_path: Path) -> None:
         page.goto(write_page(tmp_path, PRICED).as_uri())
         page.evaluate("Report.drawAll()")
         expect(page.locator("#chart-cost .scatterlayer .trace")).to_have_count(2)
+        expect(page.locator(".chip.ok")).to_contain_text("met by 3 of 4 candidates")
         lines = page.evaluate("document.querySelector('#chart-cost').data.map(({ x, y, line }) => [x, y, line.shape])")
         assert lines[0] == [[0, 40, 80, 100], [2.5, 5, 7.5, 7.5], "hv"]
         assert lines[1][1][-1] == pytest.approx(13 * 0.9)

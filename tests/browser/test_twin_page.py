@@ -56,6 +56,7 @@ def test_predictions_are_compared_with_the_measurement(browser: Browser, twin_pa
             expect(page.locator(f"#chart-{chart} .scatterlayer .trace")).to_have_count(4)
         twin = page.evaluate("document.querySelector('#chart-ttft').data[1]")
         assert (twin["x"][0], twin["x"][-1]) == (pytest.approx(90), pytest.approx(180))
+        expect(page.locator(".chip.note")).to_contain_text("predictions of a model, compared with 2 measured runs")
         card = page.locator("#answer .card", has_text="Largest difference")
         expect(card).to_contain_text("\u221210.0%")
         expect(card).to_contain_text("TTFT p99 of burst")

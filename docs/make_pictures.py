@@ -39,7 +39,7 @@ FAULTS = ["--clock", "batching", "--speed", "4", "--fault", "cut=0.005", "--faul
 class Picture(NamedTuple):
     """A screenshot of one part of a report, or of its first screen if `part` is empty.
 
-    `width` is the width of the browser window in pixels, `scheme` is `light` or `dark`.
+    `width` and `height` are the size of the browser window in pixels, `scheme` is `light` or `dark`.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Picture(NamedTuple):
     part: str
     width: int = 1100
     scheme: str = "light"
+    height: int = 900
 
 
 ALL = (
@@ -61,7 +62,7 @@ ALL = (
     Picture("objectives", "load", "#objectives"),
     Picture("compare", "compare", "#comparison", 1200),
     Picture("index", "index", "body", 1500),
-    Picture("phone", "load", "#answer", 360, "dark"),
+    Picture("phone", "load", "", 360, "dark", 780),
     Picture("report", "burst", "", 1280),
     Picture("matrix", "matrix", "", 1280),
     Picture("limits", "limits", "#roofline"),
@@ -83,10 +84,11 @@ def main() -> None:
         subprocess.run([*LOADGEN, "matrix", MATRIX, "--quiet", "--out", f"{folder}/matrix"], check=False)
         pages["matrix"] = Path(folder) / "matrix/matrix.html"
         pages["frontier"] = swept(Path(folder))
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        system = shutil.which("chromium-headless-shell") or shutil.which("chromium")  # else Playwright's own build
+        browser = playwright.chromium.launch(executable_path=system, args=["--no-sandbox"])
         for picture in ALL:
             page = browser.new_page(
-                viewport={"width": picture.width, "height": 900},
+                viewport={"width": picture.width, "height": picture.height},
                 color_scheme="dark" if picture.scheme == "dark" else "light",
             )
             page.goto(pages[picture.run].as_uri())

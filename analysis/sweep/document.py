@@ -55,9 +55,9 @@ FRONTIER = """Each point is the run at one load, and its number is this load. Ri
 open its run."""
 SEVERAL = "The grey line joins the points that no other point shown here beats in both figures (the Pareto frontier)."
 BRACKET = "The capacity lies between the two loads that the broad line joins."
-STAR = "The star is the load that {cards} describe."
+STAR = "The star is the load that {cards}."
 LIMIT = "The dotted line is what the hardware allows at most with the same number of requests in flight."
-OVERLOADS = "Not drawn: {}, whose runs were ended early."
+OVERLOADS = "Not drawn: {} of an overloaded server, ended early."
 PER_USER = "Speed per user is 1 / median TPOT: the tokens per second that one user sees."
 FIRST = (
     "Left and up is better: an earlier first token, and more tokens from the same GPUs. Symbols as in the chart above."
@@ -471,13 +471,16 @@ def _names(names: Sequence[str]) -> str:
 def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:
     """Return the section with the frontier chart, and with controls that select what the charts of the page show."""
     several, results = len(sweeps) > 1, sweeps.values()
-    caption = [f"{FRONTIER} {PER_USER}", STAR.format(cards="the table above" if several else "the figures above")]
+    caption = [
+        f"{FRONTIER} {PER_USER}",
+        STAR.format(cards="the table above describes" if several else "the figures above describe"),
+    ]
     caption += [SEVERAL] if several else []
     caption += [BRACKET] if any(_is_bracket_drawn(sweep) for sweep in results) else []
     limited = any(step.limit_tokens_per_s_per_user for sweep in results for step in sweep.steps)
-    caption += [LIMIT] if limited else []
+    caption += [f"{LIMIT}{' The check box shows it.' * several}"] if limited else []
     overloads = sum(step.verdict == "overload" for sweep in results for step in sweep.steps)
-    caption += [OVERLOADS.format(pluralise(overloads, "overload"))] if overloads else []
+    caption += [OVERLOADS.format(pluralise(overloads, "run"))] if overloads else []
     switches = []
     if several:
         choices = [(str(index), name) for index, name in enumerate(sweeps)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -17,6 +18,8 @@ from loadgen.analysis.objectives import parse, parse_bounds
 from loadgen.analysis.report import Document
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import page_document
+from loadgen.analysis.sweep import SweepResult
+from loadgen.analysis.sweep.document import frontier_document
 from loadgen.cli.report import report
 from loadgen.dissect import inference_report, training_report
 from loadgen.results import load_and_summarise
@@ -31,7 +34,7 @@ from tests.support.runs import burst, failed, footer, header, healthy, run_of, w
 
 PAGES = (
     *("plain", "bounded", "troubled", "failing_chips", "many", "repeats", "folder", "comparison", "matrix"),
-    *("frontier", "limits", "inference", "training", "capacity", "twin"),
+    *("frontier", "missed", "limits", "inference", "training", "capacity", "twin"),
 )
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
@@ -144,6 +147,21 @@ def frontier(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     sweep = ("sweep", "--server", "vllm", "--virtual", "H100", "--rates", "2,8", "--objective", "tpot.p99 < 50ms")
     in_process(folder, *sweep, "--duration", "10s", "--quiet", "--out", str(folder / "s"))
     return OnDisk(folder / "s/frontier.html")
+
+
+@pytest.fixture(scope="module")
+def missed(frontier: OnDisk, tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """The page of a sweep whose chips all fail: the client was the limit, no load met the objectives, and there are
+    rejected requests."""
+    found = msgspec.json.decode((frontier.path.parent / "sweep.json").read_bytes(), type=SweepResult)
+    steps = [
+        msgspec.structs.replace(step, over=0.99, verdict="not met", client="limited", rejected=3, complete=1)
+        for step in found.steps
+    ]
+    steps[0] = msgspec.structs.replace(steps[0], over=0.4, verdict="inconclusive")
+    result = msgspec.structs.replace(found, steps=steps, state="open", ended="client", mark="SIMULATED")
+    document = frontier_document({result.name: result}, lambda _sweep, folder: folder)
+    return _written(tmp_path_factory.mktemp("missed"), document)
 
 
 @pytest.fixture(scope="module")

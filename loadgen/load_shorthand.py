@@ -5,6 +5,7 @@
     rate=5, concurrency=8       poisson:5, and requests wait while 8 are in flight
     duration_s=30 and no load   closed:1
     requests:FILE with times    at:FILE
+    workload=sessions:FILE      starts:FILE, the start times in the file, if no load is given
 
 A Plan stores `arrivals` for each of these loads. It stores `concurrency` only in the third case, as a limit.
 """
@@ -44,6 +45,8 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
         result["arrivals"] = f"closed:{result.pop('concurrency')}"
     elif recorded_times:
         result["arrivals"] = recorded_times
+    elif str(result.get("workload", "")).startswith("sessions:"):
+        result["arrivals"] = "starts:" + str(result["workload"]).removeprefix("sessions:")
     elif result.get("duration_s") is not None and result.get("n") is None:
         result["arrivals"] = ONE_AT_A_TIME
     return result

@@ -336,9 +336,9 @@ class Plan:
 
     @property
     def uses_sessions(self) -> bool:
-        """Return True if the workload is multi-turn.
+        """Return True if the workload consists of sessions.
 
-        For a multi-turn workload, `n`, the number of clients and the arrivals count sessions instead of requests.
+        For such a workload, `n`, the number of clients and the arrivals count sessions instead of requests.
         """
         return workload.has_sessions(self.prompt_source)
 
@@ -370,7 +370,7 @@ class Plan:
         if self.n is not None and self.workers > self.n:
             yield f"{self.workers} workers for {self.n} requests: use --workers {self.n} or fewer"
         if self.image and self.uses_sessions:
-            yield "--image: multi-turn workloads cannot contain images; use single requests"
+            yield "--image: sessions cannot contain images; use single requests"
         if self.max_in_flight and self.max_in_flight < process.facts.clients:
             yield (
                 f"--arrivals {self.arrivals} keeps {process.facts.clients} requests in flight, more than "

@@ -30,6 +30,7 @@ from loadgen.workloads.arrival_processes import (
     Steps,
     Trace,
 )
+from loadgen.workloads.session_files import SessionStarts
 from loadgen.workloads.spec_syntax import WorkloadError
 
 BURST_LIMIT = 1_000_000
@@ -83,6 +84,7 @@ ARRIVAL_PROCESSES: dict[str, type[Arrivals]] = {
     "closed": ClosedLoopArrivals,
     "at": RecordedTimes,
     "trace": Trace,
+    "starts": SessionStarts,
 }
 """Arrival processes that `parse` accepts, by the name before the colon."""
 

@@ -11,6 +11,16 @@ import msgspec
 from loadgen.workloads.images import SyntheticImage
 
 
+class ParentEdge(msgspec.Struct, frozen=True, array_like=True):
+    """A condition of a request in a session: it is due a delay after the end or start of another request."""
+
+    id: int
+    """Id of the other request, the parent."""
+    after: str
+    """`end`: the end of the parent's response. `start`: the time at which the parent was sent."""
+    delay_ns: int
+
+
 class Request(msgspec.Struct, frozen=True):
     """The content of one request: its prompt, the requested output length and additional fields."""
 
@@ -43,6 +53,12 @@ class Request(msgspec.Struct, frozen=True):
     """HTTP headers of this request. They replace headers of the run that have the same name in any spelling."""
     raw: bytes = b""
     """The exact bytes of the request's body. Empty: the server's `Dialect` encodes the body."""
+    role: str = ""
+    """Role of the request in a session that is a graph, such as `root` or `sub-agent`."""
+    parents: tuple[ParentEdge, ...] = ()
+    """Conditions of a request in a session that is a graph. The request is due when all of them are met."""
+    tool_ns: int = 0
+    """Time in ns before the request during which tools run, as part of the delays of `parents`."""
 
 
 def merged_headers(*headers: Mapping[str, str]) -> dict[str, str]:

@@ -32,8 +32,8 @@ DURATION_EXAMPLES = "500ms, 10s, 2m, 1m30s or 1h"
 
 
 GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 NOT_TEXT = (
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it first: zstd -d FILE"),
     (b"\xfd7zXZ\0", "compressed with xz", "unpack it first: xz -dk FILE"),
     (b"BZh", "compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
     (b"PK\3\4", "a ZIP archive", "unpack it first: unzip FILE"),
@@ -167,7 +167,7 @@ def parse_path_and_options(text: str, known: Collection[str]) -> tuple[str, dict
 
 @contextmanager
 def open_text(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a user's file as UTF-8 text. Line ends are not changed. A file compressed with gzip is unpacked.
+    """Open a user's file as UTF-8 text. Line ends are not changed. A file compressed with gzip or zstd is unpacked.
 
     Raises WorkloadError if the file is unreadable or damaged, or if it has a known format other than text. `name`
     describes the file in error messages, such as `the dataset`."""
@@ -185,10 +185,12 @@ def open_text(path: Path, name: str) -> Iterator[TextIO]:
 
         content = cast("BinaryIO", gzip.GzipFile(fileobj=raw))
         gzip_errors = (EOFError, gzip.BadGzipFile, zlib.error)
+    elif begin.startswith(ZSTD_MAGIC):
+        content, gzip_errors = _zstd_content(raw, name, path), (OSError,)
     # A byte that is not UTF-8 becomes half of a surrogate pair, which every reader refuses with its line.
     with raw, TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
-            if gzip_errors:
+            if begin.startswith(GZIP_MAGIC):
                 begin = content.read(8)
                 content.seek(0)
             for magic, form, hint in NOT_TEXT:
@@ -197,7 +199,20 @@ def open_text(path: Path, name: str) -> Iterator[TextIO]:
             yield file
         except gzip_errors as error:
             hint = "the file is damaged or incomplete"
-            raise WorkloadError(f"{name} {path} cannot be unpacked with gzip: {error}", hint) from error
+            program = "zstd" if begin.startswith(ZSTD_MAGIC) else "gzip"
+            raise WorkloadError(f"{name} {path} cannot be unpacked with {program}: {error}", hint) from error
+
+
+def _zstd_content(raw: BinaryIO, name: str, path: Path) -> BinaryIO:
+    """Return the unpacked content of a file compressed with zstd. Raises WorkloadError if PyArrow is not installed."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+    except ImportError:
+        raise WorkloadError(
+            f"{name} {path} is compressed with zstd, and PyArrow, which unpacks it, is not installed",
+            "unpack it first: zstd -d FILE; or install PyArrow: pip install 'llm-loadgen[parquet]'",
+        ) from None
+    return cast("BinaryIO", pyarrow.CompressedInputStream(raw, "zstd"))
 
 
 def format_number(value: Fraction) -> str:

@@ -126,7 +126,7 @@ class _TextBuilder:
         return self._writer(vocabulary, len(vocabulary.costs), count)
 
     def _writer(self, vocabulary: WordCosts, openings: int, count: CountTokens | None) -> TextWriter:
-        writer = text_writer(words_of(vocabulary, openings), self._survey, self._prompts.spec.seed, count)
+        writer = text_writer(words_of(vocabulary, openings), self._survey, self._prompts.spec.prompt_seed, count)
         if writer.openings.short:
             _rehearse(replace(self._prompts, prompt=writer.openings.rank), None, self._progress)
         return writer
@@ -184,10 +184,12 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
     of the warm-up requests are surveyed, because only these are generated."""
     spec = prompts.spec
     from_file = _is_from_file(prompts)
-    endless = spec.n is None and spec.trace is None
+    endless = spec.n is None and spec.trace is None and not prompts.has_graphs
     limit = None
     if from_file:
         limit = 0
+    elif prompts.has_graphs:
+        limit = None
     elif endless or (isinstance(spec.input, Fixed) and spec.trace is None and not complete):
         limit = max(1, REHEARSED // spec.batch_size)
     survey = TextSurvey(
@@ -211,13 +213,22 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
 
 def _is_from_file(prompts: Prompts) -> bool:
     """Return True if the prompts come from a file. Only the warm-up requests then need generated texts."""
-    return getattr(prompts.spec.workload, "path", None) is not None
+    from loadgen.workloads.workload import holds_texts
+
+    return holds_texts(prompts.spec.workload)
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
     """Generate the first `limit` requests (None: all) and the warm-up requests, and discard them.
 
     For each text that a request needs, this function calls `prompts.prompt`, which records the length of the text."""
+    if prompts.has_graphs:
+        for done, graph in enumerate(islice(prompts.graphs(), limit), 1):
+            graph.prepare_prompts()
+            if done % PROGRESS_EVERY == 0:
+                progress(done)
+        prompts.warmup()
+        return
     requests = prompts.conversations() if prompts.has_sessions else prompts.requests()
     for done, _ in enumerate(islice(requests, limit), 1):
         if done % PROGRESS_EVERY == 0:

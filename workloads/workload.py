@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +34,9 @@ from loadgen.workloads.prompts import (
 )
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request, merged
+from loadgen.workloads.session_files import SYNTAX as SESSIONS_SYNTAX
+from loadgen.workloads.session_files import SessionFile
+from loadgen.workloads.session_graph import SessionGraph
 from loadgen.workloads.sessions import MultiTurn, Session
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
 from loadgen.workloads.text_prompts import Progress, ignore_progress, no_text, text_prompt
@@ -88,12 +92,12 @@ class SharedPrefix(msgspec.Struct, frozen=True):
         return f"shared-prefix:groups={self.groups},tokens={self.tokens}"
 
 
-Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn | RawRequests
+Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn | RawRequests | SessionFile
 
 
 def has_sessions(workload: Workload) -> bool:
-    """Return True if the workload consists of sessions, whose requests are sent one after the other."""
-    return isinstance(workload, MultiTurn) or (isinstance(workload, RawRequests) and workload.sessions)
+    """Return True if the workload consists of sessions."""
+    return isinstance(workload, MultiTurn | SessionFile) or (isinstance(workload, RawRequests) and workload.sessions)
 
 
 def parse(text: str) -> Workload:
@@ -125,6 +129,11 @@ def _parse_kind(text: str) -> Workload:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None
 
 
+def holds_texts(workload: Workload) -> bool:
+    """Return True if the workload reads the texts of its prompts from a file, so that none must be generated."""
+    return getattr(workload, "path", None) is not None and not isinstance(workload, SessionFile)
+
+
 class WorkloadSpec(msgspec.Struct, frozen=True):
     """All settings that determine the requests of a run: workload, lengths, seed and number of requests."""
 
@@ -147,6 +156,12 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     query_words: int = 0
     """Number of words at the start of an input that all inputs of a request share, because the endpoint takes them as
     the query. 0: the inputs share nothing. Used only if `batch_size` is larger than 1."""
+
+    @property
+    def prompt_seed(self) -> int:
+        """The seed of the generated prompts. It differs from `seed` if the workload has a salt."""
+        salt = getattr(self.workload, "salt", "")
+        return int.from_bytes(sha256(f"{self.seed}/{salt}".encode()).digest()[:6]) if salt else self.seed
 
     @property
     def numbers(self) -> int:
@@ -177,6 +192,11 @@ class Prompts(msgspec.Struct, frozen=True):
         return has_sessions(self.spec.workload)
 
     @property
+    def has_graphs(self) -> bool:
+        """True if the sessions of the workload are graphs, which `graphs` yields."""
+        return isinstance(self.spec.workload, SessionFile)
+
+    @property
     def warmup_start(self) -> int:
         """The number of the first warm-up prompt. The measured prompts of the run have lower numbers."""
         first = NUMBERS_LIMIT if self.spec.n is None else self.spec.n
@@ -195,7 +215,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
         Raises WorkloadError for a workload of multi-turn sessions, for which `conversations` must be used instead."""
         spec = self.spec
-        if isinstance(spec.workload, MultiTurn):
+        if isinstance(spec.workload, MultiTurn | SessionFile):
             raise WorkloadError("the turns of a session follow its responses", "use closed:N arrivals")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
             result = spec.trace.requests(self)
@@ -230,6 +250,12 @@ class Prompts(msgspec.Struct, frozen=True):
             raise WorkloadError(f"{source} has no sessions", "use multi-turn:...")
         sessions: Iterator[Session] = source.conversations(self)
         return islice(sessions, self.spec.n)
+
+    def graphs(self) -> Iterator[SessionGraph]:
+        """Yield the sessions that are graphs. Raises WorkloadError for a workload without such sessions."""
+        if not isinstance(self.spec.workload, SessionFile):
+            raise WorkloadError(f"{self.spec.workload} has no sessions with several requests", "use sessions:FILE")
+        return islice(self.spec.workload.graphs(self), self.spec.n)
 
     def warmup(self) -> list[Request]:
         """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.
@@ -336,7 +362,7 @@ def prepare_prompts(
     token count of a text is not the sum of its words' counts (loadgen.workloads.text_prompts). Raises PromptError if a
     length cannot be exact, or if tokenizer file and server count differently. Raises WorkloadError if a file is
     malformed."""
-    from_file = getattr(spec.workload, "path", None) is not None
+    from_file = holds_texts(spec.workload)
     counter = choose_counter(local, server, by, drawn=not from_file, store=store)
     counts: dict[str, int] = {}
 
@@ -419,7 +445,9 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
     """Return a function that builds prompts of random token ids, or None if the prompts must be texts.
 
     Prompts can be token ids only if the workload generates its prompts and the tokenizer `source` returns token ids."""
-    drawn = isinstance(spec.workload, Synthetic | SharedPrefix)
+    drawn = isinstance(spec.workload, Synthetic | SharedPrefix) or (
+        isinstance(spec.workload, SessionFile) and not spec.workload.has_messages
+    )
     alphabet = sorted(set(source.ids(" ".join(source.words or COMMON_WORDS)))) if source and drawn else []
     if not alphabet:
         return None
@@ -427,11 +455,11 @@ def _ids(spec: WorkloadSpec, source: Tokenizer | None) -> Prompt | None:
     shortest = BLOCK_TOKENS
     if isinstance(spec.workload, SharedPrefix):
         shared = spec.workload.groups
-    elif spec.trace is not None:
+    elif spec.trace is not None or isinstance(spec.workload, SessionFile):
         shared = BLOCKS_LIMIT
     elif isinstance(spec.input, Fixed):
         shortest = spec.input.length
-    return id_prompts(alphabet, spec.seed, numbers=spec.numbers, shared=shared, shortest=shortest)
+    return id_prompts(alphabet, spec.prompt_seed, numbers=spec.numbers, shared=shared, shortest=shortest)
 
 
 def _shared_prefix(rest: str) -> SharedPrefix:
@@ -449,6 +477,7 @@ WORKLOADS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "alpaca": (Dataset.of("alpaca"), "alpaca:FILE"),
     "jsonl": (Dataset.of("jsonl"), "jsonl:FILE"),
     "requests": (raw_requests.raw_requests, "requests:FILE[,sessions=yes]"),
+    "sessions": (SessionFile.parse, SESSIONS_SYNTAX),
     "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }
 """Workloads that `parse` accepts, by name: the parser of the text after the colon, and the syntax."""

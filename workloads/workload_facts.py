@@ -13,6 +13,7 @@ from loadgen.workloads import lengths, workload
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.lengths import Empirical, Exponential, Fixed, LengthDistribution, Lognormal, Uniform
 from loadgen.workloads.raw_requests import RawRequests
+from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError, format_duration
 from loadgen.workloads.workload import SharedPrefix
@@ -82,6 +83,8 @@ def workload_facts(text: str) -> WorkloadFacts:
             )
         case RawRequests():
             return msgspec.structs.replace(facts, has_own_lengths=True, has_sessions=source.sessions)
+        case SessionFile():
+            return msgspec.structs.replace(facts, has_own_lengths=True, has_sessions=True, shares_prefixes=True)
         case SharedPrefix():
             return msgspec.structs.replace(facts, shares_prefixes=True)
     return facts

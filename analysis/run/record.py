@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 
+from loadgen.workloads.request import ParentEdge
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT
 
 if TYPE_CHECKING:
@@ -53,6 +54,13 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """Id of the first turn of the session; None for a single request."""
     turn: Count = 0
     """Index of the turn in its session, from 0."""
+    role: str = ""
+    """Role of the request in a session that is a graph, such as `root` or `sub-agent`. Empty for other requests."""
+    parents: list[ParentEdge] = []
+    """Conditions of a request in a session that is a graph: the id of another request, `end` or `start`, and a delay in
+    ns. The request is due when all conditions are met."""
+    tool_ns: Count = 0
+    """Time before the request during which tools ran, according to the file with the session."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the start of the run and are excluded from all metrics."""
@@ -120,6 +128,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
 
 def record_for(request: Request, state: State, **facts: Any) -> Record:
     """Return a Record with the id, session, turn and requested lengths of `request`. `facts` sets further fields."""
+    if request.parents or request.role:
+        facts |= {"role": request.role, "parents": list(request.parents), "tool_ns": request.tool_ns}
     return Record(
         id=request.id,
         session=request.session,

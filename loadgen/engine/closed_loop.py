@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
+from loadgen.engine.session_progress import DueNode, SessionProgress
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.http1 import join_pieces
 from loadgen.servers.wire.sse import split_events
@@ -140,10 +141,75 @@ class Sessions:
         return self._starts.more or self._active > 0
 
 
+class GraphSessions:
+    """The request queue of a workload whose sessions are graphs (loadgen.workloads.session_graph).
+
+    `starts` is the request queue that decides when each session starts. It yields the first request of each session.
+    `slot_of` encodes a request, given its due time. The other requests of a session become due after the start or end
+    of earlier requests, as the file with the sessions says.
+    """
+
+    def __init__(
+        self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]
+    ) -> None:
+        self._starts = starts
+        self._slot_of = slot_of
+        self._active = 0
+
+    def group(self) -> list[ScheduledRequest]:
+        """Return the first request of each session that starts next. Sessions that start together are returned
+        together."""
+        group = self._starts.group()
+        self._active += len(group)
+        return group
+
+    def draw(self) -> bool:
+        """Build and encode the first request of a session before it is due. Return True if a request was built."""
+        return self._starts.draw()
+
+    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
+        """Return the first request of the session that starts because another session has ended at `ended_ns`.
+
+        Return None in an open loop, and when no more sessions start.
+        """
+        self._active -= 1
+        slot = self._starts.next_after_completion(ended_ns)
+        self._active += slot is not None
+        return slot
+
+    def after_start(self, slot: ScheduledRequest, sent_ns: int) -> list[ScheduledRequest]:
+        """Return the requests that become due because `slot` was sent at `sent_ns`, in ns from the run's start."""
+        assert slot.progress is not None
+        return self._slots(slot.progress, slot.progress.started(slot.node, sent_ns))
+
+    def after_end(self, slot: ScheduledRequest, end_ns: int, answer: str) -> list[ScheduledRequest]:
+        """Return the requests that become due because the response to `slot` was complete at `end_ns`."""
+        assert slot.progress is not None
+        return self._slots(slot.progress, slot.progress.ended(slot.node, end_ns, answer))
+
+    def _slots(self, progress: SessionProgress, due: list[DueNode]) -> list[ScheduledRequest]:
+        return [self._slot_of(progress, index, due_ns) for index, due_ns in due]
+
+    @property
+    def closed(self) -> bool:
+        """Return True if the end of a session makes another session due."""
+        return self._starts.closed
+
+    @property
+    def timed(self) -> bool:
+        """Return True if the run starts sessions one after the other until a given duration has passed."""
+        return self._starts.timed
+
+    @property
+    def more(self) -> bool:
+        """Return True while another session will start or an active session may continue."""
+        return self._starts.more or self._active > 0
+
+
 def answer_text(exchange: Exchange, dialect: Dialect) -> str:
     """Return the text of a complete response. The prompt of the session's next turn contains this text."""
     body = join_pieces(exchange.raw, exchange.framing.body_bounds(exchange.raw))
     return dialect.text(split_events(body)[0])
 
 
-RequestQueue = OpenLoop | ClosedLoop | Sessions
+RequestQueue = OpenLoop | ClosedLoop | Sessions | GraphSessions

@@ -35,11 +35,12 @@ from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.client_health import FirstTokens, Health, LiveCounters
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.closed_loop import RequestQueue, Sessions, answer_text
+from loadgen.engine.closed_loop import GraphSessions, RequestQueue, Sessions, answer_text
 from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes, tpot_ns
 from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.record_builder import build_records, first_token_end, tokens_so_far
 from loadgen.engine.request_queue import ScheduledRequest
+from loadgen.engine.session_progress import SessionProgress
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.target import connection_error
@@ -338,6 +339,11 @@ class Driver:
             slot.payload = b""
         self._in_flight[exchange] = slot
         exchange.listen()
+        if slot.starts_others and slot.first_sent_ns is None:
+            assert isinstance(self._queue, GraphSessions)
+            sent_ns = (exchange.sent_ns or 0) - self._recorder.start_ns
+            for following in self._queue.after_start(slot, sent_ns):
+                self._wait(following)
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
         """Start the coroutine `opening` as a task. The task opens a connection and sends the request `slot`."""
@@ -434,7 +440,7 @@ class Driver:
         self._recorder.take(slot, exchange)
         if self._waiting:
             self._release_soon()
-        if slot.conversation is None and not slot.awaited:
+        if not (slot.in_session or slot.awaited):
             self._follow(slot, refused=was_refused(exchange.error_kind, exchange.framing.status))
 
     def _give_up(self, slot: ScheduledRequest, kind: ErrorKind, detail: str) -> None:
@@ -445,7 +451,7 @@ class Driver:
         self._recorder.take(slot, None, kind, detail)
         if self._waiting:
             self._release_soon()
-        if slot.conversation is None:
+        if not slot.in_session:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
@@ -455,7 +461,7 @@ class Driver:
         the server does so, a client waits for the Record of its response before it sends the next request.
         """
         self._queue.draw()
-        if self._back_off is None or slot.conversation is not None:
+        if self._back_off is None or slot.in_session:
             return
         rejected = record.state == "rejected"
         if rejected and record.http_status == 200:
@@ -466,6 +472,9 @@ class Driver:
 
     def _on_turn(self, slot: ScheduledRequest, record: Record, answer: str) -> None:
         """After a turn of a session was recorded, schedule the next turn or end the session."""
+        if slot.progress is not None:
+            self._on_node(slot, slot.progress, record, answer)
+            return
         assert isinstance(self._queue, Sessions)
         assert slot.conversation is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
@@ -482,6 +491,26 @@ class Driver:
             ending = NOT_SENT if self._interrupted else ("session_ended", f"not sent, {why}")
             self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
+
+    def _on_node(self, slot: ScheduledRequest, progress: SessionProgress, record: Record, answer: str) -> None:
+        """After a request of a graph was recorded, schedule the requests that wait for it.
+
+        If the request failed, the requests that can no longer become due are recorded as not sent.
+        """
+        assert isinstance(self._queue, GraphSessions)
+        now_ns = self._clock.now_ns() - self._recorder.start_ns
+        if record.state == "complete" and not self._interrupted:
+            end_ns = now_ns if record.end_ns is None else record.end_ns
+            for following in self._queue.after_end(slot, end_ns, answer):
+                self._wait(following)
+        else:
+            error = f" ({record.error_kind})" if record.error_kind != record.state else ""
+            why = f"not sent, request {record.id} of its session was {record.state}{error}"
+            ending = NOT_SENT if self._interrupted else ("session_ended", why)
+            for request in progress.failed(slot.node):
+                self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
+        if not progress.unfinished:
+            self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
         """After a request has ended, let its closed-loop client continue with the next request.
@@ -561,7 +590,7 @@ class Driver:
         self._counts.due += slot.turns
         assert self._gave_up is not None
         self._recorder.take(slot, None, *self._gave_up)
-        if slot.conversation is None:  # a session goes on in `_on_turn`
+        if not slot.in_session:  # a session goes on in `_on_turn`
             asyncio.get_running_loop().call_soon(self._give_up_next)
 
     def _wait(self, slot: ScheduledRequest) -> None:
@@ -746,9 +775,10 @@ class Recorder:
             setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)
             slot.exchange = None
             slot.payload = b""
-            if slot.conversation is not None:
+            if slot.in_session:
                 complete = exchange is not None and record.state == "complete"
-                answer = answer_text(exchange, exchange.dialect or self._dialect) if exchange and complete else ""
+                needed = complete and (slot.progress is None or slot.progress.keeps_answer(slot.node))
+                answer = answer_text(exchange, exchange.dialect or self._dialect) if exchange and needed else ""
                 self.on_turn(slot, record, answer)
             self.ended.popleft()
             self.on_record(slot, record)
@@ -779,7 +809,7 @@ class Recorder:
         """
         now_ns = time.monotonic_ns()
         first = self.ended[0][0]
-        is_awaited = first.conversation is not None or first.awaited
+        is_awaited = first.in_session or first.awaited
         if now_ns - self._last_end_ns < QUIET_NS and len(self.ended) < BACKLOG and not is_awaited:
             # Responses are ending right now. They are handled first, because no client waits for this Record.
             self._record_after(QUIET_NS / 1e9)

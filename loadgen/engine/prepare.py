@@ -50,6 +50,7 @@ from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import new_id_prefix
+from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.text_prompts import no_text
@@ -310,7 +311,7 @@ def with_file_endpoint(plan: Plan) -> Plan:
         path = "" if plan.path else first_path(source)
         dialect = dialect_for_path(BACKENDS[plan.server].dialects, path) if path and plan.endpoint is None else None
         return plan if dialect is None else plan.replaced(endpoint=dialect.endpoint)
-    if plan.endpoint is None and isinstance(source, Dataset) and source.has_messages:
+    if plan.endpoint is None and isinstance(source, Dataset | SessionFile) and source.has_messages:
         return plan.replaced(endpoint="chat")
     return plan
 
@@ -351,7 +352,7 @@ def check_prompt_file(
     count = _count_entries(plan, needed, progress)
     if not count:
         raise PlanError(f"{plan.workload_file} holds no {_unit(plan)}", "Name another file.")
-    about = f"prompts from {source}: {describe_format(source)}"
+    about = f"{_unit(plan)} from {source}: {describe_format(source)}"
     if plan.repeat_file and (needed is None or count < needed):
         return about, f"the file's {count} {_unit(plan)} are repeated, so a prefix cache may help the server"
     if needed is not None and count < needed:
@@ -367,7 +368,7 @@ def _count_entries(plan: Plan, limit: int | None, progress: Callable[[int], None
     """Return the number of prompts or sessions in the plan's file, up to `limit`."""
     source = plan.prompt_source
     count = 0
-    samples = source.samples() if isinstance(source, Dataset | MultiTurn | RawRequests) else None
+    samples = source.samples() if isinstance(source, Dataset | MultiTurn | RawRequests | SessionFile) else None
     for count, _ in enumerate(islice(samples or (), limit), 1):
         progress(count)
     return count

@@ -16,6 +16,7 @@ from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Session
 
 if TYPE_CHECKING:
+    from loadgen.engine.session_progress import SessionProgress
     from loadgen.servers.backends.dialect import Dialect
     from loadgen.servers.wire.transport import Exchange
 
@@ -97,6 +98,12 @@ class ScheduledRequest:
     """True if the closed-loop client continues only after this request has been recorded."""
     conversation: Session | None = None
     """The session to which this request belongs. None for a single request."""
+    progress: SessionProgress | None = None
+    """The progress of the session if the session is a graph. None for a request of any other workload."""
+    node: int = 0
+    """Index of the request's node in the graph of its session."""
+    starts_others: bool = False
+    """True if another request of the session waits for the start of this request."""
     dialect: Dialect | None = None
     """The dialect of the request if it differs from the dialect of the run."""
     not_encoded: str = ""
@@ -117,10 +124,17 @@ class ScheduledRequest:
     def turns(self) -> int:
         """Return by how much this request increases the number of due requests when it becomes due.
 
-        The result is 1 for a single request. For a session, the result is the number of turns, because all turns count
-        as due when the session starts.
+        The result is 1 for a single request. For the first request of a session, the result is the number of the
+        session's requests, because all of them count as due when the session starts.
         """
+        if self.progress is not None:
+            return len(self.progress.graph.nodes)
         return 1 if self.conversation is None else len(self.conversation.turns)
+
+    @property
+    def in_session(self) -> bool:
+        """Return True if the request belongs to a session."""
+        return self.conversation is not None or self.progress is not None
 
 
 class OpenLoop:

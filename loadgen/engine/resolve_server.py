@@ -35,6 +35,7 @@ from loadgen.servers.server_url import describe_repair, parse_server_url, takes_
 from loadgen.workloads import arrival_processes, lengths, workload
 from loadgen.workloads.http_headers import HEADER
 from loadgen.workloads.request import Request
+from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.sessions import MultiTurn
 
 if TYPE_CHECKING:
@@ -280,6 +281,8 @@ def max_prompt_length(plan: Plan) -> int:
     """
     requested, answered = max_length(plan.input_tokens), max_length(plan.output_tokens)
     named = plan.prompt_source
+    if isinstance(named, SessionFile):
+        return 1
     if not isinstance(named, MultiTurn):
         return requested
     turns = named.turns

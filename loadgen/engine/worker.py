@@ -33,9 +33,10 @@ from msgspec.structs import replace
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
-from loadgen.engine.closed_loop import ClosedLoop, RequestQueue, Sessions
+from loadgen.engine.closed_loop import ClosedLoop, GraphSessions, RequestQueue, Sessions
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
+from loadgen.engine.session_progress import SessionProgress
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.backends.dialect import Dialect, request_body
 from loadgen.servers.backends.raw_bodies import complete_body
@@ -46,6 +47,7 @@ from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source, preload_source
 from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request, merged_headers, wire_id
+from loadgen.workloads.session_graph import SessionGraph
 from loadgen.workloads.sessions import Session
 from loadgen.workloads.workload import Prompts
 
@@ -87,6 +89,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
         If the workload has sessions, every turn of each session is yielded.
         """
+        if self.prompts.has_graphs:
+            return chain.from_iterable(graph.unsent_requests() for graph in self.graphs())
         if self.prompts.has_sessions:
             return chain.from_iterable(
                 (session.request(), *session.remaining_requests()) for session in self.conversations()
@@ -112,6 +116,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
         turns = getattr(self.prompts.spec.workload, "turns", None) or 1
         own = own_prompts(self.prompts, self.worker, self.workers, turns)
         return islice(own.conversations(), self.worker, None, self.workers)
+
+    def graphs(self) -> Iterator[SessionGraph]:
+        """Yield this worker's sessions. Called only for a workload whose sessions are graphs."""
+        return islice(self.prompts.graphs(), self.worker, None, self.workers)
 
     def warmup(self) -> Sequence[Request]:
         """Return this worker's warm-up requests. They are sent before the run, and their Records have the phase
@@ -148,6 +156,14 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """Encode the current turn of a session and return it with its due time."""
         return self.schedule_request(conversation.request(), due_ns, conversation)
 
+    def schedule_node(self, progress: SessionProgress, node: int, due_ns: int) -> ScheduledRequest:
+        """Encode the request of a node of a session and return it with its due time."""
+        slot = self.schedule_request(progress.request(node), due_ns)
+        slot.progress = progress
+        slot.node = node
+        slot.starts_others = progress.starts_others(node)
+        return slot
+
     def request_queue(self, counts: LiveCounters) -> RequestQueue:
         """Return the queue of this worker's requests. The queue encodes each request shortly before it is due.
 
@@ -161,7 +177,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
 
         schedule = self.schedule
         due_ns = schedule.due_ns if schedule.due_ns is not None else repeat(0)
-        if self.prompts.has_sessions:
+        if self.prompts.has_graphs:
+            starts = map(SessionProgress, self.graphs())
+            slots = counted(map(self.schedule_node, starts, repeat(0), due_ns))
+        elif self.prompts.has_sessions:
             slots = counted(map(self.schedule_turn, self.conversations(), due_ns))
         else:
             slots = counted(map(self.schedule_request, self.requests(), due_ns))
@@ -170,6 +189,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
             queue = ClosedLoop(slots, schedule.clients, schedule.think_ns, schedule.until_ns)
         else:
             queue = OpenLoop(slots)
+        if self.prompts.has_graphs:
+            return GraphSessions(queue, self.schedule_node)
         return Sessions(queue, self.schedule_turn) if self.prompts.has_sessions else queue
 
     def warmup_queue(self, requests: Sequence[Request]) -> RequestQueue:

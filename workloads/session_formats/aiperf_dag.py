@@ -1,0 +1,242 @@
+"""Reads AIPerf's `dag_jsonl` files: one conversation per line, whose turns start other conversations of the file.
+
+The format is documented in ai-dynamo/aiperf, docs/benchmark-modes/dag.md:
+
+    {"session_id": "root", "turns": [{"messages": [...], "max_tokens": 128, "spawns": ["search"]}, {"messages": [...]}]}
+    {"session_id": "search", "turns": [{"messages": [...], "delay": 250}]}
+
+Turns of a conversation follow one another, `delay` ms after the end of the turn before. A conversation in `forks`
+begins after the turn, with its history. A conversation in `spawns` begins after the turn with an empty history, and the
+next turn (or the turn `join_at`) waits for its end. Conversations in `pre_session_spawns` begin with the first turn. A
+conversation that no other one starts is a session. Orchestrators without requests (`orchestrator`) are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from loadgen.workloads.session_formats.rows import Options, RowStore, decode_row, file_lines, nanoseconds, row_store
+from loadgen.workloads.session_graph import (
+    NODES_LIMIT,
+    ROOT_ROLE,
+    SUB_AGENT_ROLE,
+    After,
+    DraftNode,
+    HistoryMode,
+    RecordedSession,
+    graph_of,
+)
+from loadgen.workloads.spec_syntax import WorkloadError
+
+DEPTH_LIMIT = 64
+"""Maximum number of conversations that start one another."""
+ISOLATED = "message_array_with_responses"
+"""Context mode in which each turn contains its complete messages."""
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Fork(msgspec.Struct, forbid_unknown_fields=True):
+    """A conversation that continues with the history of a turn."""
+
+    child: Name
+    background: bool = False
+
+
+class Spawn(msgspec.Struct, forbid_unknown_fields=True):
+    """Conversations that begin after a turn, and the index of the turn that waits for their ends."""
+
+    children: Annotated[list[Name], msgspec.Meta(min_length=1)]
+    join_at: int | None = None
+
+
+class TurnRow(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn."""
+
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    extra: dict[str, Any] | None = None
+    forks: list[str | Fork] = []
+    spawns: list[str | Spawn] = []
+    delay: float = 0.0
+
+
+class ConversationRow(msgspec.Struct, forbid_unknown_fields=True):
+    """One line."""
+
+    session_id: Name
+    turns: Annotated[list[TurnRow], msgspec.Meta(min_length=1)]
+    pre_session_spawns: list[str] = []
+    context_mode: str | None = None
+
+
+ROW = msgspec.json.Decoder(ConversationRow)
+
+
+def sessions(path: Path, _options: Options) -> Iterator[RecordedSession]:
+    """Yield one session per conversation that no other one starts. All of them start at 0.
+
+    Raises WorkloadError for an invalid line, a missing conversation, and conversations that start one another."""
+    with row_store() as store, row_store() as children, row_store() as reached:
+        for line, text in file_lines(path):
+            row = decode_row(text, ROW, path, line)
+            if not store.add(line, row.session_id, row.session_id, text):
+                raise WorkloadError(f"{path}, line {line}: session_id {row.session_id!r} occurs twice", "rename one")
+            for name in _children(row):
+                children.add(line, name, name, "")
+        for name, ((line, text),) in store.sessions():
+            if children.row(name) is None:
+                yield _Tree(path, store, reached).read(name, line, text)
+        for name, line in store.names():
+            if reached.row(name) is None:
+                raise WorkloadError(
+                    f"{path}, line {line}: only conversations that {name!r} starts start it, so it waits for itself",
+                    "remove one of the references of the cycle",
+                )
+
+
+def _children(row: ConversationRow) -> Iterator[str]:
+    yield from row.pre_session_spawns
+    for turn in row.turns:
+        for fork in turn.forks:
+            yield fork if isinstance(fork, str) else fork.child
+        for spawn in turn.spawns:
+            yield from (spawn,) if isinstance(spawn, str) else spawn.children
+
+
+class _Tree:
+    """Converts a conversation, and those that it starts, to a graph."""
+
+    def __init__(self, path: Path, store: RowStore, reached: RowStore) -> None:
+        self._path = path
+        self._store = store
+        self._reached = reached
+        self._drafts: list[DraftNode] = []
+
+    def read(self, name: str, line: int, text: str) -> RecordedSession:
+        row = decode_row(text, ROW, self._path, line)
+        self._add(row, line, [], "fresh", ROOT_ROLE, (name,))
+        return graph_of(name, 0, self._drafts, self._path)
+
+    def _add(
+        self,
+        row: ConversationRow,
+        line: int,
+        after: list[tuple[str, After, int]],
+        history: HistoryMode,
+        role: str,
+        names: tuple[str, ...],
+    ) -> str:
+        """Add the turns of a conversation and of those that it starts. Return the name of the last turn.
+
+        The first turn follows the conditions `after`. `names` are the names of the conversations that lead to this one.
+        """
+        self._reached.add(line, row.session_id, row.session_id, "")
+        prefix = "/".join(names)
+        where = f"{self._path}, line {line}"
+        joins: dict[int, list[str]] = {}
+        """Names of the nodes for whose end each turn waits, by the index of the turn."""
+        last = ""
+        for index, turn in enumerate(row.turns):
+            last = f"{prefix}:{index}"
+            delay_ns = nanoseconds(turn.delay, 1000, "delay", f"{where}, turns[{index}]")
+            edges = [(parent, on, wait_ns + delay_ns) for parent, on, wait_ns in after]
+            edges += [(name, "end", 0) for name in joins.pop(index, [])]
+            self._draft(row, turn, last, edges, line, history, role)
+            if not index:
+                for child in row.pre_session_spawns:
+                    self._child(child, [(last, "start", 0)], "fresh", names, line)
+            self._forks(turn, last, names, line, index == len(row.turns) - 1)
+            self._spawns(turn, index, last, names, line, joins, len(row.turns))
+            after = [(last, "end", 0)]
+            history = "fresh" if row.context_mode == ISOLATED else "inherited"
+        return last
+
+    def _forks(self, turn: TurnRow, last: str, names: tuple[str, ...], line: int, is_final: bool) -> None:
+        for fork in turn.forks:
+            child, background = (fork, False) if isinstance(fork, str) else (fork.child, fork.background)
+            if not (background or is_final):
+                raise WorkloadError(
+                    f"{self._path}, line {line}: the fork {child!r} is not in the last turn of its conversation",
+                    'write {"child": ..., "background": true} if the conversation goes on',
+                )
+            self._child(child, [(last, "end", 0)], "forked", names, line)
+
+    def _spawns(
+        self,
+        turn: TurnRow,
+        index: int,
+        last: str,
+        names: tuple[str, ...],
+        line: int,
+        joins: dict[int, list[str]],
+        turns: int,
+    ) -> None:
+        for spawn in turn.spawns:
+            spawned = Spawn([spawn]) if isinstance(spawn, str) else spawn
+            join_at = index + 1 if spawned.join_at is None else spawned.join_at
+            if spawned.join_at is not None and not index < join_at < turns:
+                raise WorkloadError(
+                    f"{self._path}, line {line}: turns[{index}] is joined at turn {join_at}",
+                    f"write the index of a later turn, at most {turns - 1}",
+                )
+            for child in spawned.children:
+                joins.setdefault(join_at, []).append(self._child(child, [(last, "end", 0)], "fresh", names, line))
+
+    def _child(
+        self, name: str, after: list[tuple[str, After, int]], history: HistoryMode, names: tuple[str, ...], line: int
+    ) -> str:
+        result = self._store.row(name)
+        if result is None:
+            raise WorkloadError(
+                f"{self._path}, line {line}: starts {name!r}, which the file does not have",
+                "add the conversation, or remove the reference",
+            )
+        if name in names or len(names) >= DEPTH_LIMIT:
+            raise WorkloadError(
+                f"{self._path}, line {line}: {name!r} starts itself: {' -> '.join((*names, name))}"[:400],
+                "remove one of the references of the cycle",
+            )
+        row = decode_row(result[1], ROW, self._path, result[0])
+        number = sum(draft.id.startswith(f"{'/'.join((*names, name))}") for draft in self._drafts)
+        unique = (*names, f"{name}#{number}") if number else (*names, name)
+        return self._add(row, result[0], after, history, SUB_AGENT_ROLE, unique)
+
+    def _draft(
+        self,
+        row: ConversationRow,
+        turn: TurnRow,
+        name: str,
+        edges: list[tuple[str, After, int]],
+        line: int,
+        history: HistoryMode,
+        role: str,
+    ) -> None:
+        if len(self._drafts) >= NODES_LIMIT:
+            raise WorkloadError(
+                f"{self._path}, line {line}: its session has more than {NODES_LIMIT:,} turns", "split it"
+            )
+        if not all(isinstance(message.get("role"), str) for message in turn.messages):
+            raise WorkloadError(
+                f"{self._path}, line {line}: {name!r} has a message without a role",
+                'write {"role": "user", "content": ...}',
+            )
+        body = dict(turn.extra or {}) | ({"tools": turn.tools} if turn.tools is not None else {})
+        self._drafts.append(
+            DraftNode(
+                id=name,
+                after=edges,
+                line=line,
+                history=history if row.context_mode != ISOLATED else "fresh",
+                output_tokens=turn.max_tokens,
+                messages=tuple(turn.messages),
+                body=body,
+                model=turn.model or "",
+                role=role,
+            )
+        )

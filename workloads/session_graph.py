@@ -1,0 +1,292 @@
+"""Sessions as graphs: each node is a request, and each edge says after which other request a request is due.
+
+A loader (loadgen.workloads.session_formats) reads a file and describes each session as a list of `DraftNode`. The
+function `graph_of` checks the list and returns the nodes in an order in which every parent comes before its children.
+`SessionGraph` adds what a run needs to build the requests. All of these objects are immutable. The progress of a
+running session is stored in loadgen.engine.session_progress.
+
+    plan ──end──> search ──end, 2 s──> answer       `answer` is due 2 s after the end of `search`, and not before the
+      └──start, 1 s──> lookup ──end────┘            end of `lookup`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Literal
+
+import msgspec
+
+from loadgen.workloads.prompts import Prompt, SharedSpan
+from loadgen.workloads.request import ParentEdge, Request, merged
+from loadgen.workloads.spec_syntax import WorkloadError
+
+After = Literal["end", "start"]
+HistoryMode = Literal["inherited", "forked", "fresh"]
+ROOT_ROLE, SUB_AGENT_ROLE = "root", "sub-agent"
+Messages = tuple[Mapping[str, Any], ...]
+"""Chat messages in the format of OpenAI's chat endpoint."""
+NODES_LIMIT = 100_000
+"""Maximum number of requests in one session."""
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """A condition of a node: its request is due `delay_ns` after the end or the start of the parent's request."""
+
+    parent: int
+    """Index of the parent node in the session."""
+    after: After = "end"
+    """`end`: the end of the parent's response. `start`: the time at which the parent's request was sent."""
+    delay_ns: int = 0
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One request of a session: when it is due, what it contains and how long its response should be."""
+
+    edges: tuple[Edge, ...] = ()
+    """Conditions of the request. It is due when all of them are met. Only the first node of a session has none."""
+    history: HistoryMode = "fresh"
+    """`inherited`: the prompt continues the conversation of the parent `context`. `forked`: the prompt begins another
+    conversation with a copy of that history. `fresh`: the prompt contains no earlier request or response."""
+    context: int | None = None
+    """Index of the parent whose history the prompt contains. None if `history` is `fresh`."""
+    input_tokens: int = 0
+    """Number of tokens to generate: of the whole prompt if `history` is `fresh`, otherwise of the new user message. 0
+    if the node has messages."""
+    output_tokens: int | None = None
+    """Requested length of the response. None if the file states none."""
+    spans: tuple[SharedSpan, ...] = ()
+    """Spans at the beginning of the prompt that other prompts share, such as the blocks of a prefix cache."""
+    messages: Messages = ()
+    """Chat messages of the file. They are sent after the history."""
+    body: Mapping[str, Any] = {}
+    """Additional fields of the request's body, such as `tools`."""
+    model: str = ""
+    role: str = ROOT_ROLE
+    """`root` or `sub-agent`, or another role that the file names."""
+    tool_ns: int = 0
+    """Part of the delay during which tools run."""
+    depth: int = 0
+    """Number of edges on the longest path from the first node."""
+
+
+class DraftNode(msgspec.Struct):
+    """A node as a loader reads it, with names instead of indices. `graph_of` checks it."""
+
+    id: str
+    after: list[tuple[str, After, int]]
+    """Name of the parent, `end` or `start`, and the delay in ns."""
+    line: int
+    """Number of the line in the file, for error messages."""
+    offset_ns: int = 0
+    """For a node without parents: its due time in ns after the start of the session."""
+    history: HistoryMode = "fresh"
+    context: str | None = None
+    """Name of the parent whose history is continued. None: the first parent that must have ended."""
+    input_tokens: int = 0
+    output_tokens: int | None = None
+    spans: tuple[SharedSpan, ...] = ()
+    messages: Messages = ()
+    body: Mapping[str, Any] = {}
+    model: str = ""
+    role: str = ROOT_ROLE
+    tool_ns: int = 0
+
+
+class RecordedSession(msgspec.Struct, frozen=True):
+    """One session of a file: its name, its start time and its nodes."""
+
+    name: str
+    start_ns: int
+    """Start time in ns on the clock of the file."""
+    nodes: tuple[Node, ...]
+
+
+class History(msgspec.Struct, frozen=True):
+    """The messages of a request and the text of its response, after the history that the request continued."""
+
+    before: History | None
+    messages: Messages
+    answer: str = ""
+
+    def all_messages(self) -> list[Mapping[str, Any]]:
+        """Return every message of the conversation so far, oldest first."""
+        links: list[History] = []
+        link: History | None = self
+        while link is not None:
+            links.append(link)
+            link = link.before
+        messages: list[Mapping[str, Any]] = []
+        for entry in reversed(links):
+            messages += entry.messages
+            if entry.answer:
+                messages.append({"role": "assistant", "content": entry.answer})
+        return messages
+
+
+class SessionGraph(msgspec.Struct, frozen=True):
+    """A session of a run: its nodes, and everything that is needed to build their requests.
+
+    Prompts are built when a request is needed. A session that waits takes no memory for prompts."""
+
+    first_id: int
+    """Request id of the first node. The other nodes have the following ids, in order."""
+    name: str
+    nodes: tuple[Node, ...]
+    output_tokens: tuple[int, ...]
+    """Requested length of each node's response."""
+    prompt: Prompt
+    chat: bool = False
+    """True if requests contain chat messages instead of one text."""
+    request_fields: Mapping[str, Any] = {}
+    """Additional fields of each Request. The fields of a node's body replace those of the same name."""
+
+    def request(self, index: int, history: History | None = None) -> tuple[Request, Messages]:
+        """Return the request of a node, and the messages that it adds to the conversation.
+
+        `history` is the conversation of the parent `Node.context` so far. It is None for a fresh prompt."""
+        node = self.nodes[index]
+        if not node.messages and node.history == "fresh":
+            prompt = self.prompt(self.first_id + index, node.input_tokens, node.spans)
+            return self._request(index, prompt, node.input_tokens), ({"role": "user", "content": prompt},)
+        added: Messages = node.messages
+        if not added:
+            question = self.prompt(self.first_id + index, node.input_tokens, node.spans)
+            added = ({"role": "user", "content": question},)
+        messages = [*(history.all_messages() if history else ()), *added]
+        if self.chat:
+            return self._request(index, "", 0, {"messages": messages}), added
+        transcript = "\n".join(str(message.get("content", "")) for message in messages)
+        return self._request(index, transcript, 0), added
+
+    def prepare_prompts(self) -> None:
+        """Call the prompt builder for each prompt that this session needs. The builder notes the lengths."""
+        for index, node in enumerate(self.nodes):
+            if not node.messages:
+                self.prompt(self.first_id + index, node.input_tokens, node.spans)
+
+    def unsent_request(self, index: int) -> Request:
+        """Return the request of a node without its prompt, for the Record of a request that is never sent."""
+        node = self.nodes[index]
+        return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
+
+    def unsent_requests(self) -> Iterator[Request]:
+        """Yield the requests of all nodes without their prompts, in order of id."""
+        return (self.unsent_request(index) for index in range(len(self.nodes)))
+
+    def _request(
+        self, index: int, prompt: str | tuple[int, ...], input_tokens: int, body: Mapping[str, Any] | None = None
+    ) -> Request:
+        node = self.nodes[index]
+        fields = dict(self.request_fields)
+        fields["body"] = merged(merged(fields.get("body", {}), node.body), body or {})
+        output_tokens = fields.pop("output_tokens", self.output_tokens[index])
+        return Request(
+            self.first_id + index,
+            prompt,
+            input_tokens,
+            output_tokens,
+            session=self.first_id,
+            turn=node.depth,
+            model=node.model,
+            role=node.role,
+            parents=tuple(ParentEdge(self.first_id + edge.parent, edge.after, edge.delay_ns) for edge in node.edges),
+            tool_ns=node.tool_ns,
+            **fields,
+        )
+
+
+def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object) -> RecordedSession:
+    """Check the nodes of a session and return them in an order in which parents come before their children.
+
+    Apart from that, the order of the file is kept. A node without parents, other than the first one, becomes due its
+    recorded time after the start of the first node. Raises WorkloadError for a duplicate name, a missing parent, a
+    cycle, a negative delay and a history that does not exist. The message names the file and the line."""
+    indices: dict[str, int] = {}
+    for position, draft in enumerate(drafts):
+        if draft.id in indices:
+            raise _invalid(path, draft, f"the name {draft.id!r} occurs twice in session {name!r}", "give each a name")
+        indices[draft.id] = position
+    for draft in drafts:
+        for parent, _, delay_ns in draft.after:
+            if parent not in indices:
+                raise _invalid(
+                    path,
+                    draft,
+                    f"{draft.id!r} follows {parent!r}, which session {name!r} does not have",
+                    "add the missing request, or remove the reference",
+                )
+            if delay_ns < 0:
+                raise _invalid(path, draft, f"{draft.id!r} has a negative delay", "write a delay of 0 or more")
+        if draft.offset_ns < 0:
+            raise _invalid(path, draft, f"{draft.id!r} is before the start of its session", "sort the file by time")
+    order = _sorted_by_parents(name, drafts, indices, path)
+    numbers = {drafts[position].id: number for number, position in enumerate(order)}
+    root = drafts[order[0]]
+    nodes: list[Node] = []
+    for position in order:
+        draft = drafts[position]
+        edges = tuple(Edge(numbers[parent], after, delay_ns) for parent, after, delay_ns in draft.after)
+        if not edges and draft is not root:
+            edges = (Edge(0, "start", draft.offset_ns - root.offset_ns),)
+        depth = max((nodes[edge.parent].depth + 1 for edge in edges), default=0)
+        context = _context_of(draft, edges, numbers, path)
+        names = ("history", "input_tokens", "output_tokens", "spans", "messages", "body", "model", "role", "tool_ns")
+        fields = {field: getattr(draft, field) for field in names}
+        nodes.append(Node(edges, context=context, depth=depth, **fields))
+    return RecordedSession(name, start_ns + root.offset_ns, tuple(nodes))
+
+
+def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[str, int], path: object) -> list[int]:
+    """Return the positions of the nodes, parents first. Raises WorkloadError if the nodes form a cycle.
+
+    Of several nodes whose parents have been listed, the first one in the file is next."""
+    missing = [len({parent for parent, _, _ in draft.after}) for draft in drafts]
+    children: list[list[int]] = [[] for _ in drafts]
+    for position, draft in enumerate(drafts):
+        for parent in {parent for parent, _, _ in draft.after}:
+            children[indices[parent]].append(position)
+    ready = [(draft.offset_ns, position) for position, draft in enumerate(drafts) if not draft.after]
+    heapify(ready)
+    if len(ready) > 1:  # the earliest root is the first node, and the others keep their places in the file
+        first = ready[0][1]
+        ready = [(-1 if position == first else 0, position) for _, position in ready]
+        heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, position = heappop(ready)
+        order.append(position)
+        for child in children[position]:
+            missing[child] -= 1
+            if not missing[child]:
+                heappush(ready, (0, child))
+    if len(order) < len(drafts):
+        listed = set(order)
+        draft = next(draft for position, draft in enumerate(drafts) if position not in listed)
+        raise _invalid(
+            path,
+            draft,
+            f"{draft.id!r} of session {name!r} waits for itself",
+            "remove one of the references of the cycle",
+        )
+    return order
+
+
+def _context_of(draft: DraftNode, edges: Sequence[Edge], numbers: Mapping[str, int], path: object) -> int | None:
+    """Return the index of the parent whose history the node continues, or None for a fresh prompt."""
+    if draft.history == "fresh":
+        return None
+    ended = [edge.parent for edge in edges if edge.after == "end"]
+    context = ended[0] if ended and draft.context is None else numbers.get(draft.context or "")
+    if context is None or context not in ended:
+        raise _invalid(
+            path,
+            draft,
+            f"{draft.id!r} continues a conversation, but follows the end of no request with that conversation",
+            'name the request in "after", or write "history": "fresh"',
+        )
+    return context
+
+
+def _invalid(path: object, draft: DraftNode, message: str, hint: str) -> WorkloadError:
+    return WorkloadError(f"{path}, line {draft.line}: {message}", hint)

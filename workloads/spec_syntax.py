@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from io import TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
@@ -33,6 +33,8 @@ DURATION_EXAMPLES = "500ms, 10s, 2m, 1m30s or 1h"
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_CHECK_BYTES = 1 << 18
+"""Number of bytes of a file that are unpacked to check it. A block of zstd has at most half of them."""
 NOT_TEXT = (
     (b"\xfd7zXZ\0", "compressed with xz", "unpack it first: xz -dk FILE"),
     (b"BZh", "compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
@@ -208,10 +210,19 @@ def _zstd_content(raw: BinaryIO, name: str, path: Path) -> BinaryIO:
     try:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError:
+        raw.close()
         raise WorkloadError(
             f"{name} {path} is compressed with zstd, and PyArrow, which unpacks it, is not installed",
             "unpack it first: zstd -d FILE; or install PyArrow: pip install 'llm-loadgen[parquet]'",
         ) from None
+    head = raw.read(ZSTD_CHECK_BYTES)
+    raw.seek(0)
+    try:
+        pyarrow.CompressedInputStream(BytesIO(head), "zstd").read(1)
+    except OSError as error:
+        raw.close()
+        hint = "the file is damaged or incomplete"
+        raise WorkloadError(f"{name} {path} cannot be unpacked with zstd: {error}", hint) from error
     return cast("BinaryIO", pyarrow.CompressedInputStream(raw, "zstd"))
 
 

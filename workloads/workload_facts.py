@@ -69,25 +69,20 @@ def workload_facts(text: str) -> WorkloadFacts:
         return WorkloadFacts(kind=kind, options=options)
     path = getattr(source, "path", None)
     facts = WorkloadFacts(kind=kind, options=options.replace(str(path), path.name) if path else options)
+    changes: dict[str, Any] = {}
     match source:
         case Dataset():
-            return msgspec.structs.replace(facts, has_own_lengths=True)
+            changes = {"has_own_lengths": True}
         case MultiTurn():
-            return msgspec.structs.replace(
-                facts,
-                has_own_lengths=path is not None,
-                has_sessions=True,
-                shares_prefixes=True,
-                turns=source.turns,
-                think=format_duration(source.think_ns) if source.think_ns else "",
-            )
+            changes = {"has_own_lengths": path is not None, "has_sessions": True, "shares_prefixes": True}
+            changes |= {"turns": source.turns, "think": format_duration(source.think_ns) if source.think_ns else ""}
         case RawRequests():
-            return msgspec.structs.replace(facts, has_own_lengths=True, has_sessions=source.sessions)
+            changes = {"has_own_lengths": True, "has_sessions": source.sessions}
         case SessionFile():
-            return msgspec.structs.replace(facts, has_own_lengths=True, has_sessions=True, shares_prefixes=True)
+            changes = {"has_own_lengths": True, "has_sessions": True, "shares_prefixes": True}
         case SharedPrefix():
-            return msgspec.structs.replace(facts, shares_prefixes=True)
-    return facts
+            changes = {"shares_prefixes": True}
+    return msgspec.structs.replace(facts, **changes)
 
 
 def length_facts(value: Any) -> LengthFacts:

@@ -33,6 +33,7 @@ from loadgen.engine.prepare import (
 )
 from loadgen.engine.request_queue import Schedule
 from loadgen.engine.resolve_server import Say, max_length
+from loadgen.engine.session_progress import SessionProgress
 from loadgen.errors import OutputError, PlanError
 from loadgen.folders import FolderClaim, check_room
 from loadgen.plan import Plan
@@ -49,6 +50,7 @@ from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request
+from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.sessions import Conversation
 from loadgen.workloads.token_counter import approximate
 from loadgen.workloads.workload import Prompts, WorkloadSpec
@@ -136,6 +138,10 @@ class VirtualRequest:
     """State of the session at this turn; None for a request without a session."""
     session_tokens: int = 0
     """Number of tokens in all questions and responses of the session so far."""
+    progress: SessionProgress | None = None
+    """Progress of the session if the session is a graph."""
+    node: int = 0
+    """Index of the request's node in the graph of its session."""
     released_ns: int | None = None
     """Time at which the request was sent, after it had waited for the end of another request. None if it did not
     wait."""
@@ -397,7 +403,7 @@ def _prompts(plan: Plan) -> Prompts:
         counts = tokenizer.count([text]) if tokenizer else approximate([text])
         return counts[0]
 
-    return Prompts(spec, _prompt_ids, count_tokens)
+    return Prompts(spec, _prompt_ids, count_tokens, chat=isinstance(spec.workload, SessionFile))
 
 
 def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
@@ -442,7 +448,13 @@ class VirtualRun:
         self._front_end = FrontEnd(round(1e9 * resolved.request_s), self._path_ns)
         self._timeout_ns = round(plan.timeout_s * 1e9)
         self._sample_interval_ns = round(plan.metrics_every_s * 1e9)
-        self._upcoming = self._sessions(prompts) if prompts.has_sessions else self._requests(prompts)
+        self._contexts: dict[tuple[int, int], Sequence[int]] = {}
+        """Token ids of prompts and responses that a later request of the same session continues. The key is the request
+        id of the session's first node, and the index of the node."""
+        if prompts.has_graphs:
+            self._upcoming = self._graphs(prompts)
+        else:
+            self._upcoming = self._sessions(prompts) if prompts.has_sessions else self._requests(prompts)
         self._due: list[tuple[int, int, VirtualRequest]] = []
         """Heap of requests by due time, and by the order of their addition for equal due times."""
         self._order = count()
@@ -527,8 +539,9 @@ class VirtualRun:
         for job in list(self._live):
             instants = [] if self._front_end.cancel(job) else self._engine.cancel(job)
             self._write(self._record(job, instants, now_ns, ("cancelled", "cut off by an interrupt")))
-            conversation = job.owner.conversation
+            conversation, progress = job.owner.conversation, job.owner.progress
             remaining = list(conversation.remaining_requests()) if conversation else []
+            remaining += progress.failed(job.owner.node) if progress else []
             for request in remaining:
                 self._write(unsent_record(request, "cancelled", "not sent, the run was interrupted"))
             self._counts["failed"] += 1 + len(remaining)
@@ -591,6 +604,12 @@ class VirtualRun:
             assert isinstance(conversation, Conversation), "sessions of whole requests are refused"
             yield VirtualRequest(conversation.request(), at_ns, conversation)
 
+    def _graphs(self, prompts: Prompts) -> Iterator[VirtualRequest]:
+        due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
+        for graph, at_ns in zip(prompts.graphs(), due_ns, strict=False):
+            progress = SessionProgress(graph)
+            yield VirtualRequest(progress.request(0), at_ns, progress=progress)
+
     def _arrive(self, arrival: VirtualRequest) -> None:
         """Handle a request that is due: send it to the simulated server.
 
@@ -600,7 +619,7 @@ class VirtualRun:
         if arrival.released_ns is not None:
             self._start(arrival)
             return
-        if self._schedule.due_ns is not None and not request.turn:
+        if self._schedule.due_ns is not None and not (arrival.node or request.turn):
             self._add_upcoming(1)
         if self._schedule.queues:
             self._waiting.append(arrival)
@@ -641,11 +660,48 @@ class VirtualRun:
             tokens = arrival.session_tokens
             first_id = IDS_PER_SPAN * conversation.first_id
             ids = range(first_id, first_id + tokens)
+        progress = arrival.progress
+        if progress is not None:
+            ids = self._prompt_of(arrival, progress)
+            tokens = len(ids) or tokens
+            for index, due_ns in progress.started(arrival.node, sent_ns):
+                self._add_due(VirtualRequest(progress.request(index), due_ns, progress=progress, node=index))
         job = Job(max(1, tokens), request.output_tokens or 1, sent_ns, owner=arrival, prompt=ids)
         self._live.add(job)
         self._sent += 1
         self._deadlines.append((sent_ns + self._timeout_ns, job))
         self._front_end.accept(job, sent_ns)
+
+    def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
+        """Return the token ids of the prompt of a node, or an empty sequence if no other prompt begins like it."""
+        graph = progress.graph
+        node = graph.nodes[arrival.node]
+        request = arrival.request
+        first_id = IDS_PER_SPAN * request.id
+        if isinstance(request.prompt, tuple):
+            ids: Sequence[int] = request.prompt
+        else:
+            before = () if node.context is None else self._contexts.get((graph.first_id, node.context), ())
+            texts = [str(message.get("content", "")) for message in node.messages]
+            added = sum(approximate(texts)) if texts else node.input_tokens
+            ids = [*before, *range(first_id, first_id + added)]
+        if progress.keeps_answer(arrival.node):
+            answer_id = first_id + len(ids)
+            self._contexts[graph.first_id, arrival.node] = [*ids, *range(answer_id, answer_id + request.output_tokens)]
+        return ids
+
+    def _follow_node(self, ended: VirtualRequest, progress: SessionProgress, record: Record, end_ns: int) -> None:
+        """Schedule the requests of a session that follow a request, or record those that can never be sent."""
+        if record.state == "complete":
+            for index, due_ns in progress.ended(ended.node, end_ns, ""):
+                self._add_due(VirtualRequest(progress.request(index), due_ns, progress=progress, node=index))
+        else:
+            for request in progress.failed(ended.node):
+                self._write(unsent_record(request, "session_ended", f"not sent, request {record.id} failed"))
+                self._counts["dropped"] += 1
+        if not progress.unfinished:
+            for index in range(len(progress.graph.nodes)):
+                self._contexts.pop((progress.graph.first_id, index), None)
 
     def _submit(self, job: Job) -> None:
         """Hand a job to the scheduler. A request that is too long for the KV cache is recorded as failed."""
@@ -720,6 +776,10 @@ class VirtualRun:
         if self._schedule.queues:
             heappush(self._free_ns, end_ns)
             self._release()
+        if ended.progress is not None:
+            self._follow_node(ended, ended.progress, record, end_ns)
+            if ended.progress.unfinished:
+                return
         conversation = ended.conversation
         if conversation is not None:
             complete = record.state == "complete"

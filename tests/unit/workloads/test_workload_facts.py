@@ -28,6 +28,9 @@ WORKLOAD_FACTS = {
     "requests:/data/log.jsonl,sessions=yes": WorkloadFacts(
         kind="requests", options="log.jsonl,sessions=yes", has_sessions=True, has_own_lengths=True
     ),
+    "sessions:/data/trace.jsonl,speed=2": WorkloadFacts(
+        kind="sessions", options="trace.jsonl,speed=2", shares_prefixes=True, has_sessions=True, has_own_lengths=True
+    ),
     "of-a-newer-version:x=1": WorkloadFacts(kind="of-a-newer-version", options="x=1"),
 }
 LENGTHS = {

@@ -30,6 +30,10 @@ def graph(first_id: int, nodes: dict[str, After], **fields: Any) -> SessionGraph
     )
 
 
+def answering(net: FakeNet, on_end: Callable[[Any], None]) -> Answering:
+    return Answering(net, on_end)
+
+
 def slot_of(progress: SessionProgress, node: int, due_ns: int) -> ScheduledRequest:
     request = progress.request(node)
     payload = str(request.id).encode()
@@ -54,7 +58,7 @@ async def run(
         note(slot)
         return slot
 
-    monkeypatch.setattr(FakeNet, "exchange", Answering)
+    monkeypatch.setattr(FakeNet, "exchange", answering)
     monkeypatch.setattr(Answering, "cut", cut)
     slots = (noted(SessionProgress(one), 0, due_ns) for one, due_ns in zip(graphs, dues, strict=True))
     starts = ClosedLoop(slots, clients) if clients else OpenLoop(slots)
@@ -153,7 +157,7 @@ async def test_memory_follows_what_is_in_flight(monkeypatch: pytest.MonkeyPatch)
                 progress.append(tracemalloc.get_traced_memory()[0])
                 yield slot_of(SessionProgress(graph(50 * number, nodes, body={"x": "y" * 1000})), 0, 0)
 
-        monkeypatch.setattr(FakeNet, "exchange", Answering)
+        monkeypatch.setattr(FakeNet, "exchange", answering)
         tracemalloc.start()
         await drive(GraphSessions(ClosedLoop(sessions(), 1), slot_of), FakeClock(), ANSWER_NS)
         tracemalloc.stop()

@@ -213,9 +213,7 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
 
 def _is_from_file(prompts: Prompts) -> bool:
     """Return True if the prompts come from a file. Only the warm-up requests then need generated texts."""
-    from loadgen.workloads.workload import holds_texts
-
-    return holds_texts(prompts.spec.workload)
+    return prompts.spec.holds_texts
 
 
 def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:

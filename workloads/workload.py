@@ -129,11 +129,6 @@ def _parse_kind(text: str) -> Workload:
         raise WorkloadError(f"workload {text!r}: {error}", f"write {syntax}") from None
 
 
-def holds_texts(workload: Workload) -> bool:
-    """Return True if the workload reads the texts of its prompts from a file, so that none must be generated."""
-    return getattr(workload, "path", None) is not None and not isinstance(workload, SessionFile)
-
-
 class WorkloadSpec(msgspec.Struct, frozen=True):
     """All settings that determine the requests of a run: workload, lengths, seed and number of requests."""
 
@@ -156,6 +151,11 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     query_words: int = 0
     """Number of words at the start of an input that all inputs of a request share, because the endpoint takes them as
     the query. 0: the inputs share nothing. Used only if `batch_size` is larger than 1."""
+
+    @property
+    def holds_texts(self) -> bool:
+        """True if the workload reads the texts of its prompts from a file, so that only warm-up prompts are generated."""
+        return getattr(self.workload, "path", None) is not None and not isinstance(self.workload, SessionFile)
 
     @property
     def prompt_seed(self) -> int:
@@ -362,7 +362,7 @@ def prepare_prompts(
     token count of a text is not the sum of its words' counts (loadgen.workloads.text_prompts). Raises PromptError if a
     length cannot be exact, or if tokenizer file and server count differently. Raises WorkloadError if a file is
     malformed."""
-    from_file = holds_texts(spec.workload)
+    from_file = spec.holds_texts
     counter = choose_counter(local, server, by, drawn=not from_file, store=store)
     counts: dict[str, int] = {}
 

@@ -154,7 +154,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def holds_texts(self) -> bool:
-        """True if the workload reads the texts of its prompts from a file, so that only warm-up prompts are generated."""
+        """True if the workload reads the texts of its prompts from a file. Only warm-up prompts are then generated."""
         return getattr(self.workload, "path", None) is not None and not isinstance(self.workload, SessionFile)
 
     @property

@@ -20,7 +20,7 @@ from loadgen.workloads.arrival_facts import Arrivals, LoadFacts
 from loadgen.workloads.lengths import DEFAULT_OUTPUT_TOKENS
 from loadgen.workloads.session_formats import FORMATS, recognise
 from loadgen.workloads.session_formats.rows import Options
-from loadgen.workloads.session_graph import Edge, RecordedSession, SessionGraph
+from loadgen.workloads.session_graph import Edge, SessionGraph, TraceSession
 from loadgen.workloads.spec_syntax import (
     WorkloadError,
     format_duration,
@@ -104,7 +104,7 @@ class SessionFile(msgspec.Struct, frozen=True):
         """True if requests may contain chat messages or the server's answers, so that their prompts must be texts."""
         return FORMATS[self.format_name].has_messages
 
-    def sessions(self, seed: int) -> Iterator[RecordedSession]:
+    def sessions(self, seed: int) -> Iterator[TraceSession]:
         """Yield the sessions to replay, in order of their start times. Start times count from the first session.
 
         Raises WorkloadError for an invalid file, and if there is no session to replay."""
@@ -121,11 +121,11 @@ class SessionFile(msgspec.Struct, frozen=True):
             first = False
             offset_ns += last_ns + last_ns // max(1, count - 1)  # one more mean gap, before the file starts again
 
-    def samples(self) -> Iterator[RecordedSession]:
+    def samples(self) -> Iterator[TraceSession]:
         """Yield the sessions of the file once, with seed 0, to count and check them."""
         return replace(self, loop=False).sessions(0)
 
-    def _once(self, seed: int) -> Iterator[RecordedSession]:
+    def _once(self, seed: int) -> Iterator[TraceSession]:
         loader = FORMATS[self.format_name].sessions
         recorded = loader(self.path, Options(self.block_tokens, self.orphans))
         chosen = (session for session in recorded if self._is_chosen(session.name, seed))
@@ -153,7 +153,7 @@ class SessionFile(msgspec.Struct, frozen=True):
     def _scaled(self, wait_ns: int) -> int:
         return round_ratio(wait_ns * self.speed.denominator, self.speed.numerator)
 
-    def _adapted(self, session: RecordedSession, start_ns: int) -> RecordedSession:
+    def _adapted(self, session: TraceSession, start_ns: int) -> TraceSession:
         """Return the session with the options `idle_cap` and `speed` applied, starting at `start_ns`."""
         if self.speed == 1 and self.idle_cap_ns is None:
             return replace(session, start_ns=start_ns)
@@ -167,7 +167,7 @@ class SessionFile(msgspec.Struct, frozen=True):
             )
             for node in session.nodes
         )
-        return RecordedSession(session.name, self._scaled(start_ns), nodes)
+        return TraceSession(session.name, self._scaled(start_ns), nodes)
 
     def graphs(self, prompts: Prompts) -> Iterator[SessionGraph]:
         """Yield each session with everything that is needed to build its requests. Request ids are consecutive."""
@@ -188,7 +188,7 @@ class SessionFile(msgspec.Struct, frozen=True):
             )
             first_id += len(session.nodes)
 
-    def _check_text_only(self, session: RecordedSession) -> None:
+    def _check_text_only(self, session: TraceSession) -> None:
         if any(node.messages for node in session.nodes):
             raise WorkloadError(
                 f"{self.path}: session {session.name!r} has chat messages, which only a chat endpoint accepts",

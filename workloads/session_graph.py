@@ -93,7 +93,7 @@ class DraftNode(msgspec.Struct):
     tool_ns: int = 0
 
 
-class RecordedSession(msgspec.Struct, frozen=True):
+class TraceSession(msgspec.Struct, frozen=True):
     """One session of a file: its name, its start time and its nodes."""
 
     name: str
@@ -102,17 +102,17 @@ class RecordedSession(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...]
 
 
-class History(msgspec.Struct, frozen=True):
+class Transcript(msgspec.Struct, frozen=True):
     """The messages of a request and the text of its response, after the history that the request continued."""
 
-    before: History | None
+    before: Transcript | None
     messages: Messages
     answer: str = ""
 
     def all_messages(self) -> list[Mapping[str, Any]]:
         """Return every message of the conversation so far, oldest first."""
-        links: list[History] = []
-        link: History | None = self
+        links: list[Transcript] = []
+        link: Transcript | None = self
         while link is not None:
             links.append(link)
             link = link.before
@@ -141,7 +141,7 @@ class SessionGraph(msgspec.Struct, frozen=True):
     request_fields: Mapping[str, Any] = {}
     """Additional fields of each Request. The fields of a node's body replace those of the same name."""
 
-    def request(self, index: int, history: History | None = None) -> tuple[Request, Messages]:
+    def request(self, index: int, history: Transcript | None = None) -> tuple[Request, Messages]:
         """Return the request of a node, and the messages that it adds to the conversation.
 
         `history` is the conversation of the parent `Node.context` so far. It is None for a fresh prompt."""
@@ -196,7 +196,7 @@ class SessionGraph(msgspec.Struct, frozen=True):
         )
 
 
-def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object) -> RecordedSession:
+def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object) -> TraceSession:
     """Check the nodes of a session and return them in an order in which parents come before their children.
 
     Apart from that, the order of the file is kept. A node without parents, other than the first one, becomes due its
@@ -234,7 +234,7 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
         names = ("history", "input_tokens", "output_tokens", "spans", "messages", "body", "model", "role", "tool_ns")
         fields = {field: getattr(draft, field) for field in names}
         nodes.append(Node(edges, context=context, depth=depth, **fields))
-    return RecordedSession(name, start_ns + root.offset_ns, tuple(nodes))
+    return TraceSession(name, start_ns + root.offset_ns, tuple(nodes))
 
 
 def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[str, int], path: object) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from loadgen.workloads.request import Request
-from loadgen.workloads.session_graph import Edge, History, SessionGraph
+from loadgen.workloads.session_graph import Edge, SessionGraph, Transcript
 
 
 class DueNode(NamedTuple):
@@ -36,7 +36,7 @@ class SessionProgress:
         self._children: dict[int, list[tuple[int, Edge]]] = {}
         self._heirs = [0] * len(graph.nodes)
         """Number of nodes that continue the history of each node and have not been sent yet."""
-        self._histories: dict[int, History] = {}
+        self._histories: dict[int, Transcript] = {}
         """Conversations that a later node continues. An entry is removed when its last heir has been sent."""
         for index, node in enumerate(graph.nodes):
             for edge in node.edges:
@@ -53,7 +53,7 @@ class SessionProgress:
         if context is not None:
             self._forget_heir(context)
         if self._heirs[index]:
-            self._histories[index] = History(history, added)
+            self._histories[index] = Transcript(history, added)
         return request
 
     def starts_others(self, index: int) -> bool:
@@ -75,7 +75,7 @@ class SessionProgress:
         self.unfinished -= 1
         history = self._histories.get(index)
         if history is not None:
-            self._histories[index] = History(history.before, history.messages, answer)
+            self._histories[index] = Transcript(history.before, history.messages, answer)
         return self._meet(index, "end", end_ns)
 
     def failed(self, index: int) -> list[Request]:

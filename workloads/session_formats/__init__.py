@@ -11,7 +11,7 @@ import msgspec
 from loadgen.workloads.json_values import check_file_text
 from loadgen.workloads.session_formats import aiperf_dag, flat, opentelemetry, own, weka
 from loadgen.workloads.session_formats.rows import Options, file_lines
-from loadgen.workloads.session_graph import RecordedSession
+from loadgen.workloads.session_graph import TraceSession
 from loadgen.workloads.spec_syntax import WorkloadError
 
 
@@ -21,7 +21,7 @@ class SessionFormat(NamedTuple):
     title: str
     fields: frozenset[str]
     """Fields of the first line by which the format is recognised."""
-    sessions: Callable[[Path, Options], Iterator[RecordedSession]]
+    sessions: Callable[[Path, Options], Iterator[TraceSession]]
     has_messages: bool = False
     """True if requests contain chat messages, or continue the conversation with the server's answers."""
 

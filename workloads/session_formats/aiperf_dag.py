@@ -27,7 +27,7 @@ from loadgen.workloads.session_graph import (
     After,
     DraftNode,
     HistoryMode,
-    RecordedSession,
+    TraceSession,
     graph_of,
 )
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -78,7 +78,7 @@ class ConversationRow(msgspec.Struct, forbid_unknown_fields=True):
 ROW = msgspec.json.Decoder(ConversationRow)
 
 
-def sessions(path: Path, _options: Options) -> Iterator[RecordedSession]:
+def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
     """Yield one session per conversation that no other one starts. All of them start at 0.
 
     Raises WorkloadError for an invalid line, a missing conversation, and conversations that start one another."""
@@ -118,7 +118,7 @@ class _Tree:
         self._reached = reached
         self._drafts: list[DraftNode] = []
 
-    def read(self, name: str, line: int, text: str) -> RecordedSession:
+    def read(self, name: str, line: int, text: str) -> TraceSession:
         row = decode_row(text, ROW, self._path, line)
         self._add(row, line, [], "fresh", ROOT_ROLE, (name,))
         return graph_of(name, 0, self._drafts, self._path)

@@ -29,7 +29,7 @@ from loadgen.workloads.session_formats.rows import (
     row_store,
     tokens,
 )
-from loadgen.workloads.session_graph import After, DraftNode, RecordedSession, graph_of
+from loadgen.workloads.session_graph import After, DraftNode, TraceSession, graph_of
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.traces import BAILIAN_BLOCK_TOKENS, MOONCAKE_BLOCK_TOKENS
 
@@ -60,7 +60,7 @@ MOONCAKE_ROW = msgspec.json.Decoder(MooncakeRow)
 BAILIAN_ROW = msgspec.json.Decoder(BailianRow)
 
 
-def mooncake(path: Path, options: Options) -> Iterator[RecordedSession]:
+def mooncake(path: Path, options: Options) -> Iterator[TraceSession]:
     """Yield the sessions of a Mooncake trace in order of their first rows. A row without `session_id` is a session.
 
     Raises WorkloadError for an invalid line."""
@@ -78,7 +78,7 @@ def mooncake(path: Path, options: Options) -> Iterator[RecordedSession]:
             yield _mooncake_session(session, found, path, options)
 
 
-def _mooncake_session(session: str, found: list[tuple[int, str]], path: Path, options: Options) -> RecordedSession:
+def _mooncake_session(session: str, found: list[tuple[int, str]], path: Path, options: Options) -> TraceSession:
     drafts: list[DraftNode] = []
     start_ns = before_ns = 0
     for line, text in found:
@@ -103,7 +103,7 @@ def _mooncake_session(session: str, found: list[tuple[int, str]], path: Path, op
     return graph_of(session, start_ns, drafts, path)
 
 
-def bailian(path: Path, options: Options) -> Iterator[RecordedSession]:
+def bailian(path: Path, options: Options) -> Iterator[TraceSession]:
     """Yield the chats of a Qwen-Bailian trace in order of their first requests.
 
     A chat is a tree of requests: each request names the one before. Raises WorkloadError for an invalid line, and for a
@@ -135,7 +135,7 @@ def _add_chat(store: RowStore, row: BailianRow, line: int, text: str, path: Path
         raise WorkloadError(f"{path}, line {line}: chat_id {row.chat_id} occurs twice", LINE_HINT)
 
 
-def _chat(session: str, found: list[tuple[int, BailianRow]], path: Path, options: Options) -> RecordedSession:
+def _chat(session: str, found: list[tuple[int, BailianRow]], path: Path, options: Options) -> TraceSession:
     times_ns: dict[int, int] = {}
     drafts: list[DraftNode] = []
     for line, row in found:

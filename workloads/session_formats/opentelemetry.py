@@ -36,7 +36,7 @@ from loadgen.workloads.session_graph import (
     SUB_AGENT_ROLE,
     After,
     DraftNode,
-    RecordedSession,
+    TraceSession,
     graph_of,
 )
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -103,7 +103,7 @@ EXPORT = msgspec.json.Decoder(ExportRow)
 STORED = msgspec.json.Decoder(Span)
 
 
-def sessions(path: Path, _options: Options) -> Iterator[RecordedSession]:
+def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
     """Yield the sessions in order of their start times. Raises WorkloadError for an invalid span."""
     with row_store() as traces:
         for line, text in file_lines(path):
@@ -131,7 +131,7 @@ def sessions(path: Path, _options: Options) -> Iterator[RecordedSession]:
                 session = _session(name, [STORED.decode(text) for _, text in found], number, path)
                 if session is not None:
                     start_ns = session.start_ns if start_ns is None else start_ns
-                    yield RecordedSession(name, session.start_ns - start_ns, session.nodes)
+                    yield TraceSession(name, session.start_ns - start_ns, session.nodes)
 
 
 def _span(row: SpanRow, line: int, path: Path) -> Span:
@@ -195,7 +195,7 @@ def _find_agents(spans: list[Span]) -> None:
         span.agent = above.id if above is not None and above.operation == AGENT else ""
 
 
-def _session(name: str, spans: list[Span], number: int, path: Path) -> RecordedSession | None:
+def _session(name: str, spans: list[Span], number: int, path: Path) -> TraceSession | None:
     """Return the graph of a session, or None if it has no request."""
     agents = {span.id: span for span in spans if span.operation == AGENT}
     calls = sorted((span for span in spans if span.operation in CALLS), key=lambda span: (span.start_ns, span.end_ns))

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from loadgen.workloads.session_formats.rows import Options, block_spans, nanoseconds, rows, tokens
-from loadgen.workloads.session_graph import NODES_LIMIT, ROOT_ROLE, After, DraftNode, RecordedSession, graph_of
+from loadgen.workloads.session_graph import NODES_LIMIT, ROOT_ROLE, After, DraftNode, TraceSession, graph_of
 from loadgen.workloads.spec_syntax import WorkloadError
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -63,7 +63,7 @@ class SessionFields(msgspec.Struct, forbid_unknown_fields=True):
     """True if equal block ids in different sessions stand for different tokens."""
 
 
-def sessions(path: Path, options: Options) -> Iterator[RecordedSession]:
+def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
     """Yield the sessions of a file in order. Raises WorkloadError for an invalid line."""
     last_ns = 0
     for number, (line, fields) in enumerate(rows(path, SessionFields)):

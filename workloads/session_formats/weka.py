@@ -29,7 +29,7 @@ from loadgen.workloads.session_graph import (
     SUB_AGENT_ROLE,
     After,
     DraftNode,
-    RecordedSession,
+    TraceSession,
     graph_of,
 )
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -80,7 +80,7 @@ CALL = msgspec.json.Decoder(CallRow)
 SUB_AGENT = msgspec.json.Decoder(SubAgentRow)
 
 
-def sessions(path: Path, options: Options) -> Iterator[RecordedSession]:
+def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
     """Yield one session per conversation. All of them start at 0. Raises WorkloadError for an invalid conversation."""
     names: set[str] = set()
     for number, (line, trace) in enumerate(rows(path, TraceRow)):
@@ -104,7 +104,7 @@ class _Conversation:
         self._namespace = namespace
         self._drafts: list[DraftNode] = []
 
-    def read(self, trace: TraceRow) -> RecordedSession:
+    def read(self, trace: TraceRow) -> TraceSession:
         before: tuple[str, CallRow] | None = None
         awaited: list[str] = []
         """Last requests of the sub-agents for which the next request waits."""

@@ -8,11 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from loadgen.workloads import workload
 from loadgen.workloads.session_files import SessionFile, SessionStarts
-from loadgen.workloads.session_graph import RecordedSession
+from loadgen.workloads.session_graph import TraceSession
 from loadgen.workloads.spec_syntax import WorkloadError
 
 S = 1_000_000_000
@@ -107,17 +108,18 @@ def written(folder: Path, lines: list[Any], name: str = "file.jsonl") -> Path:
     return path
 
 
-def read(folder: Path, lines: list[Any], options: str = "") -> list[RecordedSession]:
+def read(folder: Path, lines: list[Any], options: str = "") -> list[TraceSession]:
     source = workload.parse(f"sessions:{written(folder, lines)}{options}")
     assert isinstance(source, SessionFile)
     return list(source.sessions(0))
 
 
-def edges(session: RecordedSession) -> list[list[tuple[int, str, int]]]:
+def edges(session: TraceSession) -> list[list[tuple[int, str, int]]]:
     return [[(edge.parent, edge.after, edge.delay_ns) for edge in node.edges] for node in session.nodes]
 
 
 def test_own_format(tmp_path: Path) -> None:
+    """Edges, roles, histories and times for tools are read as documented."""
     (session,) = read(tmp_path, [OWN])
     assert (session.name, session.start_ns) == ("a", 0)
     assert edges(session) == [[], [(0, "end", 0)], [(0, "end", S + S // 4), (1, "end", S // 4)]]
@@ -164,6 +166,7 @@ def test_weka(tmp_path: Path) -> None:
 
 
 def test_aiperf_dag(tmp_path: Path) -> None:
+    """Spawns are joined by the next turn, and forks continue the history."""
     (session,) = read(tmp_path, DAG)
     assert edges(session) == [
         [],
@@ -190,6 +193,7 @@ def test_opentelemetry(tmp_path: Path) -> None:
 
 
 def test_recorded_messages_are_replayed(tmp_path: Path) -> None:
+    """Text, tool calls and their results become messages of OpenAI's chat endpoint."""
     messages = [
         {"role": "user", "parts": [{"type": "text", "content": "weather?"}]},
         {
@@ -205,11 +209,11 @@ def test_recorded_messages_are_replayed(tmp_path: Path) -> None:
 
 
 def test_compressed_files_are_read(tmp_path: Path) -> None:
+    """Files compressed with gzip and zstd give the same sessions."""
     path = tmp_path / "file.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(OWN).encode()))
-    pyarrow = pytest.importorskip("pyarrow")
     packed = tmp_path / "file.jsonl.zst"
-    packed.write_bytes(pyarrow.compress(json.dumps(OWN).encode(), codec="zstd", asbytes=True))
+    packed.write_bytes(pa.compress(json.dumps(OWN).encode(), codec="zstd", asbytes=True))
     sessions = [list(SessionFile(one).sessions(0)) for one in (path, packed)]
     assert sessions[0] == sessions[1]
     assert sessions[0][0].name == "a"
@@ -235,6 +239,8 @@ def test_options(tmp_path: Path) -> None:
 
 
 def test_a_salt_changes_the_prompts() -> None:
+    """Each salt gives another seed, and no salt leaves the seed of the run."""
+
     def seed(salt: str) -> int:
         lengths: Any = None
         return workload.WorkloadSpec(SessionFile(Path("f"), salt=salt), lengths, None, 7, n=1).prompt_seed
@@ -412,6 +418,7 @@ MISTAKES: list[tuple[str, list[Any], str]] = [
 def test_each_mistake_names_its_place_and_what_to_do(
     format_name: str, lines: list[Any], message: str, tmp_path: Path
 ) -> None:
+    """The message names the file and the line, and a hint says what to do."""
     with pytest.raises(WorkloadError) as failure:
         read(tmp_path, lines, f",format={format_name}")
     assert message in str(failure.value)
@@ -422,6 +429,7 @@ def test_each_mistake_names_its_place_and_what_to_do(
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": 1}', "nonsense", '"text"', "\xff"])
 def test_files_of_no_known_format_are_refused(text: str, tmp_path: Path) -> None:
+    """The message names the line."""
     path = tmp_path / "file.jsonl"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(WorkloadError) as failure:
@@ -447,5 +455,6 @@ def test_files_of_no_known_format_are_refused(text: str, tmp_path: Path) -> None
     ],
 )
 def test_invalid_options_are_refused(options: str) -> None:
+    """An invalid value of an option is an error of the workload."""
     with pytest.raises(WorkloadError):
         workload.parse(f"sessions:f.jsonl,{options}")

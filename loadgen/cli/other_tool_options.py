@@ -32,6 +32,7 @@ RENAMED = {
         "--sharegpt-output-len --hf-output-len --custom-output-len --mean-output-tokens --output-sequence-length "
         "--data.output_distribution.mean"
     ),
+    "--batch-size": "--batch-size-text --prompt-batch-size --random-batch-size",
     "--out": "--result-dir --results-dir --output-path --output-dir --artifact-dir --output-artifact-dir",
     "--seed": "--random-seed",
     "--warmup": "--num-warmups --warmup-request-count --num-warmup-requests --warmup-requests",
@@ -155,11 +156,20 @@ ENDPOINTS = {
     "completion": "completions",
     "completions": "completions",
     "embeddings": "embeddings",
+    "openai-embeddings": "embeddings",
+    "vllm-rerank": "rerank",
+    "cohere_rankings": "rerank",
+    "hf_tei_rankings": "rerank",
 }
 ENDPOINT_PATHS = {
     "/chat/completions": "chat",
     "/completions": "completions",
     "/embeddings": "embeddings",
+    "/embed": "embed",
+    "/rerank": "rerank",
+    "/score": "score",
+    "/classify": "classify",
+    "/predict": "classify",
     "/responses": "responses",
     "/messages": "messages",
     "/generate_stream": "",

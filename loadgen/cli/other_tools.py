@@ -386,7 +386,7 @@ def _endpoint_type(draft: Draft, value: str) -> None:
     if value in ENDPOINTS:
         draft.set("--endpoint", ENDPOINTS[value])
     else:
-        draft.leave_out(f"--endpoint-type {value}", "loadgen measures completions, chat and embeddings")
+        draft.leave_out(f"--endpoint-type {value}", "loadgen measures completions, chat, embeddings and rerank")
 
 
 def _profile(draft: Draft, value: str) -> None:
@@ -690,7 +690,7 @@ def _compose_url(draft: Draft) -> None:
         draft.set("--url", f"{draft.values['--url'][0].rstrip('/')}/{prefix}")
     path = draft.special.get("path")
     if path:
-        draft.leave_out(f"--endpoint {path}", "loadgen measures completions, chat and embeddings")
+        draft.leave_out(f"--endpoint {path}", "loadgen measures completions, chat, embeddings and rerank")
 
 
 def _compose_load(draft: Draft) -> None:

@@ -253,10 +253,10 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
     - The model does not fit into memory.
     - The endpoint of the plan generates no tokens.
     """
-    if not endpoint_dialect(plan.server, plan.endpoint).streams:
-        raise PlanError(
-            f"--endpoint {plan.endpoint} generates no tokens", "Name an endpoint that does, or leave it out."
-        )
+    dialect = endpoint_dialect(plan.server, plan.endpoint)
+    if not dialect.streams:
+        hint = "Name an endpoint that does, or leave it out." if plan.endpoint else "Name another server."
+        raise PlanError(f"--endpoint {dialect.endpoint} of {plan.server} generates no tokens", hint)
     try:
         if server_model.twin:
             return _resolve_twin(server_model, server_model.twin, draw)

@@ -76,6 +76,9 @@ ANSWERS = {
     f"run {URL} --request-rate 5 --request-rate-mode constant -n 9 --extra-inputs ignore_eos:true": (
         f"run {URL} --arrivals constant:5 --n 9"
     ),
+    f"run {URL} --endpoint-type hf_tei_rankings --batch-size-text 16 --request-count 9 -c 2": (
+        f"run {URL} --endpoint rerank --concurrency 2 --n 9 --batch-size 16"
+    ),
     f"run {URL} --input-file a.jsonl --custom-dataset-type mooncake_trace": f"run {URL} --arrivals trace:a.jsonl",
     # k6, Locust, oha, hey, wrk, vegeta, ab
     f"run {URL} --vus 10 --duration 30s": f"run {URL} --concurrency 10 --duration 30s",

@@ -224,7 +224,8 @@ def test_half_a_cache_and_an_old_engine_are_slower(tmp_path: Path) -> None:
         ({"vintage": "2019"}, {}, "unknown vintage '2019': choose current or 2023"),
         ({"model": "llama-2-70b"}, {}, "does not fit"),
         ({}, {"server": "openai"}, "the scheduler of openai is not modelled: choose vllm, tgi, lightllm, sglang, tei"),
-        ({}, {"endpoint": "embeddings"}, "generates no tokens"),
+        ({}, {"endpoint": "embeddings"}, "--endpoint embeddings of vllm generates no tokens"),
+        ({}, {"server": "tei"}, "--endpoint embed of tei generates no tokens"),
     ],
 )
 def test_what_cannot_be_simulated_says_why(

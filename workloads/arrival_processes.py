@@ -236,7 +236,7 @@ class ClosedLoopArrivals(Arrivals, frozen=True):
 
     @property
     def facts(self) -> LoadFacts:
-        waits = "clients that wait for each answer" if self.clients != 1 else "client that waits for each answer"
+        waits = "clients that wait for each response" if self.clients != 1 else "client that waits for each response"
         think = f" and think for {spec_syntax.format_duration(self.think_ns)}" if self.think_ns else ""
         text = f"from {self.clients:,} {waits}{think}"
         return LoadFacts(text=text, open_loop=False, steady=True, clients=self.clients)

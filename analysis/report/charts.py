@@ -657,7 +657,10 @@ CHARTS: dict[str, Chart] = {
             traces=(_line("$turn", "$p50", "%{y:,.4~g} ms in turn %{x}", mode="lines+markers", error_y=INTERVAL),),
             layout=lambda data: {
                 "xaxis": _axis(
-                    "turn", tickformat="d", dtick=1 if max(len(run_data["turn"]) for run_data in data) < 21 else None
+                    "turn",
+                    tickformat="d",
+                    dtick=1 if max(len(run_data["turn"]) for run_data in data) < 21 else None,
+                    rangemode="normal",  # there is no turn 0
                 ),
                 "yaxis": _axis("TTFT p50, ms"),
             },

@@ -593,7 +593,7 @@ def delivery_sentence(summary: Summary) -> str:
     if check is not None:
         fit = "distribution as requested" if check.p_value >= P_VALUE_MIN else "distribution not as requested"
         parts.append(f"{fit} (Kolmogorov-Smirnov p = {significant(check.p_value, 2)})")
-    if delivery.late_s is not None:
+    if delivery.late_s is not None and not summary.server.virtual:  # in virtual time, no request is sent late
         parts.append(f"p99 dispatch delay {duration(delivery.late_s.p99)}")
     return f"{', '.join(parts)}.{_queue_wait_sentence(delivery)}"
 

@@ -87,6 +87,7 @@ def render(document: Document) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"code": _code, "grouped": _grouped, "is_folded": _is_folded}
+    environment.filters["unbroken"] = _unbroken
     environment.filters["kind"] = lambda block: type(block).__name__
     scripts = [_file(name) for name in (*SCRIPTS, *document.scripts)]
     hashes = (
@@ -156,6 +157,11 @@ def page_server(page: bytes) -> ThreadingHTTPServer:
 def _code(text: str) -> Markup:
     """Escape the text for HTML and convert parts between backticks to `<code>` elements."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped right here
+
+
+def _unbroken(text: str) -> str:
+    """Replace the space between a number and a unit of time by one at which lines do not break."""
+    return re.sub(r"(?<=\d) (?=(?:s|ms|µs)\b)", "\u00a0", text)
 
 
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:

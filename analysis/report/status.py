@@ -79,7 +79,7 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
     word, entries = ("failed", failed) if failed else ("inconclusive", unclear)
     worst = list({entry.objective: entry for entry in reversed(entries)}.values())[::-1]  # one per objective
     named = ", ".join(failure_text(entry) for entry in worst[:NAMED_OBJECTIVES])
-    more = ", …" if len(worst) > NAMED_OBJECTIVES else ""
+    more = ",\u00a0…" if len(worst) > NAMED_OBJECTIVES else ""
     text = f"{len(entries):,} of {len(judged):,} {word}: {named}{more}"
     return [Chip("Objectives", text, "error" if failed else "warning", "objectives")]
 

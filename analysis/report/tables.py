@@ -290,6 +290,12 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
             rows.append(row)
     later = len(summaries[0].turns) - TURNS_BRIEF
     notes = [f"{pluralise(later, 'later turn')} in summary.json and on the page."] if brief and later > 0 else []
+    thin = {
+        figure for summary in summaries for turn in summary.turns for figure in (*turn.ttft_s.thin, *turn.e2e_s.thin)
+    }
+    needed = [f"{figure} {samples_needed(PERCENTILES[figure]):,}" for figure in ("p50", "p90") if figure in thin]
+    if needed:
+        notes.append(f"* too few independent samples: {', '.join(needed)} needed.")
     columns = number_columns(
         "turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms"
     )

@@ -30,7 +30,7 @@ from tests.support.runs import burst, run_of, summarise, typed
         ),
         (
             {"arrivals": "closed:8,think=2s", "n": 200, "input_tokens": "uniform:128..384"},
-            "200 requests of 128 to 384 tokens, from 8 clients that wait for each answer and think for 2s, "
+            "200 requests of 128 to 384 tokens, from 8 clients that wait for each response and think for 2s, "
             "128 output tokens each",
         ),
         (
@@ -40,7 +40,7 @@ from tests.support.runs import burst, run_of, summarise, typed
         ),
         (
             {"arrivals": "closed:1", "n": 9, "workload": "sharegpt:data/talk.json"},
-            "9 requests from sharegpt talk.json, from 1 client that waits for each answer, "
+            "9 requests from sharegpt talk.json, from 1 client that waits for each response, "
             "the output lengths of its file",
         ),
         (

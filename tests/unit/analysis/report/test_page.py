@@ -156,7 +156,7 @@ def test_an_open_loop_is_not_called_a_burst(tmp_path: Path) -> None:
         "3 warm-up requests before time 0, excluded from all figures.",
         "Measured from 0.500 s to 12.0 s of the run (about 50 in flight): 1,150 requests due within.",
         "50 of 1,200 requests outside the window; the slowest took 500 ms.",
-        "1,150 ended in the window of 11.49 s; 1,200 of 1,200 complete",
+        "1,150 ended in the window of 11.49\u00a0s; 1,200 of 1,200 complete",
         "of complete requests that were due inside the window, with a 95% band.",
     ):
         assert words in text

@@ -75,7 +75,7 @@ def test_failed_objectives_are_named_the_worst_first(tmp_path: Path) -> None:
     summary.objectives.append(verdict("output_tokens_per_s > 5000", 900.0, 5000.0, "per second"))
     (chip,) = status.objectives([summary])
     assert chip.text.startswith("3 of 4 failed: `output_tokens_per_s` 900 < 5,000 per second, ")
-    assert chip.text.endswith(", …")
+    assert chip.text.endswith(",\u00a0…")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,13 @@ def test_a_run_without_sessions_has_no_turns(tmp_path: Path) -> None:
     assert "by turn" not in text_of(summary)
 
 
+@pytest.mark.parametrize(("number", "notes"), [(70, []), (20, ["* too few independent samples: p90 64 needed."])])
+def test_a_note_explains_the_marks_of_thin_percentiles(tmp_path: Path, number: int, notes: list[str]) -> None:
+    """p90 of a turn needs 64 complete requests."""
+    part = part_of(run_of(tmp_path / "run", sessions(number), plan=PLAN | {"n": number}))
+    assert tables.turns([part.summary]).notes == notes
+
+
 def test_the_terminal_shows_the_first_turns_and_says_how_many_it_left_out(tmp_path: Path) -> None:
     """One line per turn, up to ten; too few samples for a percentile are said to be."""
     text = text_of(summary_of(tmp_path, sessions(2, 13), workload="multi-turn:turns=13"), width=80)

@@ -31,7 +31,14 @@ from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.speculation import find_speculation, tokens_per_event
 from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
-from loadgen.analysis.telemetry import check_counters, gauge_values, machine_clock, memory_use, skew_range_s
+from loadgen.analysis.telemetry import (
+    abandoned_requests,
+    check_counters,
+    gauge_values,
+    machine_clock,
+    memory_use,
+    skew_range_s,
+)
 
 MAX_TURNS = 1000
 """Maximum number of turns in a session. Workloads cannot have more, and higher turn numbers in a run file are
@@ -64,11 +71,12 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
     throughput = _throughput(frame, health)
     counters = check_counters(run, frame)
+    requests = request_counts(run, frame)
     missing = int((frame.inside & ~frame.complete).sum())
     return summary.Summary(
         run=info,
         server=server_info(run),
-        requests=request_counts(run, frame),
+        requests=requests,
         tokens=token_counts(run, frame, may_end=info.may_end),
         window=_measured_window(frame),
         throughput=throughput,
@@ -96,6 +104,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         ),
         memory=memory_use(run),
         server_counters=counters,
+        abandoned=abandoned_requests(run, requests.abandoned),
         client=health,
         machines=machines,
         turns=_turns(frame),

@@ -27,16 +27,19 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     """
     outcomes = {outcome: counted for outcome, counted in frame.outcomes.items() if outcome.measured}
     states, errors = Counter[str](), Counter[str]()
+    unsent = 0
     for outcome, counted in outcomes.items():
         states[outcome.state] += counted.requests
-        if outcome.kind:
+        if outcome.state == "abandoned":  # on purpose, so it is no error
+            unsent += counted.requests if outcome.detail.startswith("not sent") else 0
+        elif outcome.kind:
             errors[outcome.kind] += counted.requests
     plan, recorded = run.header.plan, states.total()
     # With a planned duration, or with sessions from a file, the planned number of requests is unknown.
     planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
     return summary.RequestCounts(
-        sent=recorded - states["dropped"],
-        **{state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")},
+        sent=recorded - states["dropped"] - unsent,
+        **{state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped", "abandoned")},
         unrecorded=max(0, planned - recorded),
         warmup=int((~frame.measured).sum()),
         warmup_incomplete=int((~frame.measured & ~frame.complete).sum()),
@@ -52,6 +55,8 @@ def _examples(outcomes: Mapping[Outcome, OutcomeCount]) -> dict[str, list[summar
     """
     groups: dict[tuple[str, int | None, str], list[Outcome]] = {}
     for outcome in outcomes:
+        if outcome.state == "abandoned":
+            continue
         pattern = VARIABLE_PARTS.sub("N", outcome.detail)
         groups.setdefault((outcome.kind, outcome.http_status, pattern), []).append(outcome)
     examples: dict[str, list[summary.ErrorExample]] = {}

@@ -143,6 +143,9 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     equivalent error event. They do not count as failed, except in runs of older versions without this state."""
     dropped: int
     """Requests that were never sent, because too many requests were in flight or their session had ended."""
+    abandoned: int = 0
+    """Requests that were given up on purpose (`--cancel`), and turns that were not sent because their session was given
+    up. They are neither complete nor failed, and no latency includes them."""
     unrecorded: int
     """Planned requests without a Record, in a run that was killed."""
     warmup: int
@@ -155,8 +158,9 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
     @property
     def planned(self) -> int:
-        """The planned number of requests: sent + dropped + unrecorded."""
-        return self.sent + self.dropped + self.unrecorded
+        """Number of requests that should be complete: all planned requests except those abandoned on purpose."""
+        outcomes = self.complete + self.truncated + self.failed + self.rejected
+        return outcomes + self.dropped + self.unrecorded
 
     @property
     def all_complete(self) -> bool:
@@ -643,6 +647,22 @@ class Memory(msgspec.Struct, kw_only=True):
     """Number of failed readings, by source and reason."""
 
 
+class AbandonedRequests(msgspec.Struct, kw_only=True):
+    """Requests that were abandoned on purpose, and what the server did with them, by its own metrics."""
+
+    requests: int
+    cancel: str
+    """The share and moment that were requested, such as `5% after 2s`."""
+    running_at_end: int | None = None
+    """Requests that the server still ran or queued when the last response had ended. None: not measured."""
+    running_later: int | None = None
+    """The same number at the last reading. None: not measured."""
+    later_s: float | None = None
+    """Time in seconds between the two readings."""
+    stopped: int | None = None
+    """Growth of the server's counter of aborted and failed requests. None: the server has no such counter."""
+
+
 class CounterCheck(msgspec.Struct, kw_only=True):
     """Growth of a server counter over the run, warm-up included, compared with the client's count.
 
@@ -706,6 +726,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     speculation: Speculation | None = None
     tokens_per_event: TokensPerEvent | None = None
     limit: HardwareLimit | None = None
+    abandoned: AbandonedRequests | None = None
+    """Requests that were abandoned on purpose (`--cancel`). None if there are none."""
     prediction: list[Predicted] = []
     goodput: Goodput | None = None
     objectives: list[ObjectiveVerdict] = []

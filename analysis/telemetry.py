@@ -26,6 +26,7 @@ from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import round_to_ns
 from loadgen.analysis.summary import (
+    AbandonedRequests,
     CounterCheck,
     GpuMemory,
     HostMemoryLevels,
@@ -261,6 +262,26 @@ def gauge_values(run: Run, name: str) -> list[float]:
 
 PHASES = ("queue", "prefill", "decode", "inference")
 """Phases of a request whose durations servers publish as histograms. Inference is prefill and decode together."""
+
+
+def abandoned_requests(run: Run, requests: int) -> AbandonedRequests | None:
+    """Return what the server did with the `requests` that were abandoned on purpose, or None if there are none."""
+    if not requests:
+        return None
+    result = AbandonedRequests(requests=requests, cancel=str(run.header.plan.get("cancel") or ""))
+    valid = [reading for reading in readings(run, "server") if not reading.gap]
+    active = [
+        (reading.at_s, (number_in(reading.values, "running") or 0) + (number_in(reading.values, "waiting") or 0))
+        for reading in valid
+        if reading.moment in AFTER and number_in(reading.values, "running") is not None
+    ]
+    if active:
+        result.running_at_end, result.running_later = int(active[0][1]), int(active[-1][1])
+        result.later_s = round(active[-1][0] - active[0][0], 3)
+    stopped, resets = _growth(valid, "requests_failed") if valid else (None, 0)
+    if stopped is not None and not resets:
+        result.stopped = round(stopped)
+    return result
 
 
 def mean_phases(run: Run) -> dict[str, float]:

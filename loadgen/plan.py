@@ -48,9 +48,11 @@ from loadgen.servers.auth import (
 from loadgen.servers.backends import BACKENDS, join_or, simulated_backends
 from loadgen.servers.proxy import normalise_proxy_url
 from loadgen.servers.server_url import check_server_url
+from loadgen.servers.session_identity import check_captures, check_session_headers
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
-from loadgen.workloads import arrivals, lengths, workload
+from loadgen.workloads import arrivals, cancellation, lengths, workload
 from loadgen.workloads.arrival_facts import Arrivals
+from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
 from loadgen.workloads.raw_requests import RawRequests
@@ -88,9 +90,21 @@ def all_endpoints() -> Iterable[str]:
     return dict.fromkeys(name for kind in BACKENDS.values() for name in kind.dialects)
 
 
+def check_connection_use(value: Any) -> Any:
+    """Return the value of `connections` unchanged. Raises ValueError for a number, which other load testers take."""
+    if str(value).isdecimal():
+        raise ValueError(
+            f"states which requests share a connection: pooled, session or new; to keep {value} requests in flight, "
+            f"write --concurrency {value}"
+        )
+    return value
+
+
 _ARRIVALS_SYNTAX = join_or(
     process.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for process in arrivals.ARRIVAL_PROCESSES.values()
 )
+CONNECTION_USE = Preprocess(check_connection_use)
+CANCELLATION = canonical(lambda text: cancellation.parse(text) if text else "")
 ARRIVALS = canonical(arrivals.parse)
 WORKLOAD = canonical(workload.parse)
 INPUT_LENGTHS = canonical(lengths.parse)
@@ -225,6 +239,16 @@ class Plan:
     tokenizer (use only --tokenizer), approximate, or exact (refuse estimated lengths)."""
     api_key_env: Annotated[str, RunOption("Server", "start")] = "LOADGEN_API_KEY"
     """Environment variable that holds the API key. Default: LOADGEN_API_KEY, which may be unset."""
+    session_header: Annotated[tuple[str, ...], TUPLE, check_session_headers, RunOption("Advanced", "start")] = ()
+    """Request header with one value per session, such as X-Session-ID, so that a router keeps a session on one server.
+    Or a router: vllm-router, dynamo, sglang or llm-d. Repeatable."""
+    session_capture: Annotated[tuple[str, ...], TUPLE, check_captures, RunOption("Advanced", "start")] = ()
+    """Response header, or cookie such as cookie:NAME, that later turns of the session send back. Repeatable."""
+    connections: Annotated[Literal["pooled", "session", "new"], CONNECTION_USE, RunOption("Advanced")] = "pooled"
+    """Which requests share a connection: pooled (default: any), session (those of one session) or new (none)."""
+    cancel: Annotated[str, CANCELLATION, RunOption("Advanced")] = ""
+    """Share of requests whose client gives up, such as '5% after 2s' or '5% after 20 tokens'. They count neither as
+    failed nor in latencies."""
     header: Annotated[tuple[str, ...], TUPLE, check_headers, RunOption("Advanced", "start")] = ()
     """HTTP header to send with each request, as 'Name: value'. $NAME in the value is read from the environment.
     Repeatable."""
@@ -313,6 +337,11 @@ class Plan:
         """
         changes = ({"repeat": number, "seed": self.seed + number - 1} for number in range(1, self.repeats + 1))
         return [self.replaced(**change) for change in changes]
+
+    @property
+    def cancellation(self) -> Cancellation | None:
+        """Return which requests are abandoned, or None if none is."""
+        return cancellation.parse(self.cancel) if self.cancel else None
 
     @property
     def arrival_process(self) -> Arrivals:

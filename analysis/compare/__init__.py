@@ -308,7 +308,8 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: b
         limit = group[0].summary.limit
         if limit:
             result.append(f"{title}: {hardware_limit_sentence(limit)}")
-        incomplete = sum(run.summary.requests.sent - run.summary.requests.complete for run in group)
+        counts = [run.summary.requests for run in group]
+        incomplete = sum(requests.sent - requests.complete - requests.abandoned for requests in counts)
         if incomplete:
             result.append(f"Excluded from latencies: {pluralise(incomplete, 'request')} of {title}, not complete.")
     return result

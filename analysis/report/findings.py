@@ -84,6 +84,7 @@ def findings(summary: Summary) -> list[Finding]:
         *_error_bars(client, summary),
         *filter(None, [priority(client)]),
         Finding("complete", outcome_level(summary.requests), outcome_sentence(summary), "failures"),
+        *filter(None, [abandoned_finding(summary)]),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
@@ -166,6 +167,25 @@ def outcome_sentence(summary: Summary) -> str:
     if requests.all_complete:
         return "The request is complete." if requests.planned == 1 else f"All {requests.planned:,} requests complete."
     return f"{incomplete_text([requests])}."
+
+
+def abandoned_finding(summary: Summary) -> Finding | None:
+    """Return a note on requests that were abandoned on purpose: whether the server still worked on them afterwards.
+
+    Return None if no request was abandoned."""
+    facts = summary.abandoned
+    if facts is None:
+        return None
+    text = f"{pluralise(facts.requests, 'request')} abandoned on purpose ({facts.cancel})"
+    if facts.stopped is not None:
+        text += f"; the server counted {facts.stopped:,} that ended early"
+    if facts.running_at_end is None:
+        return Finding("abandoned", "note", f"{text}. Whether the server stopped them was not measured.", "failures")
+    if not facts.running_at_end:
+        return Finding("abandoned", "note", f"{text}. After the last response it ran none of them.", "failures")
+    running = f"When the last response had ended, the server still ran or queued {facts.running_at_end:,}"
+    later = f", and {facts.running_later:,} another {duration(facts.later_s)} later" if facts.later_s else ""
+    return Finding("abandoned", "warning", f"{text}. {running}{later}.", "failures")
 
 
 def incomplete_text(counts: Sequence[RequestCounts]) -> str:

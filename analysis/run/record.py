@@ -12,7 +12,7 @@ from loadgen.workloads.spec_syntax import TOKENS_LIMIT
 if TYPE_CHECKING:
     from loadgen.workloads.request import Request
 
-State = Literal["complete", "truncated", "failed", "rejected", "dropped"]
+State = Literal["complete", "truncated", "failed", "rejected", "dropped", "abandoned"]
 
 ErrorKind = Literal[
     "connect",  # no connection (refused, unreachable, TLS), or closed before any response
@@ -27,6 +27,7 @@ ErrorKind = Literal[
     "dropped",  # never sent: the maximum number of requests was in flight
     "session_ended",  # never sent: the session ended before this turn
     "cancelled",  # never sent or cut off, because the run was interrupted
+    "abandoned",  # given up on purpose (--cancel), or never sent because its session was given up
     "not_encoded",  # never sent: a value in the request cannot be written as JSON or HTTP
     "worker_lost",  # the worker process died; the outcome is unknown
 ]
@@ -144,6 +145,8 @@ def record_for(request: Request, state: State, **facts: Any) -> Record:
 def unsent_record(request: Request, kind: NoneOrKind, detail: str) -> Record:
     """Return the Record of a request that was never sent, with its error kind and error detail."""
     state: State = "dropped" if kind in {"dropped", "session_ended"} else "failed"
+    if kind == "abandoned":
+        state = "abandoned"
     return record_for(request, state, error_kind=kind, error_detail=detail)
 
 

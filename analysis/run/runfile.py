@@ -230,6 +230,7 @@ class Footer(msgspec.Struct, tag_field="type", tag="footer", kw_only=True):
     rejected: Count | None = None
     """None if the run is from a version that counted rejected requests as failed."""
     dropped: Count
+    abandoned: Count = 0
     interrupted: bool = False
     notes: list[str] = []
 

@@ -15,8 +15,7 @@ RENAMED = {
     ),
     "--rate": "--request-rate --qps --rps -q -R",
     "--concurrency": (
-        "--max-concurrency --users --vus --connections --parallel --num-concurrent-requests --max-workers "
-        "--num-concurrency --max-vus"
+        "--max-concurrency --users --vus --parallel --num-concurrent-requests --max-workers --num-concurrency --max-vus"
     ),
     "--n": (
         "--num-prompts --num-requests --request-count --max-requests --iterations -i --num-conversations "

@@ -123,7 +123,7 @@ class Health:
 
 
 COUNTER_NAMES = (
-    *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped"),
+    *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped", "abandoned"),
     *("tokens", "prepared"),
 )
 """Names of the counters that are summed over all workers."""
@@ -169,6 +169,7 @@ class LiveCounters(Structure):
     failed: int
     rejected: int
     dropped: int
+    abandoned: int
     tokens: int
     prepared: int
     first_sent_ns: int

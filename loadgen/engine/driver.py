@@ -49,6 +49,7 @@ from loadgen.servers.wire.disk_spill import DiskSpill
 from loadgen.servers.wire.pool import Pool
 from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
+from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.sessions import TRANSCRIPT_LIMIT
 
 TICK_S = 0.05
@@ -85,6 +86,8 @@ TOGETHER, TOGETHER_BYTES = 16, 1 << 19
 """Maximum number and maximum total size in bytes of responses that are decoded together. Responses are decoded together
 only while more than BACKLOG requests wait."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # error kind and detail
+ABANDONED = "the client gave up on purpose, {}"
+"""Error detail of a request that is abandoned because of `--cancel`."""
 GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s"
 
 
@@ -118,6 +121,8 @@ class Driver:
         self._timeout_s = timeout_s
         self._in_flight_max = in_flight_max
         self._queues = queues
+        self._by_session: dict[int, Connection] = {}
+        """With the connections of sessions: the idle connection of each session between two of its turns."""
         self._counts = recorder.counts
         self._recorder = recorder
         recorder.on_idle = self._check_done
@@ -210,15 +215,32 @@ class Driver:
         for slot in group:
             if slot.not_encoded:
                 continue
-            connection = self._pool.take()
+            connection = self._take_connection(slot)
             if connection is None:
                 break
             self._attach(slot, connection)
+
+    def _take_connection(self, slot: ScheduledRequest) -> Connection | None:
+        """Return an idle connection for a request, or None if there is none.
+
+        With the connections of sessions, a later turn gets the connection of its session, unless the server has closed
+        this connection in the meantime."""
+        session = slot.request.session
+        connection = None if session is None else self._by_session.pop(session, None)
+        if connection is None:
+            return self._pool.take()
+        if connection.closed_by_peer():
+            connection.close()
+            slot.reopened += 1
+            return self._pool.take()
+        return connection
 
     def _attach(self, slot: ScheduledRequest, connection: Connection) -> Exchange:
         exchange = slot.exchange = self._exchange(lambda exchange: self._on_end(exchange, slot))
         slot.connected_ns, slot.reused = connection.opened_ns, connection.reused
         exchange.dialect = slot.dialect
+        if slot.cancellation is not None and slot.cancellation.after_tokens:
+            exchange.gives_up = partial(self._recorder.abandoned_by_now, slot.cancellation)
         exchange.prepare(connection, connection.seal(slot.payload))
         return exchange
 
@@ -344,6 +366,11 @@ class Driver:
             sent_ns = (exchange.sent_ns or 0) - self._recorder.start_ns
             for following in self._queue.after_start(slot, sent_ns):
                 self._wait(following)
+        if slot.cancellation is not None and slot.cancellation.after_ns:
+            detail = ABANDONED.format(slot.cancellation.moment)
+            self._clock.at(
+                (exchange.sent_ns or 0) + slot.cancellation.after_ns, lambda: exchange.give_up("abandoned", detail)
+            )
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
         """Start the coroutine `opening` as a task. The task opens a connection and sends the request `slot`."""
@@ -422,15 +449,29 @@ class Driver:
     def _on_end(self, exchange: Exchange, slot: ScheduledRequest) -> None:
         self._in_flight.pop(exchange, None)
         connection, exchange.reusable_connection = exchange.reusable_connection, None
-        if connection is not None and (self._queue.more or self._waiting) and not self._interrupted:
+        more = (self._queue.more or self._waiting) and not self._interrupted
+        if connection is not None and more and self._pool.use == "pooled":
             connection.reused = True
             self._pool.put(connection)
+        elif connection is not None and more and self._keeps_for_session(slot):
+            connection.reused = True
+            self._by_session[slot.request.session or 0] = connection
         elif connection is not None:
             connection.close()
+        if more and self._pool.use != "pooled":
+            self._pool.top_up()
         if self._may_send_again(exchange, slot):
             self._open(slot, self._send_again(slot, exchange))
         else:
             self._end(slot, exchange)
+
+    def _keeps_for_session(self, slot: ScheduledRequest) -> bool:
+        """Return True if the connection of a request waits for a later request of the same session.
+
+        A session keeps one idle connection, even if several of its requests were in flight at the same time.
+        """
+        has_one = slot.request.session in self._by_session
+        return self._pool.use == "session" and not slot.is_last_turn and not has_one
 
     def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
         """Pass a request that has ended to the recorder, and let its client continue with the next request."""
@@ -483,12 +524,14 @@ class Driver:
         if following is not None:
             self._wait(following)
             return
+        self._close_session(slot)
         why = f"turn {record.turn} of its session was {record.state}"
         why += f" ({record.error_kind})" if record.error_kind != record.state else ""
         if record.state == "complete":
             why = f"the session had grown past {TRANSCRIPT_LIMIT:,} characters"
         for request in slot.conversation.remaining_requests():
-            ending = NOT_SENT if self._interrupted else ("session_ended", f"not sent, {why}")
+            kind: ErrorKind = "abandoned" if record.state == "abandoned" else "session_ended"
+            ending = NOT_SENT if self._interrupted else (kind, f"not sent, {why}")
             self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
@@ -506,11 +549,19 @@ class Driver:
         else:
             error = f" ({record.error_kind})" if record.error_kind != record.state else ""
             why = f"not sent, request {record.id} of its session was {record.state}{error}"
-            ending = NOT_SENT if self._interrupted else ("session_ended", why)
+            kind: ErrorKind = "abandoned" if record.state == "abandoned" else "session_ended"
+            ending = NOT_SENT if self._interrupted else (kind, why)
             for request in progress.failed(slot.node):
                 self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         if not progress.unfinished:
+            self._close_session(slot)
             self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
+
+    def _close_session(self, slot: ScheduledRequest) -> None:
+        """Close the idle connection of a session that is over, if it has one."""
+        connection = self._by_session.pop(slot.request.session or 0, None)
+        if connection is not None:
+            connection.close()
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
         """After a request has ended, let its closed-loop client continue with the next request.
@@ -656,6 +707,8 @@ class Recorder:
     """Called when every queued request has been recorded."""
     on_record: Callable[[ScheduledRequest, Record], object]
     """Called after each Record. This is the best time for work that takes a while."""
+    on_head: Callable[..., None] | None = None
+    """Called with the request and the head of the response after each turn of a session."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
     """Called after a turn of a session was recorded, with the Record and the text of the answer. If the turn is not
     complete, the text is empty."""
@@ -718,6 +771,15 @@ class Recorder:
         if len(self.ended) in (1, BACKLOG):
             self._record_after(0)
 
+    def abandoned_by_now(self, cancellation: Cancellation, exchange: Exchange) -> str:
+        """Return the error detail of a request whose client gives up now, because enough tokens have arrived.
+
+        Return an empty text if more tokens must arrive first. The whole response is decoded again at each read, which
+        is acceptable because few requests are abandoned.
+        """
+        tokens, _ = tokens_so_far(exchange.raw, exchange.dialect or self._dialect)
+        return ABANDONED.format(cancellation.moment) if tokens >= cancellation.after_tokens else ""
+
     def sample(self, now_ns: int) -> None:
         """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and write a sample of the client's health to the part file."""
         self._clocks.take()
@@ -777,6 +839,8 @@ class Recorder:
             slot.payload = b""
             if slot.in_session:
                 complete = exchange is not None and record.state == "complete"
+                if self.on_head is not None and exchange is not None:
+                    self.on_head(slot.request, exchange.framing.head, last=slot.is_last_turn)
                 needed = complete and (slot.progress is None or slot.progress.keeps_answer(slot.node))
                 answer = answer_text(exchange, exchange.dialect or self._dialect) if exchange and needed else ""
                 self.on_turn(slot, record, answer)

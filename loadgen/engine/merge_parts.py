@@ -76,6 +76,7 @@ def merge_parts(
             sent=counts.total() - counts["dropped"],
             interrupted=interrupted,
             notes=all_notes,
+            abandoned=counts["abandoned"],
             **{state: counts[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")},
         )
         append_lines(main, [msgspec.json.encode(footer) + b"\n"])

@@ -44,6 +44,7 @@ from loadgen.plan import Plan
 from loadgen.plan_fields import describe_lengths, describe_plan
 from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.backends.raw_bodies import dialect_for_path
+from loadgen.servers.session_identity import SessionIdentity
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
@@ -194,6 +195,9 @@ def prepare(
                 headers=headers,
                 id_prefix=id_prefix,
                 dialects=raw.dialects,
+                identity=SessionIdentity(plan.session_header, plan.session_capture),
+                connections=plan.connections,
+                cancellation=plan.cancellation,
                 stamps=plan.stamps,
                 client_priority=plan.client_priority,
                 part=folder / f"part-{worker}.jsonl",

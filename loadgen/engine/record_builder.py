@@ -153,7 +153,7 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
     """Find the events of a response, and create its Record."""
     record = record_for(
         request,
-        "truncated" if exchange.error_kind == "truncated" else "failed",
+        _state_of(exchange.error_kind),
         sent_ns=_since(start_ns, exchange.sent_ns),
         sent_end_ns=_since(start_ns, exchange.sent_end_ns),
         end_ns=_since(start_ns, exchange.ended_at_ns),
@@ -392,11 +392,19 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
     if answer.end_event is None:
         kind: NoneOrKind = record.error_kind or "truncated"
         detail = record.error_detail or "the response ended"
-        state: State = "truncated" if kind == "truncated" else "failed"
+        state = _state_of(kind)
         # Without the number of tokens, so that failures of the same kind have the same text.
         received = "after tokens had come" if record.chunk_ns else "before any token"
-        return state, kind, f"{detail}, {received} and without the end marker"
+        end = "" if state == "abandoned" else " and without the end marker"
+        return state, kind, f"{detail}, {received}{end}"
     return _length_verdict(record, exact=exact, piece_tokens=piece_tokens)
+
+
+def _state_of(kind: NoneOrKind) -> State:
+    """Return the state of a request without the end marker of its response, given its error kind."""
+    if kind == "abandoned":
+        return "abandoned"
+    return "truncated" if kind == "truncated" else "failed"
 
 
 def _retry_words(wait: str) -> str:

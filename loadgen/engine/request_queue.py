@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Session
 
@@ -106,6 +107,8 @@ class ScheduledRequest:
     """True if another request of the session waits for the start of this request."""
     dialect: Dialect | None = None
     """The dialect of the request if it differs from the dialect of the run."""
+    cancellation: Cancellation | None = None
+    """When the request is abandoned. None: never."""
     not_encoded: str = ""
     """Reason why the request could not be encoded. Empty if `payload` holds its bytes."""
 
@@ -119,6 +122,13 @@ class ScheduledRequest:
         if self.exchange is not None and self.exchange.connection is not None:
             self.exchange.connection.close()
         self.exchange = None
+
+    @property
+    def is_last_turn(self) -> bool:
+        """Return True if no further turn of a session follows. A single request has no further turn."""
+        if self.progress is not None:
+            return self.progress.unfinished <= 1
+        return self.request.turn + 1 >= self.turns
 
     @property
     def turns(self) -> int:

@@ -41,10 +41,12 @@ from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.backends.dialect import Dialect, request_body
 from loadgen.servers.backends.raw_bodies import complete_body
 from loadgen.servers.lifeline import close_inherited, end_with_parent
+from loadgen.servers.session_identity import SessionIdentity
 from loadgen.servers.target import Target
 from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source, preload_source
+from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request, merged_headers, wire_id
 from loadgen.workloads.session_graph import SessionGraph
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
     from loadgen.engine.driver import Driver
     from loadgen.engine.record_buffer import RecordBuffer
+    from loadgen.servers.wire.pool import ConnectionUse
     from loadgen.servers.wire.timestamps import Share, TimestampSource
 
 CONNECT_LIMIT_S = 30.0
@@ -78,6 +81,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
     """Random prefix of the request ids that are sent to the server (loadgen.workloads.request.wire_id)."""
     dialects: Mapping[str, Dialect]
     """Dialects of requests that have their own path, by path. Such requests are rare: most use `dialect`."""
+    identity: SessionIdentity
+    """The headers that identify sessions."""
+    connections: ConnectionUse
+    cancellation: Cancellation | None
+    """Which requests are abandoned, and when. None: no request."""
     stamps: str
     """The requested timestamp source: `auto`, or a key of loadgen.servers.wire.timestamp_sources.SOURCES."""
     client_priority: str
@@ -140,6 +148,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
             else:
                 body = request_body(request, dialect, self.model)
             headers = {"X-Request-Id": wire_id(self.id_prefix, request.id)}
+            headers |= self.identity.headers(request, self.id_prefix)
             headers = merged_headers(headers, self.headers, request.headers, self.target.proxy_headers)
             path = self.target.request_target(dialect.path)
             payload = encode_post(path, self.target.host_field, headers, body)
@@ -150,6 +159,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
         slot = ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
         if dialect is not self.dialect:
             slot.dialect = dialect
+        if self.cancellation and request.id >= 0 and self.cancellation.chooses(self.prompts.spec.seed, request.id):
+            slot.cancellation = self.cancellation
         return slot
 
     def schedule_turn(self, conversation: Session, due_ns: int) -> ScheduledRequest:
@@ -301,9 +312,10 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     def build_driver(queue: RequestQueue, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
         connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.worker)
-        pool = Pool(connector, spare=spare, meanwhile=queue.draw)
+        pool = Pool(connector, spare=spare, meanwhile=queue.draw, use=task.connections)
         max_read_delay_ns = pacer.widest_ns if pacer else int
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, max_read_delay_ns, disk_spill)
+        recorder.on_head = task.identity.capture
         in_flight_max = None if queue.closed else task.schedule.in_flight
         return Driver(
             queue,

@@ -47,6 +47,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     rejected: int = 0
     dropped: int = 0
+    abandoned: int = 0
     tokens_per_s: float = 0.0
     """Tokens per second in the last seconds. In the phase `ended`, the mean of the run."""
     ttft_p50_s: float | None = None
@@ -65,7 +66,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> int:
         """Return the number of requests that have ended, in whatever way."""
-        return self.complete + self.incomplete
+        return self.complete + self.incomplete + self.abandoned
 
     @property
     def incomplete(self) -> int:
@@ -146,6 +147,7 @@ class SnapshotTaker:
             failed=counts.failed,
             rejected=counts.rejected,
             dropped=counts.dropped,
+            abandoned=counts.abandoned,
             tokens_per_s=counts.mean_tokens_per_s if phase == "ended" else counts.tokens_per_s,
             ttft_p50_s=ttft_p50_s,
             ttft_p99_s=ttft_p99_s,

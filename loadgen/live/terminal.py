@@ -162,6 +162,7 @@ def plain_line(snapshot: LiveSnapshot, preparing: str) -> str:
             f"{getattr(snapshot, state)} {state}"
             for state in ("complete", "truncated", "failed", "rejected", "dropped")
         ),
+        *([f"{snapshot.abandoned} abandoned"] if snapshot.abandoned else []),
     ]
     return f"{time_text}{snapshot.phase}: {', '.join([*counts, *_figures(snapshot).values(), *_server(snapshot)])}"
 

@@ -383,6 +383,9 @@ def _prompts(plan: Plan) -> Prompts:
     Prompts that share a prefix also have token ids, because the prefix cache compares ids.
     """
     process = plan.arrival_process
+    if plan.cancel:
+        hint = "Leave --cancel out, or use loadgen run --simulated."
+        raise PlanError("--cancel: clients in virtual time do not give up", hint)
     if isinstance(plan.prompt_source, RawRequests):
         raise PlanError(
             f"--workload {plan.workload}: the number of tokens of whole requests is known only to a server",

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
+from typing import Literal
 
 from loadgen.servers.wire.connection import Connection
 
@@ -15,6 +16,10 @@ MAX_CONCURRENT_CONNECTS = 64
 (hypercorn's 100), so that no SYN is dropped."""
 ACCEPTED_S = 0.003
 """Time in seconds in which a server accepts MAX_CONCURRENT_CONNECTS connections."""
+
+
+ConnectionUse = Literal["pooled", "session", "new"]
+"""Which requests share a connection: any (`pooled`), those of one session (`session`) or none (`new`)."""
 
 
 class Pool:
@@ -28,13 +33,16 @@ class Pool:
         *,
         spare: int,
         meanwhile: Callable[[], bool] = bool,
+        use: ConnectionUse = "pooled",
     ) -> None:
         """Prepare a pool without opening connections.
 
         - `connect` opens a connection, and returns it or an awaitable of it.
         - `spare` is the number of idle connections to keep open.
         - `meanwhile` does other work while the server accepts connections. It returns True if more work is left.
+        - `use` states which requests share a connection. The load driver follows it when a response has ended.
         """
+        self.use = use
         self._connect = connect
         self._spare = spare
         self._meanwhile = meanwhile

@@ -32,7 +32,7 @@ SMALL_BYTES = 65_536
 wait for its end. Joining a larger response takes too long."""
 SHUT_BYTES = 4_096
 """If the receive window is smaller than this, the server has to wait before it sends more."""
-WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled"]
+WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled", "abandoned"]
 """Ways in which an exchange ends without a response. Each is an error kind of loadgen.analysis.run.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
 INTO_BYTES = 1 << 20
@@ -82,6 +82,9 @@ class Exchange:
     losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
+    gives_up: Callable[[Exchange], str] | None = None
+    """Called after each read. If it returns a text, the request is abandoned, and the text is the error detail. Only
+    requests that are abandoned after a number of tokens have this function."""
     dialect: Any = None  # The loadgen.servers.backends.dialect.Dialect of the response; None: the run's dialect
 
     @property
@@ -152,6 +155,8 @@ class Exchange:
         if connection is not None and not self.error_kind:
             self.stream_start = connection.received  # TLS session tickets may have arrived since `prepare`
             callback = self._on_readable if connection.tls is None else self._on_tls_readable
+            if self.gives_up is not None:
+                callback = partial(self._read_until_abandoned, callback)
             self._poller.add(connection.sock, callback)
 
     def offsets(self, raw_offsets: Sequence[int]) -> Sequence[int]:
@@ -180,6 +185,13 @@ class Exchange:
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)
+
+    def _read_until_abandoned(self, read: Callable[[], None]) -> None:
+        """Read once, and end the exchange if the request is now abandoned."""
+        read()
+        detail = self.gives_up(self) if self.gives_up is not None and self.connection is not None else ""
+        if detail:
+            self.fail("abandoned", detail)
 
     def _on_tls_readable(self) -> None:
         """Read and decrypt TLS records, and send replies that TLS requires. End the exchange if the session has ended.

@@ -25,7 +25,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         name: again["run"][name] for name in ("load", "batch_size", "ignore_eos", "going_on", "over_limit")
     } | found["run"]
     found["delivery"].setdefault("queue_wait", None)
-    found["requests"].setdefault("rejected", 0)
+    found["requests"] = {"rejected": 0, "abandoned": 0} | found["requests"]
     for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
         found["tokens"].setdefault(name, again["tokens"][name])
     for name in ("contradicted_chunks", "contradicted_totals", *REASONING):
@@ -36,7 +36,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         cache |= {"peak_fullest_share": None, "engines": 1}
     found["server"].setdefault("proxied_to", "")
     found["server"].setdefault("virtual", False)
-    found["server"] = {"addresses": [], "addresses_unused": {}} | found["server"]
+    found["server"] = {"addresses": [], "addresses_unused": {}, "proxy": "", "protocol": ""} | found["server"]
     for name in ("input_tokens_per_s", "inputs_per_s", "completed", "output_tokens", "span_s"):
         found["throughput"].setdefault(name, again["throughput"][name])
     newer = (

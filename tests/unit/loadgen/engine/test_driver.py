@@ -63,6 +63,7 @@ class FakeNet:
     """(request id, instant after the start) of every send."""
     open_now: int = 0
     open_most: int = 0
+    use: str = "pooled"
 
     async def fill(self) -> None:
         """See Pool."""

@@ -1,0 +1,117 @@
+"""Headers that give each session an identity, so that a router can send all of its turns to the same server.
+
+A router needs one of two things. Either the client names the session in a header (`--session-header`), or the router
+names the server in a header or cookie of its first response, and the client sends it back (`--session-capture`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from loadgen.workloads.request import Request
+
+
+class RouterHeaders(msgspec.Struct, frozen=True):
+    """The headers that a router uses for sticky sessions."""
+
+    headers: tuple[str, ...] = ()
+    """Request headers that name the session."""
+    captures: tuple[str, ...] = ()
+    """Response headers or cookies that are sent back."""
+
+
+ROUTERS = {
+    "vllm-router": RouterHeaders(headers=("X-Session-ID",)),
+    "dynamo": RouterHeaders(headers=("X-Dynamo-Session-ID",)),
+    "sglang": RouterHeaders(headers=("X-SMG-Routing-Key",)),
+    "llm-d": RouterHeaders(captures=("cookie:llm-d-session",)),
+}
+"""Routers whose names `--session-header` accepts in place of a header.
+
+- vLLM Router: its policy `consistent_hash` reads X-Session-ID first.
+- NVIDIA Dynamo: its router reads X-Dynamo-Session-ID if session affinity is on (`--router-session-affinity-ttl-secs`).
+- SGLang Model Gateway: its policies `manual` and `consistent_hashing` read X-SMG-Routing-Key.
+- llm-d: its session affinity scorer sets the cookie llm-d-session in the first response.
+"""
+COOKIE = "cookie:"
+"""Beginning of a capture that names a cookie, such as `cookie:llm-d-session`."""
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+
+
+def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names unchanged if each is the name of a router or of a header. Raises ValueError for another text."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"must be the name of a header, such as X-Session-ID, or one of {', '.join(ROUTERS)}")
+    return names
+
+
+def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names unchanged if each names a header or a cookie. Raises ValueError for another text."""
+    for name in names:
+        if not _NAME.fullmatch(name.removeprefix(COOKIE)):
+            raise ValueError("must be the name of a response header, or a cookie such as cookie:llm-d-session")
+    return names
+
+
+class SessionIdentity:
+    """The headers of the sessions of one worker process."""
+
+    def __init__(self, headers: Sequence[str] = (), captures: Sequence[str] = ()) -> None:
+        """Create the identity of sessions.
+
+        `headers` are names of request headers or of routers. `captures` are response headers and cookies."""
+        routers = [ROUTERS.get(name, RouterHeaders(headers=(name,))) for name in headers]
+        self._headers = tuple(dict.fromkeys(name for router in routers for name in router.headers))
+        self._captures = tuple(dict.fromkeys([*captures, *(name for router in routers for name in router.captures)]))
+        self._captured: dict[int, dict[str, str]] = {}
+        """Headers that the server has given to each session, by session."""
+
+    def headers(self, request: Request, id_prefix: str) -> dict[str, str]:
+        """Return the headers that identify the session of a request. A single request is a session of its own."""
+        if not (self._headers or self._captures):
+            return {}
+        session = request.id if request.session is None else request.session
+        value = f"{id_prefix}-s{session}"
+        return dict.fromkeys(self._headers, value) | self._captured.get(session, {})
+
+    def capture(self, request: Request, head: bytes, *, last: bool) -> None:
+        """Read the captured headers and cookies from the head of a response. `last` is True for a session's last turn.
+
+        A later response of the session that names another server replaces the header or cookie."""
+        if request.session is None or not self._captures:
+            return
+        if last:
+            self._captured.pop(request.session, None)
+            return
+        fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+        received = [(name.decode("latin-1").lower(), value.strip().decode("latin-1")) for name, _, value in fields]
+        before = self._captured.get(request.session, {})
+        changed = before | _headers_to_send(received, self._captures, before)
+        if changed:
+            self._captured[request.session] = changed
+
+
+def _headers_to_send(
+    received: Iterable[tuple[str, str]], captures: Sequence[str], before: dict[str, str]
+) -> dict[str, str]:
+    """Return the request headers for the captured headers and cookies of a response.
+
+    `before` are the request headers of earlier responses, whose cookies are kept."""
+    result: dict[str, str] = {}
+    wanted = {name.lower(): name for name in captures if not name.startswith(COOKIE)}
+    cookies = dict(pair.split("=", 1) for pair in before.get("Cookie", "").split("; ") if pair)
+    wanted_cookies = {name.removeprefix(COOKIE) for name in captures if name.startswith(COOKIE)}
+    for name, value in received:
+        if name == "set-cookie":
+            cookie, equals, content = value.partition(";")[0].strip().partition("=")
+            if equals and (cookie in wanted_cookies or "set-cookie" in wanted):
+                cookies[cookie] = content
+        elif name in wanted:
+            result[wanted[name]] = value
+    if cookies:
+        result["Cookie"] = "; ".join(f"{name}={content}" for name, content in cookies.items())
+    return result

@@ -55,10 +55,10 @@ def test_a_share_is_abandoned_and_the_rest_is_measured(tmp_path: Path, moment: s
 
 def test_a_session_ends_when_its_client_gives_up(tmp_path: Path) -> None:
     """The turns that are not sent any more are abandoned too, and no turn is dropped or failed."""
-    with running(SimulatedConfig(server="vllm", ttft_s=0.005, itl_s=0.005)) as simulated:
+    with running(SimulatedConfig(server="vllm", ttft_s=0.005, itl_s=0.01)) as simulated:
         code, out, _ = burst(
             tmp_path, "--url", simulated.url, "--workload", "multi-turn:turns=3", "--arrivals", "closed:3", "-n", "6",
-            "--input-tokens", "16", "--output-tokens", "20", "--cancel", "30% after 5 tokens", command="run",
+            "--input-tokens", "16", "--output-tokens", str(TOKENS), "--cancel", "30% after 5 tokens", command="run",
         )  # fmt: skip
     assert code in (0, 5), out
     records = {record.id: record for record in runfile.read(tmp_path / "run").records}

@@ -29,6 +29,7 @@ from loadgen.analysis.reasoning import reasoning_tokens
 from loadgen.analysis.request_outcomes import request_counts
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
+from loadgen.analysis.session_graphs import session_figures
 from loadgen.analysis.speculation import find_speculation, tokens_per_event
 from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_window
 from loadgen.analysis.telemetry import (
@@ -108,6 +109,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         client=health,
         machines=machines,
         turns=_turns(frame),
+        sessions=session_figures(frame),
         held_back=find_held_back(frame),
         speculation=find_speculation(
             frame,

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, GrowingTokens, chunk_steps
+from loadgen.analysis.graph_columns import GraphColumns, GraphColumnsBuilder
 from loadgen.analysis.run.record import Record, State
 from loadgen.analysis.run.token_counts import BASES, Basis, streamed_tokens
 
@@ -151,6 +152,8 @@ class Frame(msgspec.Struct, frozen=True):
     sources: Mapping[CountSource, int]
     marks: Mapping[str, Floats] = {}
     """Columns of `Record.marks` by name, NaN for a row without the mark. Use `mark` to read them."""
+    graphs: GraphColumns | None = None
+    """Requests of sessions that are graphs, and the edges between them. None if the run has no such sessions."""
     window: Window | None = None
     """Measurement window. None for bursts and interactive users, which are measured as a whole."""
 
@@ -403,6 +406,7 @@ class FrameBuilder:
         self._sources = Counter[CountSource]()
         self._marks: dict[str, dict[int, int]] = {}
         """Marks by name and row."""
+        self._graphs = GraphColumnsBuilder()
         self._rows = 0
 
     def add(self, record: Record) -> None:
@@ -410,6 +414,7 @@ class FrameBuilder:
         self._pending.append(record)
         for name, value in record.marks.items():
             self._marks.setdefault(name, {})[self._rows] = value
+        self._graphs.add(self._rows, record)
         self._rows += 1
         if len(self._pending) == RECORDS_PER_BLOCK:
             self._close_block()
@@ -422,7 +427,13 @@ class FrameBuilder:
         instants = ChunkInstants(columns.pop("steps"), columns["first_ns"], offsets)
         marks = {name: self._mark_column(values) for name, values in self._marks.items()}
         return Frame(
-            **columns, chunk_ns=instants, offsets=offsets, outcomes=self._outcomes, sources=self._sources, marks=marks
+            **columns,
+            chunk_ns=instants,
+            offsets=offsets,
+            outcomes=self._outcomes,
+            sources=self._sources,
+            marks=marks,
+            graphs=self._graphs.columns(),
         )
 
     def _mark_column(self, values: Mapping[int, int]) -> Floats:

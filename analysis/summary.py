@@ -574,6 +574,62 @@ class TurnLatency(msgspec.Struct, kw_only=True):
     e2e_s: Distribution
 
 
+class EdgeFigures(msgspec.Struct, kw_only=True):
+    """Delays of the edges of sessions that are graphs, by the event after which they count.
+
+    The distributions cover edges that decided when a request was due, because the other edges of this request were met
+    before."""
+
+    after: str
+    """`end` or `start` of the other request."""
+    n: int
+    """Number of edges of the planned sessions."""
+    sent: int
+    """Number of edges between two requests that were sent."""
+    deciding: int
+    """Number of edges that decided when a request was due."""
+    requested_s: Distribution
+    """Delay according to the file."""
+    actual_s: Distribution
+    """Time from the event to the send of the request that waited for it."""
+    late_s: Distribution
+    """Difference between the actual and the requested delay."""
+
+
+class RoleLatency(msgspec.Struct, kw_only=True):
+    """Latencies of the requests with one role in sessions that are graphs."""
+
+    role: str
+    """Role, such as `root` or `sub-agent`."""
+    n: int
+    """Number of complete requests with this role."""
+    ttft_s: Distribution
+    e2e_s: Distribution
+
+
+class SessionFigures(msgspec.Struct, kw_only=True):
+    """Figures of sessions that are graphs."""
+
+    n: int
+    """Number of sessions that started."""
+    complete: int
+    """Number of sessions of which every request was complete."""
+    requests: int
+    """Number of requests in these sessions, whether they were sent or not."""
+    makespan_s: Distribution
+    """Time from the first due time to the last end of a complete session."""
+    in_flight_peak: int
+    """Maximum number of sessions in flight."""
+    in_flight_mean: float | None
+    """Mean number of sessions in flight over the time of the run."""
+    edges: list[EdgeFigures]
+    roles: list[RoleLatency]
+    tool_s: Distribution
+    """Time that a complete session waited for tools, of sessions with tools. Parallel waits add up."""
+    tool_share: float | None
+    """Time for tools divided by the makespans, both summed over the complete sessions."""
+
+
 class MemoryLevels(msgspec.Struct, kw_only=True):
     """Memory in use before, during and after the run, from one reading per second."""
 
@@ -721,6 +777,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     client: ClientHealth
     machines: list[MachineClock] = []
     turns: list[TurnLatency] = []
+    sessions: SessionFigures | None = None
+    """None unless the workload is `sessions:FILE`."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
     speculation: Speculation | None = None

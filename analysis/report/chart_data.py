@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.analysis import session_graphs
 from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, offsets_of
 from loadgen.analysis.goodput import attainment_curve, bound_scale
@@ -159,6 +160,21 @@ def goodput_curve(frame: Frame, summary: Summary) -> dict[str, Any] | None:
             curve = attainment_curve(np.sort(bound_scale(frame, [bounds[number]])[frame.inside]))
             curves[f"bound_{number + 1}"] = {"x": curve.x, "y": curve.y, "name": f"{bounds[number].text} alone"}
     return curves
+
+
+def sessions_in_flight(frame: Frame) -> dict[str, Any] | None:
+    """Return the number of sessions in flight (`y`) over the time since the start of the run in s (`x`).
+
+    Return None unless the sessions of the run are graphs.
+    """
+    if frame.graphs is None:
+        return None
+    instants, levels = session_graphs.sessions_in_flight(frame)
+    if not len(instants):
+        return None
+    stride = -(-len(instants) // POINTS_MAX)
+    shown = np.unique(np.append(np.arange(0, len(instants), stride), len(instants) - 1))
+    return {"x": np.round(instants[shown] / 1e9, 6).tolist(), "y": levels[shown].tolist()}
 
 
 def ttft_by_turn(summary: Summary) -> dict[str, Any] | None:

@@ -650,6 +650,16 @@ CHARTS: dict[str, Chart] = {
             "line of a single bound shows the requests that meet this bound, whatever the others are.",
         ),
         Chart(
+            "sessions",
+            "sessions",
+            "Sessions in flight",
+            lambda chart_input: chart_data.sessions_in_flight(chart_input.frame),
+            traces=(_line("$x", "$y", "%{y:,.4~g} sessions at %{x:.4~g} s"),),
+            layout={"xaxis": _axis("s since the start of the run"), "yaxis": _axis("sessions in flight")},
+            table={"s": "x", "sessions": "y"},
+            note="A session is in flight from the due time of its first request to the end of its last response.",
+        ),
+        Chart(
             "turns",
             "turns",
             "Time to first token by turn",

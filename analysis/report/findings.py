@@ -36,6 +36,7 @@ from loadgen.analysis.summary import (
     OutsideWindow,
     RequestCounts,
     ServerInfo,
+    SessionFigures,
     Summary,
     TruncatedInputs,
 )
@@ -98,6 +99,8 @@ def findings(summary: Summary) -> list[Finding]:
     if delivery:
         level: Level = "ok" if delivered_as_requested(summary) else "warning"
         result.append(Finding("delivery", level, delivery, "sending"))
+    if summary.sessions:
+        result.append(Finding("sessions", "note", sessions_sentence(summary.sessions), "sessions"))
     untested = untested_distribution(summary)
     if untested:
         result.append(Finding("distribution", "note", untested, "sending"))
@@ -119,6 +122,22 @@ def findings(summary: Summary) -> list[Finding]:
         level = "warning" if summary.limit.exceeds_limit else "note"
         result.append(Finding("limit", level, hardware_limit_sentence(summary.limit)))
     return [*result, *_warnings(summary)]
+
+
+def sessions_sentence(sessions: SessionFigures) -> str:
+    """Return a sentence about the sessions of a run: how many were complete, how long they took, and how late requests
+    followed others."""
+    text = f"{sessions.complete:,} of {pluralise(sessions.n, 'session')} complete"
+    if sessions.makespan_s.p50 is not None:
+        text += f", makespan p50 {duration(sessions.makespan_s.p50)}"
+    text += f", at most {sessions.in_flight_peak:,} in flight"
+    late = [edge.late_s.p99 for edge in sessions.edges if edge.late_s.p99 is not None]
+    if late:
+        followers = sum(edge.deciding for edge in sessions.edges)
+        text += f"; {pluralise(followers, 'request')} followed others, sent p99 {duration(max(late))} late"
+    if sessions.tool_share:
+        text += f"; sessions waited for tools {percent(sessions.tool_share)} of the time"
+    return f"{text}."
 
 
 def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:

@@ -51,6 +51,7 @@ RUN_FACTS = (
 TITLES = {
     "prediction": ("Prediction", ""),
     "goodput": ("Goodput", ""),
+    "sessions": ("Sessions", ""),
     "turns": ("Turn by turn", "Turns"),
     "objectives": ("Objectives", ""),
     "bounds": ("Requests and their bounds", "Bounds"),
@@ -75,6 +76,8 @@ HELP = {
     "goodput": "A request is good if it is complete and meets {bounds}. Failed requests count as misses.",
     "turns": "The prompt of each turn contains the conversation so far. Later turns have fewer sessions, because not "
     "every session got that far.",
+    "sessions": "A request is due when each request before it has ended or started, plus a delay. The table of delays "
+    "covers the edges that decided when a request was due.",
     "objectives": "The measured figure decides, or with --confidence its whole interval. Marginal means that the bound "
     "lies inside the interval.",
     "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95% band. The scale "
@@ -113,6 +116,8 @@ def brief_document(summary: Summary) -> Document:
         blocks.append(tables.prediction([summary]))
     if summary.turns:
         blocks.append(tables.turns([summary], brief=True))
+    if summary.sessions:
+        blocks += [tables.session_edges([summary]), tables.session_roles([summary])]
     if summary.requests.errors:
         blocks.append(tables.failures(summary))
     blocks.append(doc.Findings(findings.findings(summary)))
@@ -295,6 +300,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),
     }
+    sessions: list[Block] = [tables.session_edges(summaries), tables.session_roles(summaries)]
     longest = tables.longest_gaps([run.data["gaps"]["longest"] for run in drawn])
     other = tables.latency(summaries, only=[name for name in METRICS if name not in tables.PAGE_LATENCIES])
     percentiles: list[Block] = [
@@ -328,6 +334,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     return {
         **{name: [table] for name, table in optional.items() if table.rows},
         **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),
+        **({"sessions": sessions} if any(summary.sessions for summary in summaries) else {}),
         "percentiles": percentiles,
         "failures": failures,
         "sending": [_folded("Requested and actual load", tables.load(summaries, names))],

@@ -303,6 +303,40 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
     return table("Latency by turn", {"run": "text", **columns}, rows, several=several, id="turns", notes=notes)
 
 
+def session_roles(summaries: Summaries) -> Table:
+    """Return the table of latency by role, for runs whose sessions are graphs."""
+    rows: list[Cells] = []
+    for index, summary in enumerate(summaries):
+        for role in summary.sessions.roles if summary.sessions else ():
+            row: list[TableCell | str] = [_run(index), role.role, f"{role.n:,}"]
+            for described in (role.ttft_s, role.e2e_s):
+                row += [statistic_cell(described, figure, 1e3, bare=True) for figure in ("p50", "p90")]
+            rows.append(row)
+    columns = number_columns("n", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms")
+    several = len(summaries) > 1
+    return table("Latency by role", {"run": "text", "role": "text", **columns}, rows, several=several, id="roles")
+
+
+def session_edges(summaries: Summaries) -> Table:
+    """Return the table of requested and actual delays between requests, for runs whose sessions are graphs."""
+    rows: list[Cells] = []
+    for index, summary in enumerate(summaries):
+        for edge in summary.sessions.edges if summary.sessions else ():
+            row: list[TableCell | str] = [_run(index), edge.after, f"{edge.n:,}", f"{edge.deciding:,}"]
+            for described in (edge.requested_s, edge.actual_s):
+                row += [statistic_cell(described, figure, 1e3, bare=True) for figure in ("p50", "max")]
+            row += [statistic_cell(edge.late_s, figure, 1e3, bare=True) for figure in ("p99", "max")]
+            rows.append(row)
+    columns = number_columns(
+        *("edges", "deciding", "requested p50, ms", "requested max, ms", "actual p50, ms", "actual max, ms"),
+        *("late p99, ms", "late max, ms"),
+    )
+    several = len(summaries) > 1
+    return table(
+        "Delays between requests", {"run": "text", "after the": "text", **columns}, rows, several=several, id="edges"
+    )
+
+
 def failures(summary: Summary, run: int | None = None) -> Table:
     """Return the table of errors, with one row per kind: its count, its share and the most frequent reasons."""
     requests = summary.requests

@@ -1,0 +1,63 @@
+"""Columns of a Frame about sessions that are graphs: roles and sessions of requests, and the edges between them."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.analysis.run.record import Record
+
+ROLES_SHOWN = 8
+"""Maximum number of roles with separate figures. Further roles count as `other`."""
+
+
+class GraphColumns(msgspec.Struct, frozen=True):
+    """Columns for the requests of sessions that are graphs, and for the edges between these requests."""
+
+    roles: tuple[str, ...]
+    row: NDArray[np.int64]
+    """Index of the request's row in the Frame."""
+    session: NDArray[np.int64]
+    role: NDArray[np.int64]
+    """Index of the request's role in `roles`."""
+    tool_ns: NDArray[np.int64]
+    edge_row: NDArray[np.int64]
+    """For each edge: index of the row of the request that waits."""
+    edge_parent: NDArray[np.int64]
+    """For each edge: id of the request for which the other one waits."""
+    edge_start: NDArray[np.int64]
+    """For each edge: 1 if it waits for the start of the parent, 0 if for the end."""
+    edge_delay_ns: NDArray[np.int64]
+
+
+class GraphColumnsBuilder:
+    """Collects the columns of a Frame about sessions that are graphs."""
+
+    def __init__(self) -> None:
+        self._requests = [array("q") for _ in range(4)]
+        self._edges = [array("q") for _ in range(4)]
+        self._roles: dict[str, int] = {}
+
+    def add(self, row: int, record: Record) -> None:
+        """Add the Record in this row of the Frame. Records of other workloads are ignored."""
+        if not (record.role or record.parents):
+            return
+        role = record.role if record.role in self._roles or len(self._roles) < ROLES_SHOWN else "other"
+        index = self._roles.setdefault(role, len(self._roles))
+        values = row, record.id if record.session is None else record.session, index, record.tool_ns
+        for column, value in zip(self._requests, values, strict=True):
+            column.append(value)
+        for edge in record.parents:
+            edge_values = row, edge.id, int(edge.after == "start"), edge.delay_ns
+            for column, value in zip(self._edges, edge_values, strict=True):
+                column.append(value)
+
+    def columns(self) -> GraphColumns | None:
+        """Return the columns, or None if no request belongs to a session that is a graph."""
+        if not self._requests[0]:
+            return None
+        arrays = [np.array(column, np.int64) for column in (*self._requests, *self._edges)]
+        return GraphColumns(tuple(self._roles), *arrays)

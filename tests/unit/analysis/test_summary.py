@@ -34,7 +34,8 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         found["tokens"].setdefault(name, None)
     if (cache := (found["memory"] or {}).get("kv_cache")) is not None:
         cache |= {"peak_fullest_share": None, "engines": 1}
-    found["server"].setdefault("proxied_to", "")
+    for name in ("proxied_to", "proxy", "protocol"):
+        found["server"].setdefault(name, "")
     found["server"].setdefault("virtual", False)
     found["server"] = {"addresses": [], "addresses_unused": {}, "proxy": "", "protocol": ""} | found["server"]
     for name in ("input_tokens_per_s", "inputs_per_s", "completed", "output_tokens", "span_s"):

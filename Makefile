@@ -17,6 +17,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of interpreters, which compile these modules once.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
+# Collecting the pages' tests as well would cost each process a second.
+WITHOUT_BROWSER := tests/unit tests/property tests/contract tests/seams tests/integration tests/tidy
 
 .PHONY: burst test test-pages test-packaging coverage endurance docs clean
 
@@ -28,7 +30,7 @@ test: .venv/.tests .venv/.compiler .venv/.network .venv/.tls
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone and not browser"
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone and not browser" $(WITHOUT_BROWSER)
 	$(BIN)/python -m pytest -m "alone and not scale" tests/integration
 
 test-pages: .venv/.tests .venv/.browser

@@ -26,8 +26,9 @@ NASTY = "</script><script>document.title='owned'</script><img src=x onerror=\"do
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module's tests stay in one process: they share a browser and the pages that are open in it."""
+    here = f"{Path(__file__).parent}/"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.xdist_group(item.path.name))
 

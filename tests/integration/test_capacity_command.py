@@ -22,8 +22,10 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     """The cheapest first; what is assumed; nothing but JSON with --json."""
     words = ("plan-capacity", *LOAD, "--gpu", "L40S=0.9", "--gpu", "H100=2.5", "--tp", "1,2")
-    code, out, err = in_process(tmp_path, *words)
+    code, out, err = in_process(tmp_path, *words, "--page", "page.html")
     assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "Page: page.html"
+    assert "20 requests/s of 512 + 32 tokens" in (tmp_path / "page.html").read_text("utf-8")
     heading, load, _, head, first, *_ = out.splitlines()
     assert heading == "SIMULATED (virtual)  llama-3.1-8b on vllm: ttft.p99 < 1s"
     assert load == "20 requests/s of 512 + 32 tokens (synthetic)"
@@ -36,10 +38,7 @@ def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     costs = [each["cost_per_hour"] for each in found["options"]]
     assert costs == sorted(costs)
     assert first.startswith(str(found["options"][0]["gpus"]))
-    assert not [*tmp_path.iterdir()]
-    code, out, _ = in_process(tmp_path, *words, "--page", "page.html")
-    assert (code, out.splitlines()[-1]) == (0, "Page: page.html")
-    assert "20 requests/s of 512 + 32 tokens" in (tmp_path / "page.html").read_text("utf-8")
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_a_plan_file_says_the_load(tmp_path: Path) -> None:

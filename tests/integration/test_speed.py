@@ -31,6 +31,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def twin(runs: Path) -> Path:
+    """The twin that is fitted to the burst at real speed."""
+    code, _, problems = in_process(runs, "twin", "fit", "real/run", "--out", "real.json")
+    assert code == 0, problems
+    return runs / "real.json"
+
+
 def swept(folder: Path, url: str, *more: str) -> tuple[int, str, str]:
     """Sweep two loads for a moment."""
     load = ("--rates", "20,40", "--n", "20", "--output-tokens", "8", "--input-tokens", "32")
@@ -75,11 +83,9 @@ def test_runs_at_different_speeds_are_not_compared(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["fit", "check"])
-def test_a_twin_takes_runs_at_real_speed_only(command: str, runs: Path) -> None:
+def test_a_twin_takes_runs_at_real_speed_only(command: str, runs: Path, twin: Path) -> None:
     """Times of a faster clock are those of no hardware: a fit would find 400% of the memory bandwidth."""
-    code, _, problems = in_process(runs, "twin", "fit", "real/run", "--out", "real.json")
-    assert code == 0, problems
-    words = ("fit", "real/run", "fast/run") if command == "fit" else ("check", "real.json", "fast/run")
+    words = ("fit", "real/run", "fast/run") if command == "fit" else ("check", twin.name, "fast/run")
     code, _, problems = in_process(runs, "twin", *words)
     assert code == 2
     assert "fast/run is a run of a simulated server at 4 times real time" in problems
@@ -121,11 +127,10 @@ def test_sweeps_at_different_speeds_share_no_page(tmp_path: Path) -> None:
     assert not (tmp_path / "both.html").exists()
 
 
-def test_a_twin_predicts_no_sweep_at_another_speed(runs: Path, tmp_path: Path) -> None:
+def test_a_twin_predicts_no_sweep_at_another_speed(twin: Path, tmp_path: Path) -> None:
     """A twin predicts real time."""
-    assert in_process(runs, "twin", "fit", "real/run", "--out", "twin.json")[0] == 0
     with running(SimulatedConfig(**HARDWARE, speed=4.0)) as server:
-        code, _, problems = swept(tmp_path, server.url, "--twin", str(runs / "twin.json"), "--out", "s")
+        code, _, problems = swept(tmp_path, server.url, "--twin", str(twin), "--out", "s")
     assert (code, "--twin needs real time" in problems, "--speed 1" in problems) == (2, True, True)
 
 
@@ -141,13 +146,14 @@ def test_the_built_in_server_is_priced_at_real_speed_only(tmp_path: Path) -> Non
     assert found["steps"][0]["cost_per_million_tokens"] > 0
 
 
-def test_a_capacity_plan_knows_no_speed(tmp_path: Path) -> None:
+def test_a_capacity_plan_knows_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made in virtual time: the speed of a plan file changes nothing."""
+    monkeypatch.setattr("loadgen.studies.capacity.REQUEST_COUNTS", range(100, 501))  # simulations of fewer requests
     told = []
     for name, more in (("plain", ""), ("fast", "speed = 5.0\n")):
         file = tmp_path / f"{name}.toml"
         file.write_text(f'server = "vllm"\ninput_tokens = 64\noutput_tokens = 16\n{more}')
-        words = ("--rate", "5", "--objective", "ttft.p99 < 2s", "--gpu", "H100=2.5", "--tp", "1", "--json")
+        words = ("--rate", "5", "--objective", "ttft.p99 < 200ms", "--gpu", "H100=2.5", "--tp", "1", "--json")
         code, out, problems = in_process(tmp_path, "plan-capacity", str(file), *words)
         assert code == 0, problems
         told.append(out)

@@ -24,7 +24,8 @@ from urllib.request import urlopen
 
 from loadgen import api
 from loadgen.analysis.run import runfile
-from loadgen.cli import main
+from loadgen.cli import COMMANDS, main
+from loadgen.cli.options import SettingsCommand
 from loadgen.servers import lifeline
 from loadgen.servers.simulated.server import child
 
@@ -75,6 +76,7 @@ class Forked(subprocess.Popen[Any]):
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
         for name in LATE:
             importlib.import_module(name)
+        _build_options(args[0])
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # about forks of threaded processes
             self.pid = os.fork()
         if self.pid == 0:
@@ -119,6 +121,17 @@ class Forked(subprocess.Popen[Any]):
             sys.stderr.flush()
             del before
             os._exit(code if isinstance(code, int) else 1)
+
+
+def _build_options(name: str) -> None:
+    """Build the options of a command in the test process, because a fork inherits them.
+
+    The command keeps the options per type of Plan. A child process would need 10 ms of CPU time for them.
+    """
+    if name in COMMANDS:
+        command = getattr(importlib.import_module(COMMANDS[name]), name.replace("-", "_"))
+        if isinstance(command, SettingsCommand):
+            _ = command.__signature__
 
 
 class ForkedRun(Forked):

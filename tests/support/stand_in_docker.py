@@ -1,27 +1,20 @@
 """A stand-in for the `docker` command, which records every call and prints the recorded output of a real Docker.
 
-The class `Docker` installs this program into a folder. Tests put this folder first on PATH. The file `rules.json`
-contains a list of rules. A call gets the output of the first rule whose words are all among the arguments of the call.
-A rule with a number `times` is used at most that many times.
+The class `Docker` installs the program `docker_program.py` into a folder. Tests put this folder first on PATH. The file
+`rules.marshal` contains a list of rules. A call gets the output of the first rule whose words are all among the
+arguments of the call. A rule with a number `times` is used at most that many times.
 """
 
-# ruff: noqa: PTH120, PTH123
-# (importing pathlib would take longer than running this program)
 from __future__ import annotations
 
+import ast
 import json
-import os
+import marshal
+import stat
 import sys
+from pathlib import Path
+from typing import Any
 
-if __name__ != "__main__":  # the stand-in itself does not need these imports, and starts faster without them
-    import stat
-    from pathlib import Path
-    from typing import Any
-
-KEPT = (
-    *("DOCKER_HOST", "DOCKER_CONTEXT", "MODEL_NAME", "BIND", "VLLM_GPU", "TGI_GPU", "MODELS_VOLUME", "VLLM_TAG"),
-    "TENSOR_PARALLEL",
-)
 CONTAINER = "6f1c0e5d8a7b"
 DIGEST = "vllm/vllm-openai@sha256:0f7d3c2a"
 
@@ -81,19 +74,21 @@ class Docker:
         """Install the program into `folder`. The files of its rules and calls are in the same folder."""
         self.folder = folder
         program = folder / "docker"
-        program.write_text(f"#!{sys.executable} -IS\n" + Path(__file__).read_text("utf-8"))
+        program.write_text(
+            f"#!{sys.executable} -IS\n" + Path(__file__).with_name("docker_program.py").read_text("utf-8")
+        )
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         self.answer()
 
     def answer(self, *rules: dict[str, Any]) -> None:
         """Write the rules of the stand-in: `rules`, followed by HEALTHY, with which every call succeeds."""
-        (self.folder / "rules.json").write_text(json.dumps([*rules, *HEALTHY]))
+        (self.folder / "rules.marshal").write_bytes(marshal.dumps([*rules, *HEALTHY]))
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """The calls so far, each with its `arguments` and those environment variables that KEPT lists."""
-        file = self.folder / "calls.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        """The calls so far, each with its `arguments` and some environment variables."""
+        file = self.folder / "calls"
+        return [ast.literal_eval(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def call(self, *words: str) -> dict[str, Any]:
         """Return the call whose arguments contain all `words`. Raises ValueError unless there is exactly one."""
@@ -106,28 +101,3 @@ def ps(state: str, health: str = "", code: int = 0) -> dict[str, Any]:
     row: dict[str, Any] = {"ID": CONTAINER, "Service": "vllm", "State": state, "Health": health, "ExitCode": code}
     row["Publishers"] = [{"TargetPort": 8000, "PublishedPort": "VLLM_PORT"}] if state == "running" else []
     return {"words": ["ps"], "out": json.dumps(row) + "\n"}
-
-
-def main(arguments: list[str], folder: str) -> int:
-    """Record a call of the stand-in, print the output of its rule, and return the rule's exit code."""
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-    with open(f"{folder}/calls.jsonl", "a") as calls:
-        calls.write(json.dumps({"arguments": arguments, "environment": environment}) + "\n")
-    with open(f"{folder}/rules.json") as file:
-        rules = json.load(file)
-    for rule in rules:
-        if set(rule["words"]) <= set(arguments) and rule.get("times", 1) > 0:
-            if "times" in rule:
-                rule["times"] -= 1
-                with open(f"{folder}/rules.json", "w") as file:
-                    json.dump(rules, file)
-            # As in the compose file, the variable VLLM_PORT determines the published port.
-            sys.stdout.write(rule.get("out", "").replace('"VLLM_PORT"', os.environ.get("VLLM_PORT", "8001")))
-            sys.stderr.write(rule.get("err", ""))
-            return int(rule.get("code", 0))
-    sys.stderr.write(f"the stand-in has no answer to {arguments}\n")
-    return 99
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.path.dirname(os.path.realpath(__file__))))

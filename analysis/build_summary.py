@@ -40,6 +40,7 @@ from loadgen.analysis.telemetry import (
     memory_use,
     skew_range_s,
 )
+from loadgen.analysis.valid_outputs import find_valid_outputs
 
 MAX_TURNS = 1000
 """Maximum number of turns in a session. Workloads cannot have more, and higher turn numbers in a run file are
@@ -118,6 +119,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             counts_prefill=bool(run.header.server_notes.get("counts_prefill_steps")),
         ),
         tokens_per_event=tokens_per_event(frame),
+        outputs=find_valid_outputs(frame, stats.share_interval),
         cached_prompts=find_cached_prompts(run, frame, counters),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),

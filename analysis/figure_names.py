@@ -33,6 +33,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
     "rejected": ("rejected", "rejections", "rejection rate"),
     "truncated": ("truncated",),
     "dropped": ("dropped", "dropped iterations"),
+    "valid_output": ("valid output", "valid json", "schema compliance"),
     "goodput": ("goodput", "request goodput"),
     "attainment": ("attainment", "slo attainment"),
 }

@@ -126,7 +126,7 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     """
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
-    if figure in ("complete", "attainment") or figure.endswith("_share"):
+    if figure in ("complete", "attainment", "valid_output") or figure.endswith("_share"):
         return 100.0, "%"
     if figure.partition(".")[0] in {metric.key for metric in METRICS.values() if metric.unit == "tokens"}:
         return 1.0, "tokens"

@@ -154,6 +154,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Columns of `Record.marks` by name, NaN for a row without the mark. Use `mark` to read them."""
     graphs: GraphColumns | None = None
     """Requests of sessions that are graphs, and the edges between them. None if the run has no such sessions."""
+    output_errors: Mapping[str, int] = {}
+    """Number of complete, measured requests by the reason why their tool call or JSON is not valid."""
     window: Window | None = None
     """Measurement window. None for bursts and interactive users, which are measured as a whole."""
 
@@ -407,11 +409,15 @@ class FrameBuilder:
         self._marks: dict[str, dict[int, int]] = {}
         """Marks by name and row."""
         self._graphs = GraphColumnsBuilder()
+        self._output_errors = Counter[str]()
         self._rows = 0
 
     def add(self, record: Record) -> None:
         """Add one Record to the Frame."""
         self._pending.append(record)
+        if record.output_error and record.phase == "measured" and record.state == "complete":
+            known = record.output_error in self._output_errors or len(self._output_errors) < MAX_DETAILS
+            self._output_errors[record.output_error if known else OTHER_DETAIL] += 1
         for name, value in record.marks.items():
             self._marks.setdefault(name, {})[self._rows] = value
         self._graphs.add(self._rows, record)
@@ -434,6 +440,7 @@ class FrameBuilder:
             sources=self._sources,
             marks=marks,
             graphs=self._graphs.columns(),
+            output_errors=dict(self._output_errors.most_common()),
         )
 
     def _mark_column(self, values: Mapping[int, int]) -> Floats:

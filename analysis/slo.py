@@ -35,6 +35,7 @@ from loadgen.analysis.objectives import (
     LATENCIES,
     SKEW,
     STATES,
+    VALID_OUTPUT,
     Objective,
     ObjectiveVerdict,
 )
@@ -118,10 +119,20 @@ def _evidence(objective: Objective, frame: Frame, summary: Summary, confidence: 
         if objective.unit == "requests":
             return _of_this_run(count, planned)
         return _share(count, planned, objective.bound, confidence)
+    if objective.figure == VALID_OUTPUT:
+        return _valid_output_evidence(objective, summary, confidence)
     if objective.figure in GOODPUT_FIGURES:
         return _goodput_evidence(objective, summary, confidence)
     figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
     return _of_this_run(figure, summary.requests.planned)
+
+
+def _valid_output_evidence(objective: Objective, summary: Summary, confidence: float) -> _Evidence | None:
+    """Return the share of valid outputs, or None if there are none or if some could not be checked."""
+    outputs = summary.outputs
+    if outputs is None or outputs.unchecked:
+        return None
+    return _share(outputs.valid, outputs.checked, objective.bound, confidence)
 
 
 def _goodput_evidence(objective: Objective, summary: Summary, confidence: float) -> _Evidence | None:

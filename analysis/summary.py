@@ -18,6 +18,7 @@ from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distrib
 from loadgen.analysis.prediction import Predicted
 from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
 from loadgen.analysis.speculation import Speculation, TokensPerEvent
+from loadgen.analysis.valid_outputs import ValidOutputs
 from loadgen.workloads.arrival_facts import LoadFacts
 
 FORMAT = 1
@@ -781,6 +782,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """None unless the workload is `sessions:FILE`."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
+    outputs: ValidOutputs | None = None
     speculation: Speculation | None = None
     tokens_per_event: TokensPerEvent | None = None
     limit: HardwareLimit | None = None

@@ -88,7 +88,16 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
 
     from loadgen.analysis.summary import Summary
 
-    names = ("summary", "hardware_limit", "held_back", "cached_prompts", "speculation", "prediction", "objectives")
+    names = (
+        "summary",
+        "hardware_limit",
+        "held_back",
+        "cached_prompts",
+        "speculation",
+        "valid_outputs",
+        "prediction",
+        "objectives",
+    )
     files = [f"analysis/{name}.py" for name in names]
     files += ["analysis/run/runfile.py", "workloads/arrival_facts.py"]
     modules = [ast.parse((DOCS.parent / name).read_text("utf-8")) for name in files]

@@ -59,6 +59,9 @@ class Request(msgspec.Struct, frozen=True):
     """Conditions of a request in a session that is a graph. The request is due when all of them are met."""
     tool_ns: int = 0
     """Time in ns before the request during which tools run, as part of the delays of `parents`."""
+    expected: Any = None
+    """Tools and JSON schema that the response is checked against, which loadgen.servers.backends.output_check reads
+    from the encoded body. None: the response is not checked."""
 
 
 def merged_headers(*headers: Mapping[str, str]) -> dict[str, str]:

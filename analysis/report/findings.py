@@ -65,6 +65,8 @@ INCOMPLETE = {
 """Reasons why requests are not complete, by error kind. A number precedes each reason in texts."""
 P_VALUE_MIN = 0.001
 """Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
+OUTPUT_ERRORS_NAMED = 3
+"""Maximum number of reasons that a report names for outputs that are not valid."""
 SEVERAL_TOKENS_MIN = 1.05
 """Mean number of tokens per event from which a report mentions that events contain several tokens."""
 CAPPED_SHARE = 0.9
@@ -88,6 +90,7 @@ def findings(summary: Summary) -> list[Finding]:
         *filter(None, [abandoned_finding(summary)]),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
+        *filter(None, [valid_outputs_finding(summary)]),
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
     ]
@@ -408,6 +411,26 @@ def reasoning_finding(summary: Summary) -> Finding | None:
         "TTFA. Raise --output-tokens."
     )
     return Finding("reasoning", "warning", text, "lengths")
+
+
+def valid_outputs_finding(summary: Summary) -> Finding | None:
+    """Return a finding on tool calls and JSON that fit their schemas, or None if the requests had no schema."""
+    outputs = summary.outputs
+    if outputs is None:
+        return None
+    sentences = []
+    if outputs.checked:
+        low, high = (significant(end * 100) for end in outputs.share_ci95)
+        share = f"{percent(outputs.share)}, {confidence_interval(low, high)}%"
+        responses = pluralise(outputs.checked, "response")
+        sentences.append(f"{outputs.valid:,} of {responses} with a tool call or JSON are valid ({share}).")
+    if outputs.errors:
+        reasons = [f"{count:,} x {reason}" for reason, count in [*outputs.errors.items()][:OUTPUT_ERRORS_NAMED]]
+        sentences.append(f"{'; '.join(reasons)}.")
+    if outputs.uncalled:
+        sentences.append(f"{pluralise(outputs.uncalled, 'response')} did not call the tools that they could call.")
+    invalid = outputs.valid < outputs.checked or outputs.unchecked
+    return Finding("outputs", "warning" if invalid else "note", " ".join(sentences), "failures")
 
 
 def speculation_finding(summary: Summary) -> Finding | None:

@@ -113,6 +113,9 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     marks: dict[str, Integer] = {}
     """Further facts that the dialect found in the response, by name: instants (their names end in `_ns`) and counts.
     The names are listed in loadgen.servers.backends.dialect.Answer."""
+    output_error: str = ""
+    """Why the tool call or the JSON of a complete response is not valid, or why it could not be checked. The marks
+    `valid_output`, `unchecked_output` and `uncalled_output` contain the result of the check."""
     stamps: str = ""
     """Name of the timestamp source (loadgen.servers.wire.timestamps): `ring`, `socket` or `user`."""
     late_ns_max: Count = 0

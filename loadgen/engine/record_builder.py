@@ -17,6 +17,7 @@ from loadgen.servers import marks
 from loadgen.servers.auth import hide_secrets
 from loadgen.servers.backends.dialect import Answer, Dialect, round_up_to_pieces
 from loadgen.servers.backends.error_messages import error_text, is_rejection, one_line
+from loadgen.servers.backends.output_check import check_output
 from loadgen.servers.errors import decompress
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
 from loadgen.servers.wire.sse import is_event_stream, payloads_of_chunks, split_events
@@ -91,6 +92,8 @@ def build_records(
             late = [max(0, late_ns) for late_ns in late]
         record.late_ns_max = max(late)
         first_token_read = _complete(response, answer, instants, start_ns)
+        if record.state == "complete":
+            _check_output(response, response.dialect)
         full_reads = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
         health.add(late, record.coalesced_reads, full_reads, exchange.window_checks, *exchange.losses)
     return [response.record for response in responses]
@@ -232,6 +235,20 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
         record.error_detail = hide_secrets(record.error_detail)
         record.finish_reason = hide_secrets(record.finish_reason)
     return first_token_read
+
+
+def _check_output(response: _Response, dialect: Dialect) -> None:
+    """Compare the tool calls or the JSON of a complete response with the schema of its request, if it has one."""
+    request, record = response.request, response.record
+    expected = request.expected
+    if expected is None or not response.payloads:
+        return
+    calls = dialect.calls(response.payloads) if expected.tools else ()
+    text = dialect.text(response.payloads) if expected.schema is not None else ""
+    verdict, reason = check_output(expected, text, calls, cut=record.finish_reason == "length")
+    mark = {"unchecked": {"unchecked_output": 1}, "no_call": {"uncalled_output": 1}}
+    record.marks = record.marks | mark.get(verdict, {"valid_output": int(verdict == "valid")})
+    record.output_error = hide_secrets(reason)
 
 
 def _note_http_error(response: _Response, status: int) -> None:

@@ -39,6 +39,7 @@ from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.session_progress import SessionProgress
 from loadgen.engine.signals import INTERRUPTS
 from loadgen.servers.backends.dialect import Dialect, request_body
+from loadgen.servers.backends.output_check import expected_output
 from loadgen.servers.backends.raw_bodies import complete_body
 from loadgen.servers.lifeline import close_inherited, end_with_parent
 from loadgen.servers.session_identity import SessionIdentity
@@ -142,6 +143,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """
         dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
         payload, not_encoded = b"", ""
+        expected = None
         try:
             if request.raw:
                 body, dialect = complete_body(request.raw, dialect)
@@ -152,10 +154,11 @@ class WorkerTask(msgspec.Struct, frozen=True):
             headers = merged_headers(headers, self.headers, request.headers, self.target.proxy_headers)
             path = self.target.request_target(dialect.path)
             payload = encode_post(path, self.target.host_field, headers, body)
+            expected = expected_output(body)
         except Exception as error:
             not_encoded = encoding_problem(error)
         # The payload has the prompt. A second copy of it would take too much memory.
-        without_prompt = replace(request, prompt="", messages=(), images=(), batch=(), raw=b"")
+        without_prompt = replace(request, prompt="", messages=(), images=(), batch=(), raw=b"", expected=expected)
         slot = ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
         if dialect is not self.dialect:
             slot.dialect = dialect

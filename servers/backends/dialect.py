@@ -47,6 +47,11 @@ REFUSABLE = {
 """Fields that some servers or gateways refuse, with the newer name that they accept. Empty: the field is left out."""
 
 
+def no_calls(_payloads: Sequence[bytes]) -> Sequence[Any]:
+    """Return no tool calls, for an API without tools."""
+    return ()
+
+
 def bearer_header(key: str | None) -> dict[str, str]:
     """Return the Authorization header for an API key, or an empty dict if there is no key."""
     return {"Authorization": f"Bearer {key}"} if key else {}
@@ -141,6 +146,9 @@ class Dialect(msgspec.Struct, frozen=True):
     dropped_fields: tuple[str, ...] = ()  # Fields that this server refuses
     test_tokens: int = 1  # Output tokens of a test request. Some servers refuse to generate a single token.
     generates_in_one_piece: bool = False  # The response has generated text, but is not streamed
+    calls: Callable[[Sequence[bytes]], Sequence[Any]] = (
+        no_calls  # Tool calls of a response, each an output_check.ToolCall
+    )
     chat: bool = False  # The request is a list of messages, which may have images, and a chat template is applied to it
     headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key or None to additional headers
 

@@ -23,6 +23,7 @@ import msgspec
 
 from loadgen.servers.backends.dialect import REFUSABLE, Answer, Dialect, Encode, Route, TokenCount, encode_body
 from loadgen.servers.backends.stream_events import decode_events, note_finish
+from loadgen.servers.backends.tool_calls import messages_calls
 from loadgen.servers.backends.typed_events import (
     GeneratedPiece,
     Totals,
@@ -142,6 +143,7 @@ def messages_dialect(server: str, **others: Any) -> Dialect:
         encode=encode,
         decode=decode,
         text=text,
+        calls=messages_calls,
         count_by_running=counting,
         fixed_output=True,
         refusable_fields=tuple(field for field in REFUSABLE if field in used and field != "max_tokens"),

@@ -31,6 +31,7 @@ from loadgen.servers.backends.dialect import (
     Route,
     TokenCount,
     encode_body,
+    no_calls,
 )
 from loadgen.servers.backends.draft_counts import note_drafts
 from loadgen.servers.backends.lenient import end_marker
@@ -39,6 +40,7 @@ from loadgen.servers.backends.reasoning import contains_tags, note_reasoning, no
 from loadgen.servers.backends.repeated_events import drop_repeats, restore_repeats
 from loadgen.servers.backends.responses import responses_dialect
 from loadgen.servers.backends.stream_events import decode_events, finalise, join_halves, note_error, note_finish
+from loadgen.servers.backends.tool_calls import chat_calls
 from loadgen.workloads.request import Request
 
 
@@ -284,6 +286,7 @@ def openai_dialect(
         endpoint,
         PATHS[endpoint],
         chat=endpoint == "chat",
+        calls=chat_calls if endpoint == "chat" else no_calls,
         encode=encode,
         decode=partial(decode, empty_is_token=empty_rule, always_done=always_done, one_per_event=one_per_event),
         text=answer_text,

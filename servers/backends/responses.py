@@ -23,6 +23,7 @@ import msgspec
 
 from loadgen.servers.backends.dialect import REFUSABLE, Answer, Dialect, Encode, Route, TokenCount, encode_body
 from loadgen.servers.backends.stream_events import decode_events, note_finish
+from loadgen.servers.backends.tool_calls import responses_calls
 from loadgen.servers.backends.typed_events import (
     GeneratedPiece,
     Totals,
@@ -153,6 +154,7 @@ def responses_dialect(server: str, extra_fields: Callable[[Request], dict[str, A
         encode=encode,
         decode=decode,
         text=text,
+        calls=responses_calls,
         count_by_running=counting,
         fixed_output=True,
         refusable_fields=tuple(field for field in REFUSABLE if field in used),

@@ -293,7 +293,8 @@ class ServerState:
         completion = stream.completion
         output_tokens = completion.generated_tokens(stream.token_count)
         complete = stream.ending == "complete" and bool(line.sent_ns)
-        self.finished_by_reason[completion.finish_reason if complete else "abort"] += completion.finished_requests
+        reason = completion.finish_reason.replace("tool_calls", "stop")  # the engine does not know about tool calls
+        self.finished_by_reason[reason if complete else "abort"] += completion.finished_requests
         self.prompt_tokens += completion.prompt_tokens
         self.output_tokens += output_tokens  # also if the client has disconnected
         if not complete:

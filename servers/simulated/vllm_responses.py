@@ -46,9 +46,9 @@ def responses(state: ServerState, request: CompletionRequest) -> Encoding:
     item_id = {"item_id": item["id"]}
     sequence_numbers = count()
 
-    def event(name: str, **fields: Any) -> bytes:
-        fields |= {"sequence_number": next(sequence_numbers), "type": f"response.{name}"}
-        return b"event: response.%b\ndata: %b\n\n" % (name.encode(), protocol.dumps(dict(sorted(fields.items()))))
+    def event(event_name: str, /, **fields: Any) -> bytes:
+        fields |= {"sequence_number": next(sequence_numbers), "type": f"response.{event_name}"}
+        return b"event: response.%b\ndata: %b\n\n" % (event_name.encode(), protocol.dumps(dict(sorted(fields.items()))))
 
     delta_start = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":"'
     delta_end = b'","item_id":%b,"logprobs":[],"output_index":0,"sequence_number":' % protocol.dumps(item["id"])

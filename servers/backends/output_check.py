@@ -1,0 +1,224 @@
+"""Checks tool calls and JSON in responses against the schemas of their requests.
+
+The schemas come from the body of the request, in the forms of all APIs:
+
+    tools[].function.parameters, tools[].parameters, tools[].input_schema, functions[].parameters    tool calls
+    response_format, text.format, output_format, output_config.format                                JSON
+    guided_json, structured_outputs.json, grammar, json_schema                                       JSON
+
+The library jsonschema is optional. Without it, a response that parses is not compared with its schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from loadgen.servers.backends.error_messages import one_line
+from loadgen.servers.errors import DECODE_ERRORS
+
+Verdict = Literal["valid", "invalid", "unchecked", "no_call"]
+"""`unchecked`: the response parses, and could not be compared with its schema. `no_call`: the model answered with text
+although it could have called a tool, which is no mistake."""
+NOT_INSTALLED = "not compared with the schema: pip install 'llm-loadgen[schema]'"
+_SCHEMA_FIELDS = (
+    *(b'"tools"', b'"functions"', b'"response_format"', b'"format"', b'"output_format"'),
+    *(b'"guided_json"', b'"structured_outputs"', b'"grammar"', b'"json_schema"'),
+)
+_RELEVANT = (
+    *("tools", "functions", "tool_choice", "response_format", "text", "output_format", "output_config"),
+    *("guided_json", "structured_outputs", "grammar", "json_schema"),
+)
+_SECTIONS = ("parameters", "sampling_params")
+"""Objects within the body of a native route that may contain a schema."""
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool in a response."""
+
+    name: str
+    arguments: str
+    """The arguments as JSON. Empty for a call without arguments."""
+
+
+class ExpectedOutput(NamedTuple):
+    """What a request expects of its response."""
+
+    tools: Mapping[str, Any]
+    """JSON schema of each tool's arguments, by the name of the tool."""
+    must_call: bool
+    """True if the response must contain a tool call."""
+    schema: Any
+    """JSON schema of the text. None: any text."""
+
+
+class OutputVerdict(NamedTuple):
+    """The result of the check of one response, and the reason why it is invalid or unchecked."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+def expected_output(body: bytes) -> ExpectedOutput | None:
+    """Return what the body of a request expects of its response, or None if it has no tools and no schema."""
+    if not any(field in body for field in _SCHEMA_FIELDS):
+        return None
+    try:
+        fields = msgspec.json.decode(body)
+    except DECODE_ERRORS:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    for section in _SECTIONS:
+        fields |= _object(fields.get(section))
+    relevant = {name: fields[name] for name in _RELEVANT if name in fields}
+    return _expected(msgspec.json.encode(relevant, order="sorted"))
+
+
+@lru_cache(maxsize=256)
+def _expected(fields_json: bytes) -> ExpectedOutput | None:
+    """Return what a request expects, from those fields of its body that matter. Schemas are compiled in advance."""
+    fields = msgspec.json.decode(fields_json)
+    tools = _tools(fields)
+    choice = fields.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    must_call = bool(tools) and kind in ("required", "any", "tool", "function")
+    schema = _text_schema(fields)
+    if kind == "none":
+        tools = {}
+    for compiled in (*tools.values(), schema):
+        if isinstance(compiled, dict) and compiled and can_check_schemas():
+            _validator(msgspec.json.encode(compiled, order="sorted"))
+    return ExpectedOutput(tools, must_call, schema) if tools or schema is not None else None
+
+
+def check_output(expected: ExpectedOutput, text: str, calls: Sequence[ToolCall], *, cut: bool) -> OutputVerdict:
+    """Check a complete response. `cut` is True if the response ended because of the limit on its length."""
+    if calls and expected.tools:
+        verdicts = [_check_call(expected, call, cut=cut) for call in calls]
+        invalid = [verdict for verdict in verdicts if verdict.verdict != "valid"]
+        return invalid[0] if invalid else verdicts[0]
+    if expected.must_call:
+        return OutputVerdict("invalid", "cut off at the limit of output tokens" if cut else "no tool call")
+    if expected.schema is None:
+        return OutputVerdict("no_call")
+    return _check_json(text.rpartition("</think>")[2], expected.schema, "JSON", cut=cut)
+
+
+def can_check_schemas() -> bool:
+    """Return True if the library jsonschema is installed."""
+    return find_spec("jsonschema") is not None
+
+
+def _check_call(expected: ExpectedOutput, call: ToolCall, *, cut: bool) -> OutputVerdict:
+    if call.name not in expected.tools:
+        return OutputVerdict("invalid", "call of an unknown tool")
+    return _check_json(call.arguments or "{}", expected.tools[call.name], "arguments", cut=cut)
+
+
+def _check_json(text: str, schema: Any, noun: str, *, cut: bool) -> OutputVerdict:
+    try:
+        document = msgspec.json.decode(text)
+    except DECODE_ERRORS:
+        return OutputVerdict("invalid", "cut off at the limit of output tokens" if cut else f"{noun} do not parse")
+    if not isinstance(schema, dict | bool):
+        return OutputVerdict(
+            "valid" if isinstance(document, dict) else "invalid",
+            "" if isinstance(document, dict) else f"{noun} are no object",
+        )
+    if schema in ({}, True):
+        return OutputVerdict("valid")
+    if not can_check_schemas():
+        return OutputVerdict("unchecked", NOT_INSTALLED)
+    find_error = _validator(msgspec.json.encode(schema, order="sorted"))
+    if find_error is None:
+        return OutputVerdict("unchecked", "the schema of the request is not valid")
+    problem = find_error(document)
+    return OutputVerdict("invalid", f"{noun} do not fit the schema: {problem}") if problem else OutputVerdict("valid")
+
+
+@lru_cache(maxsize=256)
+def _validator(schema_json: bytes) -> Callable[[Any], str] | None:
+    """Return a function that describes the first mistake of a document, or None if the schema itself is not valid.
+
+    The description names the keyword of the schema and the place in the document, but no values of the document. A
+    schema that refers to another document is not valid, because nothing is loaded from the network.
+    """
+    from jsonschema import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from jsonschema_specifications import REGISTRY
+    from referencing.exceptions import Unresolvable
+
+    schema = msgspec.json.decode(schema_json)
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError:
+        return None
+    validator = kind(schema, registry=REGISTRY)
+
+    def first_error(document: Any) -> str:
+        try:
+            error = next(iter(validator.iter_errors(document)), None)
+        except Unresolvable:
+            return "it refers to an unknown schema"
+        return "" if error is None else one_line(f"`{error.validator}` at {error.json_path}", 120)
+
+    return first_error
+
+
+def _tools(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schemas of the arguments of all tools, by the name of the tool."""
+    entries = [*_list(fields.get("tools")), *_list(fields.get("functions"))]
+    functions = [_object(_object(entry).get("function") or entry) for entry in entries]
+    schemas = {}
+    for function in functions:
+        schema = function.get("parameters", function.get("input_schema"))
+        if isinstance(function.get("name"), str):
+            schemas[function["name"]] = {} if schema is None else schema
+    return schemas
+
+
+def _text_schema(fields: Mapping[str, Any]) -> Any:
+    """Return the JSON schema of the text of the response. `"object"` stands for any JSON object, None for any text."""
+    formats = (
+        fields.get("response_format"),
+        _object(fields.get("text")).get("format"),
+        fields.get("output_format"),
+        _object(fields.get("output_config")).get("format"),
+    )
+    for format_ in map(_object, formats):
+        if format_.get("type") == "json_object":
+            return "object"
+        if format_.get("type") in ("json_schema", "json"):
+            nested = _object(format_.get("json_schema"))
+            return _parsed(nested.get("schema") or format_.get("schema") or format_.get("value") or "object")
+    grammar = _object(fields.get("grammar"))
+    if grammar.get("type") in ("json", "json_schema"):
+        value = grammar.get("value")
+        return _parsed(_object(value).get("schema") or value)
+    structured = _object(fields.get("structured_outputs")).get("json")
+    schema = fields.get("guided_json") or structured or fields.get("json_schema")
+    return None if schema is None else _parsed(schema)
+
+
+def _parsed(schema: Any) -> Any:
+    """Return a schema that a request contains as an object or as JSON text."""
+    if not isinstance(schema, str) or schema == "object":
+        return schema
+    try:
+        return msgspec.json.decode(schema)
+    except DECODE_ERRORS:
+        return "object"
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -7,8 +7,9 @@
                required, and unknown keys are ignored. `body` contains additional fields of this request's body.
                `image` or `images` are URLs, or paths of files relative to the dataset's folder.
                A line may have OpenAI chat messages instead of a prompt: {"messages": [{"role": ..., "content": ...}]}.
-               If the last message is from the assistant, it is the recorded answer. Lines for OpenAI's batch API are
-               also accepted. Such a line has the messages in its `body`.
+               If the last message is from the assistant, it is the recorded answer. Messages with tool calls or
+               other parts are sent as they are. `tools`, `model`, `headers` and `max_tokens` are those of the request.
+               Lines for OpenAI's batch API are also accepted. Such a line has the messages in its `body`.
 
 Some entries fit the format but have no question with an answer: dialogues without a question that is directly followed
 by an answer, and Alpaca elements with an empty instruction or output. These entries are skipped, as in other load
@@ -18,7 +19,7 @@ testers. Any other deviation from the format is an error that names the line or 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count, pairwise
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar
 
 import msgspec
 
+from loadgen.workloads.http_headers import check_header
 from loadgen.workloads.images import image_url
 from loadgen.workloads.json_values import check_file_text, check_text, check_value
 from loadgen.workloads.lengths import DEFAULT_OUTPUT_TOKENS
@@ -84,17 +86,25 @@ class Sample(msgspec.Struct, frozen=True):
     body: Mapping[str, Any] = {}  # Fields that are added to the request body
     images: tuple[str, ...] = ()  # URLs
     messages: tuple[tuple[str, str], ...] = ()
-    """Role and content of each chat message. The last message is the prompt. Empty: the prompt is the only message."""
+    """Role and content of each chat message. The last message is the prompt. Empty: the prompt is the only message, or
+    the body contains the messages as the file has them."""
+    model: str = ""  # Model that the file states
+    headers: Mapping[str, str] = {}  # Headers that the file states
+
+    @property
+    def has_messages(self) -> bool:
+        """True if the sample has a list of chat messages."""
+        return bool(self.messages or "messages" in self.body)
 
     @property
     def uncountable(self) -> bool:
         """True if the prompt has other tokens than those of its text, for example because it contains images."""
         has_history = len(self.messages) > 1 or any(role not in USER_ROLES for role, _ in self.messages)
-        return bool(self.images or has_history or TEMPLATE_FIELDS.intersection(self.body))
+        return bool(self.images or has_history or {"messages", *TEMPLATE_FIELDS}.intersection(self.body))
 
     def check_endpoint(self, *, chat: bool) -> None:
         """Raise WorkloadError if the sample needs a chat endpoint but `chat` is False."""
-        if (self.images or self.messages) and not chat:
+        if (self.images or self.has_messages) and not chat:
             name = "images" if self.images else "a list of messages"
             raise WorkloadError(f"only chat requests can contain {name}", "use --endpoint chat")
 
@@ -259,15 +269,43 @@ def _prompt(item: Any, folder: Path) -> Sample:
     batch_body = _batch_body(item)
     if batch_body:
         item = {**batch_body, "body": {name: batch_body[name] for name in batch_body if name not in BATCH_FIELDS}}
+        item.pop("model", None)  # as in all fields of BATCH_FIELDS, the run decides
+        item.pop("tools", None)  # already in the body
     if "prompt" not in item and "messages" in item:
         return _chat(item)
-    prompt = _text(item["prompt"], "prompt")
+    prompt = _whole_text(item["prompt"], "prompt")
     if not prompt:
         raise ValueError("its prompt is empty")
     urls = item.get("images", [item["image"]] if "image" in item else [])
     images = tuple(image_url(_text(url, "image"), folder) for url in urls)
-    output_tokens = _output_tokens(item, "output_tokens")
-    return Sample(prompt, output_tokens=output_tokens, body=_body(item.get("body")), images=images)
+    return Sample(prompt, output_tokens=_line_tokens(item), body=_line_body(item), images=images, **_line_options(item))
+
+
+def _line_tokens(item: Mapping[str, Any]) -> int | None:
+    """Return the output length that a line states, or None if it states none."""
+    return _output_tokens(item, "output_tokens", "max_completion_tokens", "max_tokens")
+
+
+def _line_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields that a line adds to the body of its request: those of `body`, and `tools`."""
+    tools = item.get("tools")
+    if not isinstance(tools, list | None):
+        raise TypeError(f"has tools that are not a list: {tools!r}"[:120])
+    check_value(tools, "tools")
+    return {**_body(item.get("body")), **({"tools": tools} if tools else {})}
+
+
+def _line_options(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model and the headers that a line states, as fields of a Sample."""
+    model = item.get("model")
+    headers = item.get("headers", {})
+    if not isinstance(model, str | None):
+        raise TypeError(f"has a model that is not text: {model!r}"[:120])
+    if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
+        raise TypeError("has headers that are not an object of texts")
+    for name, value in headers.items():
+        check_header(name, value)
+    return {"model": model or "", "headers": headers}
 
 
 def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -280,13 +318,14 @@ def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
 def _chat(item: Mapping[str, Any]) -> Sample:
     """Return the sample of a line with OpenAI chat messages.
 
-    If the last message is from the assistant, it is the recorded answer."""
+    If the last message is from the assistant, it is the recorded answer. Messages that are more than a role with text,
+    such as tool calls, are sent as the file has them."""
     if not isinstance(item["messages"], list) or not item["messages"]:
         raise TypeError("its messages are not a list of at least one message")
+    if not _is_plain(item["messages"]):
+        return _whole_chat(item)
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(item["messages"])]
     answer = messages.pop()[1] if messages[-1][0] in ASSISTANT_ROLES and len(messages) > 1 else ""
-    if any(images for _, _, images in messages[:-1]):
-        raise ValueError("has an image in a message other than the last one of the user, which is not supported")
     _, prompt, images = messages[-1]
     if not prompt:
         raise ValueError("its last message has no text")
@@ -294,11 +333,57 @@ def _chat(item: Mapping[str, Any]) -> Sample:
     return Sample(
         prompt,
         answer,
-        _output_tokens(item, "output_tokens", "max_completion_tokens", "max_tokens"),
-        body=_body(item.get("body")),
+        _line_tokens(item),
+        body=_line_body(item),
         images=images,
         messages=history,
+        **_line_options(item),
     )
+
+
+def _is_plain(messages: Sequence[Any]) -> bool:
+    """Return True if each message has only a role and text, and the last one of the user may have images.
+
+    Every API has a form for such messages. Malformed messages count as plain, because the reader of plain messages
+    reports the mistake."""
+    last_user = max((index for index, message in enumerate(messages) if _role_of(message) in USER_ROLES), default=-1)
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            return True
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        types = [part.get("type") if isinstance(part, Mapping) else "text" for part in parts]
+        if not message.keys() <= {"role", "content"} or content is None:
+            return False
+        if set(types) - {"text", "image_url"} or ("image_url" in types and index != last_user):
+            return False
+    return True
+
+
+def _role_of(message: Any) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _whole_chat(item: Mapping[str, Any]) -> Sample:
+    """Return the sample of a line whose messages are sent as the file has them.
+
+    A text of the assistant at the end is the recorded answer, and is not sent."""
+    messages = list(item["messages"])
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(f"messages[{index}] is not an object")
+        _text(message["role"], f"messages[{index}].role")
+        content = message.get("content")
+        is_call = content is None and message["role"] in ASSISTANT_ROLES and message.get("tool_calls")
+        if not (isinstance(content, str | list) or is_call):
+            raise TypeError(f"messages[{index}] has no text that can be sent, but {content!r}"[:120])
+    check_value(messages, "messages")
+    answer = ""
+    last = messages[-1]
+    if last["role"] in ASSISTANT_ROLES and isinstance(last.get("content"), str) and len(messages) > 1:
+        answer = messages.pop()["content"]
+    body = {**_line_body(item), "messages": messages}
+    return Sample("", answer, _line_tokens(item), body=body, **_line_options(item))
 
 
 def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
@@ -306,14 +391,14 @@ def _message(message: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
     role = _text(message["role"], f"{name}.role")
     content = message["content"]
     if isinstance(content, str):
-        return role, _text(content, f"{name}.content"), ()
+        return role, _whole_text(content, f"{name}.content"), ()
     if not isinstance(content, list):
         raise TypeError(f"{name} has no text that can be sent, but {content!r}"[:120])
     texts: list[str] = []
     images: list[str] = []
     for part in content:
         if part["type"] == "text":
-            texts.append(_text(part["text"], f"{name}.content"))
+            texts.append(_whole_text(part["text"], f"{name}.content"))
         elif part["type"] == "image_url":
             images.append(_text(part["image_url"]["url"], f"{name}.image_url"))
         else:
@@ -344,10 +429,15 @@ def _text(value: Any, name: str) -> str:
     """Return the text of a field without surrounding white space. `name` is the field's name in errors.
 
     Raises TypeError if the value is not text, and WorkloadError if it cannot be encoded in UTF-8."""
+    return _whole_text(value, name).strip()
+
+
+def _whole_text(value: Any, name: str) -> str:
+    """Return the text of a field, including surrounding white space. Raises the errors that `_text` raises."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {value!r}"[:120])
     check_text(value, name)
-    return value.strip()
+    return value
 
 
 def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
@@ -392,7 +482,7 @@ class Dataset(msgspec.Struct, frozen=True):
     def has_messages(self) -> bool:
         """True if the first line contains a list of chat messages. The requests then need a chat endpoint."""
         sample = next(self.samples(), None) if self.kind == "jsonl" else None
-        return sample is not None and bool(sample.messages)
+        return sample is not None and sample.has_messages
 
     def requests(self, prompts: Prompts) -> Iterator[Request]:
         """Yield one `Request` per sample, with the ids 0, 1, 2, ... Raises WorkloadError if the file is malformed."""
@@ -407,6 +497,8 @@ class Dataset(msgspec.Struct, frozen=True):
                 sample.messages,
                 body=sample.body,
                 images=sample.images,
+                model=sample.model,
+                headers=sample.headers,
             )
 
     def __str__(self) -> str:

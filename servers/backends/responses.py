@@ -169,6 +169,8 @@ def _standard_fields(request: Request, model: str) -> dict[str, Any]:
 
     The server must not store the response, because a load test would fill its storage."""
     assert isinstance(request.prompt, str), "the Responses API accepts only text"
+    if "messages" in request.body:
+        raise ValueError("the Responses API has another form of messages with tool calls: use --endpoint chat")
     input_: str | list[dict[str, Any]] = request.prompt
     if request.messages or request.images:
         history = request.messages or (("user", request.prompt),)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.workloads import datasets, workload
+from loadgen.servers.backends import BACKENDS
+from loadgen.workloads import datasets, lengths, workload
 from loadgen.workloads.datasets import Sample
 from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.workload import Prompts, WorkloadSpec
 
 SAMPLES = Path(__file__).parents[2] / "data/datasets"
 RIVERS = (
@@ -109,6 +111,69 @@ def test_chat_messages_are_read(tmp_path: Path, line: dict[str, object], sample:
     file.write_text(json.dumps(line) + "\n")
     assert list(datasets.jsonl(file)) == [sample]
     assert sample.uncountable == (len(sample.messages) > 1 or bool(sample.images))
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+CALLS = [
+    {"role": "system", "content": "  Be brief. "},
+    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look"}}],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": " 3 "},
+]
+
+
+def test_messages_with_tool_calls_are_sent_as_they_are(tmp_path: Path) -> None:
+    """Tools, tool calls and parts of other types stay in the request, and its model and headers are those of the line.
+    A last answer of the assistant is not sent."""
+    file = tmp_path / "calls.jsonl"
+    answer = {"role": "assistant", "content": "Three."}
+    line = {"messages": [*CALLS, answer], "tools": TOOLS, "model": "m", "headers": {"X-A": "b"}, "max_tokens": 7}
+    file.write_text(json.dumps(line) + "\n")
+    (sample,) = datasets.jsonl(file)
+    assert isinstance(sample, Sample)
+    assert sample.body == {"tools": TOOLS, "messages": CALLS}
+    assert (sample.answer, sample.output_tokens, sample.model, sample.headers) == ("Three.", 7, "m", {"X-A": "b"})
+    assert sample.has_messages
+    assert sample.uncountable
+    request = next(datasets.Dataset("jsonl", file).requests(prompts_of(file)))
+    sent = json.loads(BACKENDS["vllm"].dialects["chat"].encode(request, request.model))
+    assert (sent["messages"], sent["tools"], sent["model"], sent["max_tokens"]) == (CALLS, TOOLS, "m", 7)
+
+
+def prompts_of(file: Path) -> Prompts:
+    """The prompts of a file, without a tokenizer."""
+    spec = WorkloadSpec(datasets.Dataset("jsonl", file), lengths.Fixed(5), None, 0, None)
+    return Prompts(spec, lambda *_: "", len, chat=True)
+
+
+@pytest.mark.parametrize("line", [{"prompt": "  a \n"}, {"messages": [{"role": "user", "content": "  a \n"}]}])
+def test_no_blank_is_removed(tmp_path: Path, line: dict[str, object]) -> None:
+    """White space around a prompt is a part of it."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps(line))
+    (sample,) = datasets.jsonl(file)
+    assert sample.prompt == "  a \n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": {}}, "tools that are not a list"),
+        ({"model": 3}, "a model that is not text"),
+        ({"headers": {"A": 1}}, "headers that are not an object of texts"),
+        ({"headers": {"Content-Length": "1"}}, "cannot be set"),
+    ],
+)
+def test_wrong_fields_of_a_line_are_refused(tmp_path: Path, fields: dict[str, object], message: str) -> None:
+    """The message names the line."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "a"} | fields))
+    with pytest.raises(WorkloadError, match=f"line 1: .*{message}"):
+        list(datasets.jsonl(file))
 
 
 CONVERSATION = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Hello."}]}
@@ -229,8 +294,7 @@ def test_an_element_larger_than_the_limit_is_refused(tmp_path: Path, monkeypatch
             '{"messages": [{"role": "user", "content": null}]}\n',
             "messages[0] has no text that can be sent",
         ),
-        (datasets.jsonl, '{"messages": [{"role": "user", "content": " "}]}\n', "line 1: its last message has no text"),
-        (datasets.jsonl, '{"messages": [{"role": "user", "content": [{"type": "audio"}]}]}\n', "part of type 'audio'"),
+        (datasets.jsonl, '{"messages": [{"role": "user", "content": ""}]}\n', "line 1: its last message has no text"),
         (
             datasets.jsonl,
             '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "cut \\ud83d"}]}\n',

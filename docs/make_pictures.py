@@ -1,6 +1,6 @@
-"""Takes the screenshots of reports, comparisons, a matrix and `loadgen limits`, from runs on simulated servers.
+"""Takes the screenshots of reports, comparisons, a matrix, `loadgen limits` and `loadgen ui`, on simulated servers.
 
-    python docs/make_pictures.py          # needs Chromium; takes five minutes
+    python docs/make_pictures.py          # needs Chromium and the extra `ui`; takes six minutes
 
 The first run is a burst on the built-in vLLM. The second is a Poisson load with prompts of many lengths on a simulated
 LightLLM that rejects some requests and breaks off some responses. The comparison has three bursts on each of two GPUs.
@@ -9,6 +9,8 @@ LightLLM that rejects some requests and breaks off some responses. The compariso
 from __future__ import annotations
 
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 PICTURES = Path(__file__).parent / "pictures"
 MATRIX = Path(__file__).parent.parent / "examples/paper/simulated.toml"
@@ -94,6 +96,7 @@ def main() -> None:
             page.goto(pages[picture.run].as_uri())
             take(page, picture)
             page.close()
+        take_interactive(browser, Path(folder))
         browser.close()
 
 
@@ -135,6 +138,45 @@ def take(page: Page, picture: Picture) -> None:
     else:
         page.screenshot(path=file, animations="disabled")
     print(file)
+
+
+def take_interactive(browser: Browser, folder: Path) -> None:
+    """Take the pictures of `loadgen ui`: its start form, and a run with 40 users, then 100."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    with simulated("--server", "vllm", "--ttft", "300ms", "--itl", "100ms") as url:
+        command = [*LOADGEN, "ui", "--server", "vllm", "--url", url, "--port", port, "--out", "runs/ui"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=folder) as process:
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            open_when_ready(page, f"http://127.0.0.1:{port}")
+            for name, value in {"userCount": "40", "spawnRate": "40"}.items():
+                page.fill(f'input[name="{name}"]', value)
+            page.wait_for_selector('input[name="outputTokens"][aria-describedby]')
+            page.fill('input[name="inputTokens"]', "128")
+            page.fill('input[name="outputTokens"]', "uniform:8..40")
+            page.screenshot(path=PICTURES / "ui-form.png", full_page=True, animations="disabled")
+            page.get_by_role("button", name="Start").click()
+            page.wait_for_timeout(18_000)
+            page.get_by_role("button", name="Edit").click()
+            page.fill('input[name="userCount"]', "100")
+            page.fill('input[name="spawnRate"]', "100")
+            page.get_by_role("button", name="Update").click()
+            page.wait_for_timeout(18_000)
+            page.screenshot(path=PICTURES / "ui-run.png", full_page=True, animations="disabled")
+            process.send_signal(signal.SIGINT)
+
+
+def open_when_ready(page: Page, url: str) -> None:
+    """Open a page whose server is starting. Raises Error if the server does not answer within 30 seconds."""
+    for attempt in range(60):
+        try:
+            page.goto(url)
+            return
+        except Error:
+            if attempt == 59:
+                raise
+            page.wait_for_timeout(500)
 
 
 @contextmanager

@@ -57,17 +57,23 @@ from loadgen.analysis.report import (
     TableCell,
     findings,
 )
-from loadgen.analysis.report.chart_data import distribution
+from loadgen.analysis.report.chart_data import distribution, thin_points
 from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import Cells, number_columns, table
 from loadgen.analysis.summary import Summary
 
-POINTS_PER_RUN = 120
+POINTS_OF_CELLS, POINTS_OF_RUNS = 3000, 5000
+"""Maximum number of points of the distributions of one latency, over all cells and over all runs. They keep the page
+below 1.3 MB."""
+POINTS_PER_CELL, POINTS_PER_RUN = (100, 700), (30, 120)
+"""Minimum and maximum number of points of the distribution of one cell, and of one run."""
 SHOWN = ("output_tokens_per_s", "requests_per_s", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
 """Figures with a column in the page's table of cells. matrix.json contains further figures."""
 MAIN = "output_tokens_per_s"
 NAMED_CELLS = 2
 """Maximum number of invalid cells that the status strip names."""
+IN_CHIPS = ("measured", "complete")
+"""Findings that the status strip of the page states."""
 NO_WINNER, NO_RANKING = "no winner", "no ranking"
 """Names in place of the leading server, if no server leads and if the servers are not compared."""
 BARS = "Bars are means over the repeats, dots are single repeats, and lines are the 95% interval of the mean."
@@ -149,14 +155,24 @@ class MatrixReport:
         figures = doc.Switch("figure", "Figure", [(name, figure_title(name)) for name in SHOWN], "select")
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
-        leads = [msgspec.structs.replace(lead, note=typeset_minus(lead.note)) for lead, _ in self._ranking()]
-        problems = [finding for finding in self._validity_findings() if finding.level != "ok"]
+        leads = []
+        for lead, _ in self._ranking():
+            note = typeset_minus(lead.note)
+            if lead.value == NO_RANKING:
+                note = note[:1].upper() + note[1:]
+            leads.append(msgspec.structs.replace(lead, note=note))
+        problems = [
+            finding
+            for finding in self._validity_findings()
+            if finding.level != "ok" and (finding.id not in IN_CHIPS or not self.summary.cells)
+        ]
         answer: list[Block] = [doc.Cards(leads)]
         answer += [doc.Findings(problems)] if problems else []
         curves: list[Block] = []
         for index, group in enumerate(self.groups):
-            answer.append(ChartRef(f"bars-{index}", self._group_title(group), [BARS], "wide", "none"))
-            curves += [ChartRef(chart["id"], chart["title"], chart["text"]) for chart in self._charts(group)]
+            caption = [] if index else [BARS]
+            answer.append(ChartRef(f"bars-{index}", self._group_title(group), caption, "wide", "none"))
+            curves += [ChartRef(chart["id"], chart["title"], folded=chart["text"]) for chart in self._charts(group)]
         memory = self._memory()
         if not self.groups:
             answer.append(Paragraph("Nothing was measured yet."))
@@ -706,10 +722,17 @@ class MatrixReport:
         for index, group in enumerate(self.groups):
             cell_indices = [self.cells.index(cell) for cell in self._cells_of(group)]
             groups.append({"bars": f"bars-{index}", "cells": cell_indices, "charts": self._charts(group)})
-        cells = [self._cell_data(cell, [run for run in measured if run.cell == cell.cell]) for cell in self.cells]
+        of_cell = _points_each(POINTS_OF_CELLS, len(self.cells), POINTS_PER_CELL)
+        of_run = _points_each(POINTS_OF_RUNS, len(measured), POINTS_PER_RUN)
+        cells = []
+        for cell in self.cells:
+            runs = [run for run in measured if run.cell == cell.cell]
+            cells.append(self._cell_data(cell, runs, of_cell, of_run))
         return {"runs": [], "figures": figures, "metrics": metrics, "cells": cells, "groups": groups}
 
-    def _cell_data(self, cell: CellSummary, runs: Sequence[CellRunData]) -> dict[str, Any]:
+    def _cell_data(
+        self, cell: CellSummary, runs: Sequence[CellRunData], points_of_cell: int, points_of_run: int
+    ) -> dict[str, Any]:
         """Return the names, colours, figures and latency distributions of a cell for the charts.
 
         For each latency there is one distribution over all repeats, and one per repeat if there are several.
@@ -719,8 +742,11 @@ class MatrixReport:
         for name in SAMPLED:
             samples = [run.samples[name] for run in runs]
             pooled = np.concatenate(samples)
-            repeats = [_thinned_distribution(sample) for sample in samples] if len(runs) > 1 else []
-            curves[name] = {"pooled": distribution(pooled, len(pooled)), "runs": repeats}
+            repeats = []
+            if len(runs) > 1:
+                repeats = [_thinned_distribution(sample, points_of_run) for sample in samples]
+            whole = thin_points(distribution(pooled, len(pooled)), points_of_cell)
+            curves[name] = {"pooled": whole, "runs": repeats}
         return {
             "server": self.servers[cell.server],
             "platform": self.platforms[cell.host],
@@ -805,10 +831,16 @@ def _reason(difference: CellDifference) -> str:
     return ""
 
 
-def _thinned_distribution(samples: Floats) -> dict[str, list[float]]:
-    """Return the empirical distribution of one run with at most POINTS_PER_RUN points, including the extremes."""
+def _points_each(total: int, count: int, limits: tuple[int, int]) -> int:
+    """Return an equal share of `total` points for each of `count` curves, within the limits."""
+    least, most = limits
+    return min(most, max(least, total // max(1, count)))
+
+
+def _thinned_distribution(samples: Floats, points_max: int) -> dict[str, list[float]]:
+    """Return the empirical distribution of one run with at most `points_max` points, including the extremes."""
     ordered = np.sort(samples)
-    ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), POINTS_PER_RUN)).astype(np.int64))
+    ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), points_max)).astype(np.int64))
     return {"x": np.round(ordered[ranks], 7).tolist(), "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist()}
 
 

@@ -212,6 +212,19 @@ def test_chips_of_a_matrix_that_failed(opened: Opened, tmp_path: Path, browser: 
     page.close()
 
 
+def test_a_large_matrix_is_small_and_short(tmp_path: Path, browser: Browser) -> None:
+    """Twelve cells with five repeats each have a page of at most 1.3 MB and, without the labels of its charts, 900
+    words. A tile names the winner of each platform and workload."""
+    workloads = [{"name": name, "n": 120, "output_tokens": 16} for name in ("chat", "search")]
+    path = fabricate(tmp_path / "m", repeats=5, workloads=workloads) / "matrix.html"
+    assert path.stat().st_size <= 1_300_000
+    page = browser.new_page(viewport={"width": 1024, "height": 900})
+    page.goto(path.as_uri())
+    assert page.evaluate("document.body.innerText.split(/\\s+/).length") <= 900
+    assert page.locator("#answer .card").count() == 4
+    page.close()
+
+
 def test_no_winner_is_said_once(tmp_path: Path, browser: Browser) -> None:
     """The tile says so, and its note gives the figures."""
     same = dict.fromkeys(("vllm", "tgi", "lightllm"), 1.0)

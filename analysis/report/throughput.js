@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const { several, chart, line, colour, fade, plain } = Report;
-  const [PANEL, TOP, BOTTOM, TITLE_LINE, LEGEND_LINE, PAGE] = [108, 30, 44, 32, 19, 900]; // heights in pixels
+  const [PANEL, TOP, BOTTOM, TITLE_LINE, LEGEND_LINE, PAGE] = [108, 30, 44, 32, 19, 860]; // heights in pixels
   const MARGIN = { l: 56, r: 16 };
   const SEND_PANEL = "requests/s";
   const TELLING_TITLES = /^(KV cache|server's)/; // these panels need no legend for a single curve
@@ -149,7 +149,7 @@
     const places = legendPlaces(container, panels, traces);
     const above = places.map((place) => place.above);
     const gaps = above.reduce((sum, gap) => sum + gap, 0);
-    const panelHeight = onPaper() ? Math.max(36, Math.min(PANEL, (PAGE - BOTTOM - gaps) / panels.length)) : PANEL; // one sheet of paper
+    const panelHeight = onPaper() ? Math.max(28, Math.min(PANEL, (PAGE - BOTTOM - gaps) / panels.length)) : PANEL; // one sheet of paper
     const inner = panels.length * panelHeight + gaps - above[0];
     const height = above[0] + BOTTOM + inner;
     container.style.height = `${height}px`;

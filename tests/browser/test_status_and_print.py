@@ -23,6 +23,8 @@ from tests.support.runs import failed, header, healthy, loop, run_of, truncated
 
 WORDS_MAX = 900
 BYTES_MAX = 1_000_000
+LETTER_HEIGHT = 949
+"""Height of a sheet of Letter paper between the margins of the page, in pixels."""
 PHONE = {"width": 360, "height": 780}
 
 
@@ -179,3 +181,6 @@ def test_the_first_sheet_is_not_left_half_empty(page: Page, judged: Path) -> Non
     assert page.locator(".run").first.evaluate("(card) => getComputedStyle(card).breakInside") == "auto"
     tops = page.locator("#latency .charts figure").evaluate_all("(all) => all.map((one) => one.offsetTop)")
     assert len(set(tops)) == (len(tops) + 1) // 2
+    course = page.locator("#chart-course").bounding_box()
+    assert course is not None
+    assert course["height"] <= LETTER_HEIGHT - 60  # with its heading it fits on one sheet

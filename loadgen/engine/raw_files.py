@@ -84,7 +84,7 @@ def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect,
     for entry in _entries(source, count):
         path = entry.request.path
         if path and path not in result.dialects:
-            result.dialects[path] = _dialect_of(path, source, plan, dialect, server)
+            result.dialects[path] = dialect_of_path(path, source, plan, dialect, server)
         own_dialect = result.dialects[path] if path else dialect
         body, response_dialect = complete_body(entry.request.raw, own_dialect)
         added = body[len(entry.request.raw) - 1 :]
@@ -102,7 +102,7 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
     return islice(source.entries(), count)
 
 
-def _dialect_of(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
+def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
     """Return the dialect for a path of the file. Raises PlanError if the path belongs to no endpoint of the server.
 
     If the user named an endpoint, a path that belongs to no endpoint is read like this endpoint."""

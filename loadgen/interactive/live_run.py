@@ -43,6 +43,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes
 from loadgen.engine.merge_parts import whole_lines
 from loadgen.engine.priority import raised_priority
+from loadgen.engine.raw_files import dialect_of_path
 from loadgen.engine.record_builder import build_records, tokens_so_far
 from loadgen.engine.resolve_server import access_for, dialect_for, request_headers, server_for
 from loadgen.engine.telemetry_sampler import PART, SamplerProcess
@@ -51,8 +52,9 @@ from loadgen.folders import check_room
 from loadgen.plan import Plan
 from loadgen.servers.auth import fill_fields
 from loadgen.servers.backends.base import ServerFacts
-from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.dialect import Dialect, request_body
 from loadgen.servers.backends.error_messages import one_line
+from loadgen.servers.backends.raw_bodies import complete_body
 from loadgen.servers.discovery import open_tokenizer
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
@@ -150,6 +152,19 @@ class LiveTarget(msgspec.Struct):
         if dialect.endpoint not in self._draws:
             self._draws[dialect.endpoint] = _endless(self.prompts(dialect))
         return next(self._draws[dialect.endpoint])
+
+    def encoded(self, request: Request, dialect: Dialect) -> tuple[bytes, Dialect]:
+        """Return the body of a request, and the dialect of its response.
+
+        `dialect` is the dialect of the endpoint. A request of a file of whole requests may have another one. Raises
+        PlanError if the path of the request belongs to no endpoint, and ValueError for text that cannot be sent."""
+        if not request.raw:
+            return request_body(request, dialect, self.facts.model), dialect
+        source = self.plan.prompt_source
+        assert isinstance(source, RawRequests)
+        if request.path and request.path not in self._dialects:
+            self._dialects[request.path] = dialect_of_path(request.path, source, self.plan, dialect, self.facts)
+        return complete_body(request.raw, self._dialects[request.path] if request.path else dialect)
 
     def numbered(self, request: Request) -> Request:
         """Return a copy of the Request with the next id."""

@@ -41,7 +41,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
-from loadgen.servers.backends.dialect import Dialect, request_body
+from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.target import Address, Target
 from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, error_to_report
 from loadgen.servers.wire.connection import READ_BYTES, Connection
@@ -123,7 +123,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             raise StopUser from None
         try:
             with SESSION.turn():
-                body = request_body(request, dialect, target.facts.model)
+                body, dialect = target.encoded(request, dialect)
         except ValueError as error:  # for example text that UTF-8 cannot hold
             record = run.not_encoded(target.numbered(request), error)
             self._report(record, dialect)

@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.run import runfile
+from tests.support.busy_proxies import nginx_hashing
 from tests.support.command import burst
 from tests.support.plain_openai import PlainServer, Talk, plain_openai
 
 SESSIONS = ("--workload", "multi-turn:turns=3", "--lengths", "approximate", "--arrivals", "closed:3", "-n", "6")
 
 
-def run(folder: Path, server: PlainServer, *options: str) -> list[tuple[int, dict[str, str]]]:
-    """Run sessions against the server, and return the client's port and the headers of each request."""
+def run(folder: Path, server: PlainServer, *options: str, url: str = "") -> list[tuple[int, dict[str, str]]]:
+    """Run sessions against the server, and return the client's port and the headers of each request.
+
+    `url` is the URL of a proxy in front of the server. By default, requests go to the server itself."""
     code, out, err = burst(
-        folder, "--server", "openai", "--url", server.url, "--endpoint", "completions", "--metrics-every", "0",
+        folder, "--server", "openai", "--url", url or server.url, "--endpoint", "completions", "--metrics-every", "0",
         "--output-tokens", "2", "--no-ignore-eos", *options, command="run",
     )  # fmt: skip
     assert code in (0, 5), out + err
@@ -33,12 +36,6 @@ def by_session(folder: Path, requests: list[tuple[int, dict[str, str]]]) -> dict
     for port, headers in requests:
         result[sessions[headers["X-Request-Id"]]].append((port, headers))
     return result  # type: ignore[return-value]
-
-
-def sets_cookie(talk: Talk) -> None:
-    """Answer like a router that names the server of the session in a cookie."""
-    talk.sock.sendall(b"")
-    talk.stream()
 
 
 def test_a_session_keeps_its_header_on_every_turn(tmp_path: Path) -> None:
@@ -73,3 +70,21 @@ def test_connections_are_shared_as_requested(use: str, tmp_path: Path) -> None:
         assert len(ports) == 6
     else:
         assert len(ports) <= 4
+
+
+@pytest.mark.parametrize("identity", [True, False])
+def test_a_hashing_balancer_keeps_sessions_together_only_with_the_header(identity: bool, tmp_path: Path) -> None:
+    """Eight turns through nginx with two replicas: with the header, each session stays on one replica."""
+    sessions = ("--workload", "multi-turn:turns=8", "--lengths", "approximate", "--arrivals", "closed:2", "-n", "4")
+    options = ("--session-header", "X-Session-ID") if identity else ()
+    with (
+        plain_openai(Talk.stream) as first,
+        plain_openai(Talk.stream) as second,
+        nginx_hashing(tmp_path, first.url, second.url) as url,
+    ):
+        on_first = by_session(tmp_path, run(tmp_path, first, *sessions, *options, url=url))
+        heads = [request.split(b"\r\n\r\n", 1)[0].decode().split("\r\n")[1:] for _, request in second.requests]
+    on_second = by_session(tmp_path, [(0, dict(line.split(": ", 1) for line in lines)) for lines in heads])
+    turns = {session: (len(on_first.get(session, ())), len(on_second.get(session, ()))) for session in (0, 8, 16, 24)}
+    assert [sum(counts) for counts in turns.values()] == [8] * 4
+    assert all(0 in counts for counts in turns.values()) == identity

@@ -44,6 +44,20 @@ http {{
     }}
 }}
 """
+NGINX_HASHING = """
+daemon off; worker_processes 1; user root; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    map $http_x_session_id $key {{ default $http_x_session_id; "" $request_id; }}
+    upstream replicas {{ hash $key consistent; {servers} }}
+    server {{
+        listen {host}:{port};
+        location / {{ proxy_pass http://replicas; proxy_buffering off; proxy_http_version 1.1; }}
+    }}
+}}
+"""
 HAPROXY = """
 defaults
     mode http
@@ -72,6 +86,22 @@ def nginx_limited(folder: Path, backend_url: str, status: int | None) -> Iterato
         facts = {"folder": folder, "host": HOST, "port": port, "backend": urlsplit(backend_url).netloc}
         config = folder / "nginx.conf"
         config.write_text(NGINX.format(**facts, status=configured))
+        environment = os.environ | {"NGINX": f"{listening.fileno()};"}
+        with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
+            yield f"http://{HOST}:{port}"
+
+
+@contextlib.contextmanager
+def nginx_hashing(folder: Path, *backend_urls: str) -> Iterator[str]:
+    """Run nginx in front of several servers, and yield the URL of nginx.
+
+    nginx chooses the server by the header X-Session-ID. Requests without this header are spread at random.
+    """
+    with socket.create_server((HOST, 0), backlog=512) as listening:
+        port = listening.getsockname()[1]
+        servers = " ".join(f"server {urlsplit(url).netloc};" for url in backend_urls)
+        config = folder / "nginx.conf"
+        config.write_text(NGINX_HASHING.format(folder=folder, host=HOST, port=port, servers=servers))
         environment = os.environ | {"NGINX": f"{listening.fileno()};"}
         with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
             yield f"http://{HOST}:{port}"

@@ -458,7 +458,7 @@ def _note_marks(
     if first_delta is not None and _shows_reasoning(first_delta):
         first_answer = next((index for index in range(first, len(choices)) if _shows_answer(choices[index])), None)
         note_reasoning(answer, None if first_answer is None else first_answer + sum(runs[:first_answer]))
-    elif contains_tags(payloads, answer.tokens):
+    elif contains_tags(payloads):
         chunks, _ = decode_events(payloads, _CHUNKS)
         note_tagged_reasoning(answer, [_answer_text(chunk.choices[0]) if chunk.choices else "" for chunk in chunks])
 

@@ -8,14 +8,14 @@ the second tag is part of the response.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
 
 from loadgen.servers.backends.dialect import Answer
 
 OPENING_TAG = "<think>"
 CLOSING_TAG = "</think>"
 TAG_BYTES = b"think>"
-"""Bytes that both tags contain, however the server escapes them."""
+ESCAPED_TAG_BYTES = b"think\\u003e"
+"""Bytes that both tags contain, without and with the escapes of some JSON encoders."""
 
 
 def note_reasoning(answer: Answer, first_answer: int | None) -> None:
@@ -51,6 +51,12 @@ def note_tagged_reasoning(answer: Answer, texts: Sequence[str]) -> None:
             return
 
 
-def contains_tags(payloads: Sequence[bytes], tokens: Sequence[int]) -> bool:
-    """Return True if an event that contains tokens may contain a tag. `tokens` has the number of tokens per event."""
-    return any(TAG_BYTES in payload for payload in compress(payloads, tokens))
+def contains_tags(payloads: Sequence[bytes]) -> bool:
+    """Return True if an event may contain a tag.
+
+    Most responses contain neither `>` nor a backslash. Searching for a single byte is much faster than for a word.
+    """
+    content = b"".join(payloads)
+    if b">" in content and TAG_BYTES in content:
+        return True
+    return b"\\" in content and ESCAPED_TAG_BYTES in content

@@ -109,5 +109,5 @@ def _note_reasoning(answer: Answer, payloads: Sequence[bytes], pieces: Sequence[
     with_text = [(index, piece) for index, piece in enumerate(pieces) if piece is not None and piece.text]
     if with_text and with_text[0][1].reasoning:
         note_reasoning(answer, next((index for index, piece in with_text if not piece.reasoning), None))
-    elif with_text and contains_tags(payloads, answer.tokens):
+    elif with_text and contains_tags(payloads):
         note_tagged_reasoning(answer, [piece.text if piece is not None and piece.answers else "" for piece in pieces])

@@ -93,3 +93,12 @@ def test_tags_in_the_text_of_typed_events_are_found(endpoint: str) -> None:
         events = [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": text}} for text in texts]
     answer = BACKENDS["openai"].dialects[endpoint].decode([json.dumps(event).encode() for event in events])
     assert (answer.counts, answer.events) == ({"reasoning_chunks": 3}, {"first_answer_ns": 3})
+
+
+def test_tags_are_found_if_the_server_escapes_them() -> None:
+    """Some JSON encoders write `<` and `>` as escapes."""
+    texts = ("<think>", "a", "</think>", "b")
+    events = [json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}) for text in texts]
+    escaped = [event.replace("<", "\\u003c").replace(">", "\\u003e").encode() for event in events]
+    answer = BACKENDS["openai"].dialects["chat"].decode([*escaped, b"[DONE]"])
+    assert answer.events == {"first_answer_ns": 3}

@@ -47,6 +47,10 @@ def test_tokens_arrive_when_they_could_be_read(tmp_path: Path) -> None:
     with network({"bench": 2}, spoiled) as net:
         told = SimulatedConfig(server="tgi", host=MASTER, ttft_s=0.3, itl_s=0.02)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        # With TCP timestamps, the kernel discards a delayed segment whose timestamp is older than that of a segment
+        # that was sent again (PAWS, RFC 7323). The model of this test does not know which segments are discarded.
+        off = net.start("bench", "sh", "-c", "echo 0 > /proc/sys/net/ipv4/tcp_timestamps")
+        assert off.communicate(timeout=30) == ("", "")
         server = net.start("master", *own_process("loadgen.servers.simulated"), env=environment, stdin=-1)
         assert server.stdin is not None
         assert server.stdout is not None
@@ -77,10 +81,7 @@ def test_tokens_arrive_when_they_could_be_read(tmp_path: Path) -> None:
     assert (client_side["ring_drops"], client_side["ring_missed"]) == (0, 0)
     burst = {source for source in sides(segments) if deliverable(segments, source)}
     counted = sum(line.values["out_of_order"] for line in run.telemetry if line.source == "client")
-    expected = sum(early(segments, source) for source in burst)
-    assert expected > 0
-    # The last segment of a stream may come after the client has read its counters for the last time.
-    assert expected - 1 <= counted <= expected
+    assert counted == sum(early(segments, source) for source in burst) > 0
 
 
 def let_through(file: Path) -> list[Segment]:

@@ -63,6 +63,8 @@ INCOMPLETE = {
     "worker_lost": "lost with their worker",
 }
 """Reasons why requests are not complete, by error kind. A number precedes each reason in texts."""
+OK_STATUS = 200
+"""HTTP status of responses whose stream was accepted. A server can still reject the request inside the stream."""
 P_VALUE_MIN = 0.001
 """Minimum p-value of a load that has the requested distribution. One correct run in a thousand has a smaller one."""
 OUTPUT_ERRORS_NAMED = 3
@@ -224,15 +226,16 @@ def incomplete_text(counts: Sequence[RequestCounts]) -> str:
 def incomplete_reasons(counts: Sequence[RequestCounts]) -> dict[str, int]:
     """Return why requests of these runs are not complete: the number of requests by reason, in descending order.
 
-    The error kind `http_status` has one reason per HTTP status, such as `HTTP 503`. A reason is worded so that it can
-    follow a number."""
+    The error kinds `http_status` and `rejected` have one reason per HTTP status, such as `HTTP 500` and `rejected (HTTP
+    503)`. A reason is worded so that it can follow a number."""
     reasons = Counter[str]()
     for requests in counts:
         for kind, count in requests.errors.items():
             remaining = count
-            for example in requests.examples.get(kind, []) if kind == "http_status" else ():
-                if example.http_status is not None:
-                    reasons[f"HTTP {example.http_status}"] += example.count
+            for example in requests.examples.get(kind, []) if kind in ("http_status", "rejected") else ():
+                if example.http_status is not None and example.http_status != OK_STATUS:
+                    status = f"HTTP {example.http_status}"
+                    reasons[status if kind == "http_status" else f"rejected ({status})"] += example.count
                     remaining -= example.count
             reasons[INCOMPLETE.get(kind, kind)] += remaining
         reasons["without a record"] += requests.unrecorded

@@ -10,6 +10,11 @@ from tests.support.dialects import DIALECTS
 SAID = {
     "vllm-0.32.0/completion_stream": "lu gikozupipi vajozupipi vajozupipi vajo",
     "vllm-0.32.0/chat_stream": " mitelanidunidunidunidu",
+    "vllm-0.32.0/responses_stream": "ranejoruxukidasipohi kakidasipohi ka",
+    "vllm-0.32.0/responses_ignore_eos": "qo taxona heditizoreso kaco pocave  xeguxoqa "
+    "voqejuja fuwifoje gaha zagi dejabeqe",
+    "vllm-0.32.0/messages_stream": "ranejoruxukidasipohi kakidasipohi ka",
+    "vllm-0.32.0/messages_system": " nituledonuqitixi mifuvifu xucigebute ludopixa vuzabeqe vozoxema lokivaka cufo",
     "vllm-0.32.0/continuous_usage": " rilo�lu",
     "vllm-0.32.0/token_ids": " rilo�lu",
     "vllm-0.32.0/stream_nousage": " rilo�lu",

@@ -424,7 +424,7 @@ def test_rejected_requests_are_told_apart_from_failed_ones(tmp_path: Path) -> No
     mixed = summary_of(
         tmp_path / "mixed", [*burst(12, 4), failed(20, "http_status", "boom", http_status=500), *refused]
     )
-    assert said(mixed, "complete") == "4 of 16 requests not complete (25%): 3 rejected, 1 x HTTP 500."
+    assert said(mixed, "complete") == "4 of 16 requests not complete (25%): 3 rejected (HTTP 429), 1 x HTTP 500."
     table = tables.failures(mixed)
     assert table.title == "1 failed, 3 rejected"
     assert [(row.key, row.cells[1].level) for row in table.rows] == [("rejected", "warning"), ("http_status", "error")]

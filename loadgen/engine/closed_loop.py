@@ -12,6 +12,7 @@ from loadgen.engine.session_progress import DueNode, SessionProgress
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.wire.http1 import join_pieces
 from loadgen.servers.wire.sse import split_events
+from loadgen.workloads.request import Request
 from loadgen.workloads.sessions import Session
 
 if TYPE_CHECKING:
@@ -155,6 +156,10 @@ class GraphSessions:
         self._starts = starts
         self._slot_of = slot_of
         self._active = 0
+        self._unbuilt: deque[tuple[SessionProgress, int]] = deque()
+        """Requests whose prompts need no response, and that follow a request in flight. They are built in advance."""
+        self._built: dict[tuple[int, int], ScheduledRequest] = {}
+        """Requests built in advance, by the id of the session's first request and the index of the node."""
 
     def group(self) -> list[ScheduledRequest]:
         """Return the first request of each session that starts next. Sessions that start together are returned
@@ -177,6 +182,30 @@ class GraphSessions:
         self._active += slot is not None
         return slot
 
+    def build_next(self) -> bool:
+        """Build and encode one request that will soon be due. Return False if there was none to build."""
+        while self._unbuilt:
+            progress, node = self._unbuilt.popleft()
+            key = progress.graph.first_id, node
+            if key not in self._built and progress.waits(node):
+                self._built[key] = self._slot_of(progress, node, 0)
+                return True
+        return False
+
+    def on_sent(self, slot: ScheduledRequest) -> None:
+        """Note the requests that follow `slot`, so that `build_next` builds them before they are due."""
+        assert slot.progress is not None
+        self._unbuilt.extend((slot.progress, node) for node in slot.progress.independent_children(slot.node))
+
+    def drop(self, slot: ScheduledRequest) -> list[Request]:
+        """Return the requests that can never be sent, because `slot` failed. They have no prompts."""
+        assert slot.progress is not None
+        requests = slot.progress.failed(slot.node)
+        first_id = slot.progress.graph.first_id
+        for request in requests:
+            self._built.pop((first_id, request.id - first_id), None)
+        return requests
+
     def after_start(self, slot: ScheduledRequest, sent_ns: int) -> list[ScheduledRequest]:
         """Return the requests that become due because `slot` was sent at `sent_ns`, in ns from the run's start."""
         assert slot.progress is not None
@@ -188,7 +217,14 @@ class GraphSessions:
         return self._slots(slot.progress, slot.progress.ended(slot.node, end_ns, answer))
 
     def _slots(self, progress: SessionProgress, due: list[DueNode]) -> list[ScheduledRequest]:
-        return [self._slot_of(progress, index, due_ns) for index, due_ns in due]
+        slots = []
+        for node, due_ns in due:
+            slot = self._built.pop((progress.graph.first_id, node), None)
+            if slot is None:
+                slot = self._slot_of(progress, node, due_ns)
+            slot.due_ns = due_ns
+            slots.append(slot)
+        return slots
 
     @property
     def closed(self) -> bool:

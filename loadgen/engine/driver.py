@@ -154,6 +154,8 @@ class Driver:
         group of the queue is not drawn, so that few encoded requests are in memory."""
         self._releasing = False
         """True while a call of `_release` is scheduled."""
+        self._building = False
+        """True while a call of `_build_ahead` is scheduled."""
         self._released_ns = 0
         """Time at which a waiting request was last sent. Requests that are sent later but were due earlier have waited
         until then."""
@@ -361,8 +363,20 @@ class Driver:
             slot.payload = b""
         self._in_flight[exchange] = slot
         exchange.listen()
+        if slot.progress is not None:
+            self._on_node_sent(slot, exchange)
+
+    def _on_node_sent(self, slot: ScheduledRequest, exchange: Exchange) -> None:
+        """After a request of a graph was sent, schedule the requests that wait for its start.
+
+        The prompts of requests that wait for its end are built while the response arrives.
+        """
+        assert isinstance(self._queue, GraphSessions)
+        self._queue.on_sent(slot)
+        if not self._building:
+            self._building = True
+            asyncio.get_running_loop().call_soon(self._build_ahead)
         if slot.starts_others and slot.first_sent_ns is None:
-            assert isinstance(self._queue, GraphSessions)
             sent_ns = (exchange.sent_ns or 0) - self._recorder.start_ns
             for following in self._queue.after_start(slot, sent_ns):
                 self._wait(following)
@@ -371,6 +385,13 @@ class Driver:
             self._clock.at(
                 (exchange.sent_ns or 0) + slot.cancellation.after_ns, lambda: exchange.give_up("abandoned", detail)
             )
+
+    def _build_ahead(self) -> None:
+        """Build one request that will soon be due. The method schedules itself again until none is left to build."""
+        assert isinstance(self._queue, GraphSessions)
+        self._building = not self._interrupted and self._queue.build_next()
+        if self._building:
+            asyncio.get_running_loop().call_soon(self._build_ahead)
 
     def _open(self, slot: ScheduledRequest, opening: Coroutine[None, None, None]) -> None:
         """Start the coroutine `opening` as a task. The task opens a connection and sends the request `slot`."""
@@ -551,7 +572,7 @@ class Driver:
             why = f"not sent, request {record.id} of its session was {record.state}{error}"
             kind: ErrorKind = "abandoned" if record.state == "abandoned" else "session_ended"
             ending = NOT_SENT if self._interrupted else (kind, why)
-            for request in progress.failed(slot.node):
+            for request in self._queue.drop(slot):
                 self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         if not progress.unfinished:
             self._close_session(slot)

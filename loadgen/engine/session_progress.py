@@ -60,6 +60,15 @@ class SessionProgress:
         """Return True if another node waits for the start of this node."""
         return any(edge.after == "start" for _, edge in self._children.get(index, ()))
 
+    def independent_children(self, index: int) -> list[int]:
+        """Return the nodes that wait for this node and whose prompts need no response."""
+        children = dict.fromkeys(child for child, _ in self._children.get(index, ()))
+        return [child for child in children if self.graph.nodes[child].context is None and self.waits(child)]
+
+    def waits(self, index: int) -> bool:
+        """Return True if the node still waits for another one."""
+        return self._missing[index] > 0
+
     def keeps_answer(self, index: int) -> bool:
         """Return True if a later prompt contains the response of this node."""
         return self._heirs[index] > 0

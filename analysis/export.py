@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import asdict, replace
 
@@ -57,6 +58,9 @@ REQUESTS = (
     Column("worker", "int64", "Worker process that sent the request."),
     Column("session", "int64", "Id of the first request of the session; null for a request without a session."),
     Column("turn", "int64", "Index of the turn in its session, from 0; null for a request without a session."),
+    Column("role", "string", "Role of the request in a session that is a graph; null for other requests."),
+    Column("parents", "string", "Requests that it waited for, as JSON: [[id, `end` or `start`, delay in ns], ...]."),
+    Column("tool_ns", "int64", "Time for tools before the request, by the session file; null if there is none."),
     _instant("due_ns", "Scheduled send time"),
     _instant("released_ns", "Time when a request that had waited because of --concurrency could be sent"),
     _instant("connected_ns", "Time when the connection was established"),
@@ -266,6 +270,8 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
             "chunks": len(record.chunk_ns),
             "chunk_tokens": sum(record.chunk_tokens),
             "marks": json.dumps(record.marks) if record.marks else None,
+            "parents": msgspec.json.encode(record.parents).decode() if record.parents else None,
+            "tool_ns": record.tool_ns or None,
         }
         row = (values[name] if name in values else getattr(record, name) for name, *_ in REQUESTS)
         yield tuple(None if value == "" else value for value in row)

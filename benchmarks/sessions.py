@@ -4,9 +4,9 @@
     python -m benchmarks.sessions --per-s 5 --rounds 5
 
 Sessions start evenly, 20 per second, and take about 10 s each. Each session has the shape of an agent: a plan, three
-sub-agents of two requests each after it, and an answer that waits for all of them. The simulated server runs on the same
-machine. A request is late by the time from its due time, which is the end of the response before it plus a delay of
-50 ms, to its send. The goal is a p99 below 5 ms for 200 sessions on a machine with nothing else to do.
+sub-agents of two requests each after it, and an answer that waits for all of them. The simulated server runs on the
+same machine. A request is late by the time from its due time, which is the end of the response before it plus a delay
+of 50 ms, to its send. The goal is a p99 below 5 ms for 200 sessions on a machine with nothing else to do.
 """
 
 from __future__ import annotations

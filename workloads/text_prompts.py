@@ -195,7 +195,7 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
     survey = TextSurvey(
         prompts.warmup_start + spec.warmup * spec.batch_size,
         prompts.shared_spans,
-        complete=from_file or limit is None,
+        complete=from_file or (limit is None and not prompts.is_endless),
     )
     samples: list[TextSpec] = []
 
@@ -221,7 +221,7 @@ def _rehearse(prompts: Prompts, limit: int | None, progress: Progress) -> None:
 
     For each text that a request needs, this function calls `prompts.prompt`, which records the length of the text."""
     if prompts.has_graphs:
-        for done, graph in enumerate(islice(prompts.graphs(), limit), 1):
+        for done, graph in enumerate(islice(prompts.graphs(once=True), limit), 1):
             graph.prepare_prompts()
             if done % PROGRESS_EVERY == 0:
                 progress(done)

@@ -251,11 +251,21 @@ class Prompts(msgspec.Struct, frozen=True):
         sessions: Iterator[Session] = source.conversations(self)
         return islice(sessions, self.spec.n)
 
-    def graphs(self) -> Iterator[SessionGraph]:
-        """Yield the sessions that are graphs. Raises WorkloadError for a workload without such sessions."""
-        if not isinstance(self.spec.workload, SessionFile):
-            raise WorkloadError(f"{self.spec.workload} has no sessions with several requests", "use sessions:FILE")
-        return islice(self.spec.workload.graphs(self), self.spec.n)
+    @property
+    def is_endless(self) -> bool:
+        """True if the sessions of a file start again and again, and their number is not limited."""
+        return isinstance(self.spec.workload, SessionFile) and self.spec.workload.loop and self.spec.n is None
+
+    def graphs(self, *, once: bool = False) -> Iterator[SessionGraph]:
+        """Yield the sessions that are graphs. With `once`, an endless workload ends with its file.
+
+        Raises WorkloadError for a workload without such sessions."""
+        source = self.spec.workload
+        if not isinstance(source, SessionFile):
+            raise WorkloadError(f"{source} has no sessions with several requests", "use sessions:FILE")
+        if once and self.is_endless:
+            source = replace(source, loop=False)
+        return islice(source.graphs(self), self.spec.n)
 
     def warmup(self) -> list[Request]:
         """Return the warm-up requests, with generated prompts of the requested lengths and ids -1, -2, and so on.

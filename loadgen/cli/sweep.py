@@ -46,7 +46,7 @@ VIRTUAL_HELP = (
     "GPU to simulate instead of a server: H100. The simulation runs in virtual time, with the model of --model. `twin` "
     "simulates the file of --twin."
 )
-Over = Literal["rate", "concurrency"]
+Over = Literal["rate", "concurrency", "sessions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,8 @@ class SweepCommandOptions:
 
     objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE_HELP, **LOAD)] = None
     over: Annotated[
-        Over, Option(metavar="NAME", help="Vary rate or concurrency. With rate, arrivals are Poisson.", **LOAD)
+        Over,
+        Option(metavar="NAME", help="Vary rate, concurrency or sessions. Rates are Poisson arrivals.", **LOAD),
     ] = "rate"
     rates: Annotated[
         str | None, Option(metavar="R,R,...", help="Measure these rates: 1,2,4,...,64. Replaces the search.", **LOAD)
@@ -146,7 +147,8 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     )
 
     hour_cost = _hour_cost(options.gpu_hour_cost)
-    targets = parse_targets(options.objectives, options.rates, options.concurrency, options.over)
+    over = "concurrency" if options.over == "sessions" else options.over
+    targets = parse_targets(options.objectives, options.rates, options.concurrency, over)
     model = _server_model(options, settings.get("model"))
     if model and model.twin:
         settings = {"server": model.twin.server} | settings
@@ -156,6 +158,11 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         )
     output = Output(as_json=options.as_json, quiet=options.quiet)
     plan = plan_of_steps(settings, targets, output.say)
+    if options.over == "sessions" and not plan.uses_sessions:
+        raise PlanError(
+            f"--over sessions: --workload {plan.workload} has no sessions",
+            "Use --over concurrency, or a workload with sessions, such as sessions:FILE or multi-turn:turns=4.",
+        )
     if options.resume and options.out is None:
         raise PlanError("--resume needs --out", "Name the folder of the sweep: --out FOLDER")
     speed = 1.0

@@ -56,6 +56,7 @@ from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
 from loadgen.workloads.raw_requests import RawRequests
+from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.token_counter import CountingMethod
 from loadgen.workloads.workload import Workload
@@ -434,6 +435,8 @@ class Plan:
 
     def _end_mistakes(self) -> Iterator[str]:
         """Yield a message if the load would never end, or if `--repeat-file` has no file to repeat."""
+        if self.repeat_file and isinstance(self.prompt_source, SessionFile):
+            yield f"--repeat-file: write loop=yes after the name of the file: --workload {self.workload},loop=yes"
         if self.repeat_file and not self.uses_file:
             yield f"--repeat-file: --workload {self.workload} reads no file"
         process = self.arrival_process

@@ -523,7 +523,8 @@ def describe_format(source: object) -> str:
     if str(source).startswith("requests:"):
         return "whole requests"
     if not isinstance(source, Dataset):
-        return FORMATS["conversations"][1]
+        description: str | None = getattr(source, "description", None)
+        return description or FORMATS["conversations"][1]
     if source.has_messages:
         return FORMATS["messages"][1]
     return next(description for kind, description in reversed(FORMATS.values()) if kind == source.kind)

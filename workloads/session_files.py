@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -195,8 +196,9 @@ class SessionFile(msgspec.Struct, frozen=True):
                 "use --endpoint chat",
             )
 
-    def describe(self) -> str:
-        """Return the file's format as text, for messages."""
+    @property
+    def description(self) -> str:
+        """The name of the file's format, for messages."""
         return FORMATS[self.format_name].title
 
     @property
@@ -215,6 +217,12 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"sessions:{self.options}"
+
+
+@lru_cache(8)
+def count_requests(source: SessionFile, sessions: int, seed: int) -> int:
+    """Return the number of requests in the first `sessions` sessions of a file. The file is read once."""
+    return sum(len(session.nodes) for session in islice(source.sessions(seed), sessions))
 
 
 class SessionStarts(Arrivals, frozen=True):

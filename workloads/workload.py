@@ -35,7 +35,7 @@ from loadgen.workloads.prompts import (
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request, merged
 from loadgen.workloads.session_files import SYNTAX as SESSIONS_SYNTAX
-from loadgen.workloads.session_files import SessionFile
+from loadgen.workloads.session_files import SessionFile, count_requests
 from loadgen.workloads.session_graph import SessionGraph
 from loadgen.workloads.sessions import MultiTurn, Session
 from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
@@ -165,8 +165,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """The number of prompts of a run, warm-up prompts included. Sessions count as one prompt."""
+        """The number of prompts of a run, warm-up prompts included. Multi-turn sessions count as one prompt."""
         requests = NUMBERS_LIMIT if self.n is None else self.n
+        if isinstance(self.workload, SessionFile) and self.n is not None:
+            requests = count_requests(self.workload, self.n, self.seed)
         return (requests + self.warmup) * self.batch_size
 
 
@@ -200,6 +202,8 @@ class Prompts(msgspec.Struct, frozen=True):
     def warmup_start(self) -> int:
         """The number of the first warm-up prompt. The measured prompts of the run have lower numbers."""
         first = NUMBERS_LIMIT if self.spec.n is None else self.spec.n
+        if self.has_graphs:
+            return self.spec.numbers - self.spec.warmup * self.spec.batch_size
         turns = self.spec.workload.turns if isinstance(self.spec.workload, MultiTurn) else None
         return first * (turns or 1) * self.spec.batch_size
 

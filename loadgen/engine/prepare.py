@@ -357,13 +357,15 @@ def check_prompt_file(
     if not count:
         raise PlanError(f"{plan.workload_file} holds no {_unit(plan)}", "Name another file.")
     about = f"{_unit(plan)} from {source}: {describe_format(source)}"
-    if plan.repeat_file and (needed is None or count < needed):
+    repeats = plan.repeat_file or (isinstance(source, SessionFile) and source.loop)
+    if repeats and (needed is None or count < needed):
         return about, f"the file's {count} {_unit(plan)} are repeated, so a prefix cache may help the server"
     if needed is not None and count < needed:
         raise PlanError(
             f"{plan.workload_file} holds only {count} {_unit(plan)}, but the plan needs {needed}",
             f"Request fewer: --n {count // plan.batch_size}. "
-            "Or repeat them, so that a prefix cache may help the server: --repeat-file.",
+            "Or repeat them, so that a prefix cache may help the server: "
+            f"{'loop=yes after the name of the file' if isinstance(source, SessionFile) else '--repeat-file'}.",
         )
     return about, ""
 

@@ -627,7 +627,7 @@ class VirtualRun:
         if self._schedule.queues:
             self._waiting.append(arrival)
             self._release()
-        elif len(self._live) < self._schedule.in_flight:
+        elif self._schedule.due_ns is None or len(self._live) < self._schedule.in_flight:
             self._start(arrival)
         else:
             record = unsent_record(request, "dropped", "")

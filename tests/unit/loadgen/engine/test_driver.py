@@ -145,7 +145,13 @@ def slots(due_ns: list[int]) -> list[ScheduledRequest]:
 
 
 async def drive(
-    feed: Any, clock: FakeClock, answer_ns: int, in_flight: int = 10**6, *, queues: bool = False
+    feed: Any,
+    clock: FakeClock,
+    answer_ns: int,
+    in_flight: int = 10**6,
+    *,
+    queues: bool = False,
+    patience_s: float = 20,
 ) -> tuple[FakeNet, RecordBuffer, LiveCounters]:
     net, held, counts = FakeNet(clock, answer_ns), RecordBuffer(), LiveCounters()
     recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
@@ -153,7 +159,7 @@ async def drive(
     driver = Driver(feed, net, net.exchange, recorder, clock=clock, **limits)  # type: ignore[arg-type]
     await driver.open()
     running = asyncio.create_task(driver.run(START_NS))
-    await asyncio.wait_for(clock.play(running), 20)
+    await asyncio.wait_for(clock.play(running), patience_s)
     return net, held, counts
 
 

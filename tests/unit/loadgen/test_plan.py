@@ -89,7 +89,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
         Plan(server="tgi", n=4, workload="json:a")
     assert str(caught.value).splitlines() == [
         "--workload json:a: workload 'json:a': unknown source 'json', and no file has this name; choose synthetic, "
-        "shared-prefix, sharegpt, alpaca, jsonl, requests, multi-turn, or name a file"
+        "shared-prefix, sharegpt, alpaca, jsonl, requests, sessions, multi-turn, or name a file"
     ]
 
 
@@ -179,7 +179,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"extra_body": {"max_tokens": 4}}, "'max_tokens' cannot be set here: --output-tokens sets the length"),
         ({"extra_body": {"parameters": {"max_new_tokens": 4}}}, "'max_new_tokens' cannot be set here"),
         ({"extra_body": {"ignore_eos": False}}, "'ignore_eos' cannot be set here: use --no-ignore-eos"),
-        ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: multi-turn workloads cannot contain images"),
+        ({"image": "9x9", "workload": "multi-turn:turns=2"}, "--image: sessions cannot contain images"),
         ({"simulated": True, "url": "http://a"}, "--simulated uses no other server: leave --url out"),
         ({"simulated": True, "real": True}, "--simulated uses no other server: leave --real out"),
         ({"simulated": True, "server": "openai"}, "--simulated: there is no simulated openai; choose --server vllm,"),

@@ -170,9 +170,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
         node = self.nodes[index]
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
 
-    def unsent_requests(self) -> Iterator[Request]:
-        """Yield the requests of all nodes without their prompts, in order of id."""
-        return (self.unsent_request(index) for index in range(len(self.nodes)))
+    def outline(self) -> Iterator[Request]:
+        """Yield the requests of all nodes in order of id. Only the first one has a prompt."""
+        yield self.request(0)[0]
+        yield from (self.unsent_request(index) for index in range(1, len(self.nodes)))
 
     def _request(
         self, index: int, prompt: str | tuple[int, ...], input_tokens: int, body: Mapping[str, Any] | None = None

@@ -99,7 +99,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         If the workload has sessions, every turn of each session is yielded.
         """
         if self.prompts.has_graphs:
-            return chain.from_iterable(graph.unsent_requests() for graph in self.graphs())
+            return chain.from_iterable(graph.outline() for graph in self.graphs())
         if self.prompts.has_sessions:
             return chain.from_iterable(
                 (session.request(), *session.remaining_requests()) for session in self.conversations()
@@ -116,6 +116,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """
         if self.schedule.until_ns is not None:
             return due
+        if self.prompts.has_graphs:
+            return sum(len(graph.nodes) for graph in self.graphs())
         if self.schedule.due_ns is None or self.prompts.has_sessions:
             return sum(1 for _ in self.requests())
         return len(self.schedule.due_ns)

@@ -137,6 +137,8 @@ def burst(settings: dict[str, Any], **shared: Any) -> None:
 
     if not names_file(settings.get("workload", "")):
         settings.setdefault("n", BURST_REQUESTS)
+    if settings.get("rate") is None:
+        settings["arrivals"] = "burst"  # a file of requests may have times, which a burst ignores
     run_load(settings, **shared)
 
 

@@ -276,6 +276,12 @@ def build_schedule(plan: Plan) -> Schedule:
         )
     due_ns = array("q", arrivals.due_instants(process, plan.seed, n=plan.n, until_ns=until_ns))
 
+    if isinstance(process, arrival_processes.RecordedTimes) and plan.n is not None and len(due_ns) < plan.n:
+        raise PlanError(
+            f"{process.path} holds the times of only {len(due_ns)} {_unit(plan)}, but the plan needs {plan.n}",
+            f"Request fewer: --n {len(due_ns)}. Or state another load, such as --rate 5, with --repeat-file.",
+        )
+
     # The maximum number of requests that are due within one second.
     max_per_s = 0
     first = 0

@@ -97,3 +97,16 @@ def test_an_unknown_path_is_refused_unless_an_endpoint_is_named(tmp_path: Path) 
     assert code != 2
     (record,) = runfile.read(tmp_path / "run").records
     assert (record.state, record.http_status) == ("failed", 404)
+
+
+def test_a_burst_ignores_the_times_of_a_file_and_times_that_end_are_no_lost_requests(tmp_path: Path) -> None:
+    """`loadgen burst` sends all requests at once. A run of more requests than the file has times is refused."""
+    lines = (f'{{"body": {{"prompt": "a", "max_tokens": 2}}, "at": {at}}}' for at in (0, 9))
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    arguments = ("--server", "vllm", "--simulated", "--workload", "requests:log.jsonl")
+    code, out, _ = burst(tmp_path, *arguments)
+    assert code in (0, 5), out
+    assert [record.due_ns for record in runfile.read(tmp_path / "run").records] == [0, 0]
+    code, _, err = in_process(tmp_path, "run", *arguments, "-n", "3", "--repeat-file")
+    assert code == 2
+    assert "holds the times of only 2 prompts, but the plan needs 3" in err

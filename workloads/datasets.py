@@ -72,6 +72,7 @@ RESERVED_FIELDS = {
     "ignore_eos": "use --no-ignore-eos",
     "stream": "responses are measured as streams",
     "n": "a request has one response",
+    "echo": "the prompt would count as the first tokens of the response",
 }
 """Fields that a user cannot set in a request body, with the reason."""
 
@@ -453,8 +454,8 @@ def user_fields(fields: Mapping[str, Any], name: str = "") -> Mapping[str, Any]:
             raise ValueError(f"{field!r} must be an object")
         settings += parameters.items()
     for field, value in settings:
-        if field == "ignore_eos" and value is True:
-            continue  # needed for servers whose dialect does not set it, such as llama.cpp
+        if (field, value) in (("ignore_eos", True), ("echo", False)):
+            continue  # servers whose dialect does not set `ignore_eos` need it, such as llama.cpp
         if field in RESERVED_FIELDS:
             raise ValueError(f"{field!r} cannot be set here: {RESERVED_FIELDS[field]}")
     return fields

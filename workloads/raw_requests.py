@@ -75,6 +75,7 @@ class BodyFields(msgspec.Struct):
     parameters: Any = None
     sampling_params: Any = None
     n: Any = None
+    echo: Any = None
 
 
 class RawLine(NamedTuple):
@@ -136,6 +137,7 @@ def _line(text: bytes) -> RawLine:
         raise WorkloadError(f"is not JSON: {error}", LINE_HINT) from None
     _check_fields(fields)
     _check_one_choice(known)
+    _check_no_echo(known)
     whole = known.stream is False
     request = Request(
         0,
@@ -186,6 +188,12 @@ def _check_one_choice(body: BodyFields) -> None:
                 f'"n" is {count}, but a request has one response',
                 'remove "n", and write the line once for each response',
             )
+
+
+def _check_no_echo(body: BodyFields) -> None:
+    """Raise WorkloadError if the response would begin with the prompt, whose tokens would count as generated."""
+    if body.echo is True:
+        raise WorkloadError('"echo" makes the response begin with the prompt, so TTFT would be wrong', 'remove "echo"')
 
 
 def _check_like_first(entry: RawLine, first: RawLine) -> None:

@@ -93,6 +93,8 @@ def folder(tmp_path: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models/llama-8b/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     shutil.copy(data / "datasets/prompts.jsonl", tmp_path)
     chat = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 4}
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+    (tmp_path / "tools.json").write_text(json.dumps({"tools": [tool]}))
     (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 50)
     return tmp_path
 

@@ -173,6 +173,7 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"extra_body": "{temperature"}, "--extra-body {temperature: is not JSON: "),
         ({"extra_body": {"parameters": 1}}, "--extra-body {'parameters': 1}: 'parameters' must be an object"),
         ({"extra_body": {"sampling_params": {"n": 2}}}, "'n' cannot be set here: a request has one response"),
+        ({"extra_body": {"echo": True}}, "'echo' cannot be set here: the prompt would count as the first tokens"),
         ({"extra_body": {"input_ids": [1]}}, "'input_ids' cannot be set here: --workload sets the prompts"),
         ({"extra_body": "[1]"}, "--extra-body [1]: must be a JSON object"),
         ({"extra_body": "@nowhere.json"}, "--extra-body @nowhere.json: cannot be read: No such file"),

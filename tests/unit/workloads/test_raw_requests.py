@@ -57,6 +57,7 @@ def test_a_line_is_a_request(tmp_path: Path, line: dict[str, Any], path: str, to
         ("[]", "wrong field"),
         ("{}", "missing required field `body`"),
         ('{"body": 3}', '"body" is not a JSON object'),
+        ('{"body": {"prompt": "a", "echo": true}}', '"echo" makes the response begin with the prompt'),
         ('{"body": {"prompt": "a", "n": 2}}', '"n" is 2, but a request has one response'),
         ('{"body": {"text": "a", "sampling_params": {"n": 3}}}', '"n" is 3, but a request has one response'),
         ('{"body": "text"}', '"body" is not a JSON object'),

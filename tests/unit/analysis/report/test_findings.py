@@ -431,7 +431,7 @@ def test_rejected_requests_are_told_apart_from_failed_ones(tmp_path: Path) -> No
     assert "; 3 rejected" in tables.cards(mixed)["requests"].note
     assert [each.level for each in findings.findings(mixed) if each.id == "complete"] == ["error"]
     alone = summary_of(tmp_path / "alone", [*burst(12, 4), *refused])
-    assert said(alone, "complete") == "3 of 15 requests not complete (20%): 3 rejected."
+    assert said(alone, "complete") == "3 of 15 requests not complete (20%): 3 rejected (HTTP 429)."
     assert [each.level for each in findings.findings(alone) if each.id == "complete"] == ["warning"]
 
 

@@ -32,7 +32,12 @@ def run_capacity(
     settings: dict[str, Any],
     *,
     rate: Annotated[
-        float, Option(min=0.001, help="Total load in requests per second, or sessions per second.", **LOAD)
+        float,
+        Option(
+            min=0.001,
+            help="Total load in requests per second; sessions per second if the workload has sessions.",
+            **LOAD,
+        ),
     ],
     objective: Annotated[
         list[str] | None,
@@ -40,24 +45,28 @@ def run_capacity(
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        Option(
-            metavar="GPU[=PRICE]", help="GPU to consider, with its price per hour: 'H100=$2.50'; repeatable.", **SERVER
-        ),
+        Option(metavar="GPU[=PRICE]", help="GPU to consider, such as 'H100=$2.50' per hour; repeatable.", **SERVER),
     ] = None,
     model: Annotated[
-        str, Option(help="Model, such as llama-2-13b, llama-3.1-8b or a Hugging Face config.json.", **SERVER)
+        str, Option(help="Model, such as llama-3.1-8b; also the path of a Hugging Face config.json.", **SERVER)
     ] = "llama-3.1-8b",
     tp: Annotated[
-        str, Option(metavar="N,N", help="Numbers of GPUs per replica (tensor parallel) to consider.", **SERVER)
+        str,
+        Option(metavar="N,N", help="Numbers of GPUs per replica; they share each layer (tensor parallel).", **SERVER),
     ] = "1,2,4,8",
     format_name: Annotated[
         str,
-        Option("--format", metavar="F,F", help="Weight formats to consider: bf16, fp8, int8, int4, nvfp4.", **SERVER),
+        Option(
+            "--format",
+            metavar="F,F",
+            help="Weight formats to consider; choose among bf16, fp8, int8, int4 and nvfp4.",
+            **SERVER,
+        ),
     ] = "bf16",
     hardware: Hardware = None,
     page: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Also write an HTML page with the options and their cost by rate.", **OUTPUT),
+        Option(metavar="FILE", help="Also write an HTML page; it shows the options and their cost by rate.", **OUTPUT),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
     quiet: Annotated[bool, Option("--quiet", help="Show no progress.", **OUTPUT)] = False,

@@ -56,7 +56,7 @@ class SweepCommandOptions:
     objectives: Annotated[list[str] | None, Option("--objective", metavar="EXPR", help=OBJECTIVE_HELP, **LOAD)] = None
     over: Annotated[
         Over,
-        Option(metavar="NAME", help="Vary rate, concurrency or sessions. Rates are Poisson arrivals.", **LOAD),
+        Option(metavar="NAME", help="Rate, concurrency or sessions; rates are Poisson arrivals.", **LOAD),
     ] = "rate"
     rates: Annotated[
         str | None, Option(metavar="R,R,...", help="Measure these rates: 1,2,4,...,64. Replaces the search.", **LOAD)

@@ -363,6 +363,11 @@ class Driver:
             slot.payload = b""
         self._in_flight[exchange] = slot
         exchange.listen()
+        if slot.cancellation is not None and slot.cancellation.after_ns:
+            detail = ABANDONED.format(slot.cancellation.moment)
+            self._clock.at(
+                (exchange.sent_ns or 0) + slot.cancellation.after_ns, lambda: exchange.give_up("abandoned", detail)
+            )
         if slot.progress is not None:
             self._on_node_sent(slot, exchange)
 
@@ -380,11 +385,6 @@ class Driver:
             sent_ns = (exchange.sent_ns or 0) - self._recorder.start_ns
             for following in self._queue.after_start(slot, sent_ns):
                 self._wait(following)
-        if slot.cancellation is not None and slot.cancellation.after_ns:
-            detail = ABANDONED.format(slot.cancellation.moment)
-            self._clock.at(
-                (exchange.sent_ns or 0) + slot.cancellation.after_ns, lambda: exchange.give_up("abandoned", detail)
-            )
 
     def _build_ahead(self) -> None:
         """Build one request that will soon be due. The method schedules itself again until none is left to build."""

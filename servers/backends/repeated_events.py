@@ -71,6 +71,8 @@ def drop_repeats(
         search = short_runs < MAX_SHORT_RUNS and len(payloads) - index > SHORT_RUN
         batch = payloads[index : index + 1] if search else payloads[index:]
         decoded, broken = decode_events(batch, decoder, index)
+        if broken and search:  # the description may need the server's error in a later payload
+            decoded, broken = decode_events(payloads[index:], decoder, index)
         first_totals = decoded[0].totals if search and decoded else None
         stated_total = None if first_totals is None else first_totals.completion_tokens
         dropped = index - len(retained)

@@ -35,9 +35,19 @@ def test_export(name: str, tmp_path: Path) -> None:
     for expected in (RECORDED / name).glob("*.expected.csv"):
         found = _rows(tmp_path / expected.name.replace(".expected", ""))
         rows = _rows(expected)
-        assert [{key: each[key] for key in row} for each, row in zip(found, rows, strict=True)] == rows
+        assert [
+            {key: _known(each[key], row[key]) for key in row} for each, row in zip(found, rows, strict=True)
+        ] == rows
     (run,) = _rows(tmp_path / "run.csv")
     assert (run["simulated"], float(run["speed"])) == ("true", 5.0)
+
+
+def _known(cell: str, expected: str) -> str:
+    """Return a cell without the fields that its JSON object gained since the run was recorded."""
+    if not (cell.startswith("{") and expected.startswith("{")):
+        return cell
+    known = json.loads(expected)
+    return json.dumps({name: value for name, value in json.loads(cell).items() if name in known})
 
 
 @pytest.mark.parametrize(("a", "b", "name"), [("burst", "burst-again", "burst"), ("poisson", "poisson", "poisson")])

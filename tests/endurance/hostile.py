@@ -102,10 +102,10 @@ class _Talk:
             data = answer.read()
             behind.close()
             kind = answer.headers["Content-Type"] or "text/plain"
-            if not number.isdigit() or not kind.startswith("text/event-stream"):
+            if not number[-1:].isdigit() or not kind.startswith("text/event-stream"):
                 fields = f"HTTP/1.1 {answer.status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
                 self._sock.sendall(fields.encode() + data)
-            elif not self._spoil(int(number), data):
+            elif not self._spoil(number_of_wire_id(number), data):
                 return
 
     def _spoil(self, number: int, data: bytes) -> bool:

@@ -185,7 +185,9 @@ class _Talk:
         if in_run:
             self._log.received.append(number_of_wire_id(number))
             answer = self._behaviour.answer
-            return self._send(sock, answer(int(number)) if callable(answer) else answer, int(number))
+            return self._send(
+                sock, answer(number_of_wire_id(number)) if callable(answer) else answer, number_of_wire_id(number)
+            )
         if is_tokens:
             self._log.probed = True
             return self._send(sock, self._behaviour.probe, None)

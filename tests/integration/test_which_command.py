@@ -94,7 +94,7 @@ def folder(tmp_path: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(data / "datasets/prompts.jsonl", tmp_path)
     chat = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 4}
     tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
-    (tmp_path / "tools.json").write_text(json.dumps({"tools": [tool]}))
+    (tmp_path / "tools.json").write_text(json.dumps({"tools": [tool], "tool_choice": "none"}))
     (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 50)
     return tmp_path
 

@@ -57,6 +57,7 @@ def one_by_one(name: str, payloads: Sequence[bytes]) -> Answer:
     st.lists(st.tuples(st.integers(0, 23), BROKEN), max_size=2),
 )
 @example("vllm-completions", ORDINARY, [1] * 24, True, False, [(12, b"{")])
+@example("vllm-completions", ORDINARY, [1] * 24, False, False, [(0, b'{"error":{"message":"no"}}'), (0, b"{")])
 @example("openai-chat", [*ORDINARY, '\\"', *ORDINARY][:24], [1] * 24, False, True, [(20, b"[DONE]")])
 def test_an_answer_is_decoded_as_if_each_event_were(
     name: str, texts: list[str], steps: list[int], usage: bool, spaced: bool, others: list[tuple[int, bytes]]

@@ -62,7 +62,7 @@ def test_a_plan_takes_it_and_holds_it_to_its_rules() -> None:
         Plan(server="tgi", arrivals="pairs:20")
     with pytest.raises(PlanError, match="write pairs:R, such as pairs:20"):
         Plan(server="tgi", arrivals="pairs:x", n=1)
-    with pytest.raises(PlanError, match="trace, pairs"):
+    with pytest.raises(PlanError, match="starts, pairs"):
         Plan(server="tgi", arrivals="nothing:1", n=1)
 
 

@@ -33,6 +33,7 @@ from loadgen.distributed.protocol import (
 from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask
 from loadgen.plan import Plan
+from loadgen.workloads.request import Request
 
 VERSION = master.version("llm-loadgen")
 SERVER = {"name": "tgi", "version": "3", "model": "m", "simulated": True, "url": "http://127.0.0.1:9"}
@@ -70,9 +71,14 @@ def hello(node: str, name: str = "bench", version: str = VERSION) -> tuple[Joine
 
 def task(worker: int) -> Any:
     """A worker's task that sends the byte of its number."""
-    dialect = SimpleNamespace(encode=lambda request, _: bytes([request]))
+    dialect = SimpleNamespace(encode=lambda request, _: bytes([request.id]))
     return SimpleNamespace(
-        worker=worker, requests=lambda: iter([worker]), dialect=dialect, model="m", part=Path("/dev/null")
+        worker=worker,
+        requests=lambda: iter([Request(worker, "", 0, 1)]),
+        dialect=dialect,
+        model="m",
+        part=Path("/dev/null"),
+        id_prefix="",
     )
 
 
@@ -202,6 +208,6 @@ def test_other_text_is_no_address_of_a_master(text: str) -> None:
 def test_the_rest_of_a_lost_task_counts_where_it_is_known(load: dict[str, Any], expected: int) -> None:
     """Two requests had their turn when the machine was lost, of five that the plan gave it."""
     schedule = SimpleNamespace(due_ns=load["due_ns"], until_ns=load.get("until_ns"))
-    prompts = SimpleNamespace(has_sessions=load.get("of_sessions", False))
+    prompts = SimpleNamespace(has_sessions=load.get("of_sessions", False), has_graphs=False)
     lost = SimpleNamespace(schedule=schedule, prompts=prompts, requests=lambda: iter(range(5)))
     assert WorkerTask.planned(lost, 2) == expected  # type: ignore[arg-type]

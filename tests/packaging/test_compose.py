@@ -106,7 +106,7 @@ def test_every_variable_is_explained(root: Path, text: str) -> None:
 
 def test_images_are_pinned(service: dict[str, Any]) -> None:
     """Each image has a version, which an environment variable can replace, digest included; none floats."""
-    assert re.search(r":(cuda-)?(\$\{[A-Z]+_TAG:-v?\d+\.\d+\.\d+[\w.-]*\}|\d+\.\d+\.\d+)$", service["image"])
+    assert re.search(r":(\$\{[A-Z]+_TAG:-(?:cuda-|v)?\d+\.\d+\.\d+[\w.-]*\}|\d+\.\d+\.\d+)$", service["image"])
 
 
 def test_real_servers_are_on_the_ports_that_the_command_line_looks_at(backend: dict[str, Any], server: str) -> None:

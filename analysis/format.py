@@ -220,7 +220,10 @@ def workload_sentence(summary: Summary) -> str:
     """
     run = summary.run
     noun = "session" if run.load.sessions else "request"
-    count, duration_text = pluralise(run.n or summary.requests.sent, noun), ""
+    sent = summary.requests.sent
+    if run.load.sessions and summary.sessions is not None:
+        sent = summary.sessions.n
+    count, duration_text = pluralise(run.n or sent, noun), ""
     if run.asked_s:
         count = f"Up to {count}" if run.n else f"{noun}s".capitalize()
         duration_text = f", for {run.asked_s:g} s"
@@ -251,7 +254,8 @@ def _prompts(run: RunInfo) -> str:
         length = about_tokens(token_length(run.input_tokens), exact=exact)
         return f" of {pluralise(run.load.turns, 'question')}{thinking}, each of {length}"
     if facts.has_own_lengths:
-        return f" from {facts.kind} {facts.options}"
+        kind = "" if facts.kind == "sessions" else f"{facts.kind} "  # the sentence already says "sessions"
+        return f" from {kind}{facts.options}"
     if run.load.recorded:
         return f" of {about_tokens('the recorded lengths', exact=exact)}"
     shared = f" ({facts.kind}: {facts.options.replace(',', ', ')})" if facts.options else ""

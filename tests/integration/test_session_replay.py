@@ -66,7 +66,8 @@ def test_every_request_is_as_the_file_says(rows: list[Any], workers: int, tmp_pa
     log = tmp_path / "sim.jsonl"
     with spawn(SimulatedConfig(server="vllm", log=log, **FAST)) as url:
         load = ["--workload", f"sessions:{trace}", "--workers", str(workers), "--endpoint", "completions"]
-        _, _, err = run(tmp_path, "--server", "vllm", "--url", url, *load)
+        _, out, err = run(tmp_path, "--server", "vllm", "--url", url, *load)
+    assert f"{len(sessions)} sessions from trace.jsonl, as recorded in trace.jsonl" in " ".join(out.split())
     records = {record.id: record for record in runfile.read(tmp_path / "run").records}
     decoded = [
         msgspec.json.decode(line, type=LogLine) for line in log.read_bytes().splitlines() if b"request_id" in line

@@ -328,8 +328,14 @@ def session_edges(summaries: Summaries) -> Table:
             row += [statistic_cell(edge.late_s, figure, 1e3, bare=True) for figure in ("p99", "max")]
             rows.append(row)
     columns = number_columns(
-        *("edges", "deciding", "requested p50, ms", "requested max, ms", "actual p50, ms", "actual max, ms"),
-        *("late p99, ms", "late max, ms"),
+        "edges",
+        "deciding",
+        "requested p50, ms",
+        "requested max, ms",
+        "actual p50, ms",
+        "actual max, ms",
+        "late p99, ms",
+        "late max, ms",
     )
     several = len(summaries) > 1
     return table(

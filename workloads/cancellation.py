@@ -23,7 +23,7 @@ _TEXT = re.compile(r"([\d.]+) ?% +after +(?:(\d+) +tokens?|(\S+))")
 
 
 class Cancellation(msgspec.Struct, frozen=True):
-    """Which share of the requests is abandoned, and when. `str()` returns the canonical text, such as `5% after 2s`.
+    """The share of requests that are abandoned, and the moment. `str()` returns its text, such as `5% after 2s`.
 
     A request is abandoned by closing its connection: `after_ns` after it was sent, or after its first `after_tokens`
     tokens have arrived. Only one of the two is not 0. A request that ends earlier is not abandoned."""

@@ -178,12 +178,11 @@ class SessionFile(msgspec.Struct, frozen=True):
         for session in self.sessions(spec.seed):
             if not prompts.chat:
                 self._check_text_only(session)
-            lengths = tuple(
-                (DEFAULT_OUTPUT_TOKENS if node.output_tokens is None else node.output_tokens)
-                if requested is None
-                else next(requested)
-                for node in session.nodes
-            )
+            if requested is None:
+                recorded = (node.output_tokens for node in session.nodes)
+                lengths = tuple(DEFAULT_OUTPUT_TOKENS if tokens is None else tokens for tokens in recorded)
+            else:
+                lengths = tuple(islice(requested, len(session.nodes)))
             yield SessionGraph(
                 first_id, session.name, session.nodes, lengths, prompts.prompt, prompts.chat, spec.request_fields
             )

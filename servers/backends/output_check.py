@@ -46,7 +46,7 @@ class ToolCall(NamedTuple):
 
 
 class ExpectedOutput(NamedTuple):
-    """What a request expects of its response."""
+    """The schemas that a request states for its response: those of its tools, and of its JSON."""
 
     tools: Mapping[str, Any]
     """JSON schema of each tool's arguments, by the name of the tool."""

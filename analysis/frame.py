@@ -336,6 +336,22 @@ class Frame(msgspec.Struct, frozen=True):
             samples[np.repeat(first, counts) + index] = gaps_ns / NS_PER_S
         return samples
 
+    def sorted_gaps_s(self) -> Floats:
+        """Return the gaps of `gaps_s` in ascending order.
+
+        The gaps are sorted as integers, which takes half the time of sorting floats.
+        """
+        gaps_ns = np.concatenate([block for _, block in self.gap_blocks()])
+        gaps_ns.sort()
+        return gaps_ns / NS_PER_S
+
+    def sorted_token_gaps_s(self) -> Floats:
+        """Return the samples of `token_gaps_s` in ascending order."""
+        gaps = self.sorted_gaps_s()
+        zeros = np.zeros(int((self.later_counts - self.gap_counts).sum()))
+        below_zero = int(np.searchsorted(gaps, 0.0))
+        return np.concatenate((gaps[:below_zero], zeros, gaps[below_zero:])) if len(zeros) else gaps
+
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield, block by block, the slice of the block's rows and the slice of their chunks."""
         return blocks(self.offsets)

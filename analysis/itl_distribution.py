@@ -45,13 +45,24 @@ def describe_metrics(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distr
 
 def _describe_metric(metric: Metric, frame: Frame) -> Distribution:
     zeros = metric.zero_counts(frame)
-    return describe(metric.values(frame), metric.groups(frame)) if zeros is None else describe_gaps(frame, zeros)
+    if zeros is not None:
+        return describe_gaps(frame, zeros)
+    return describe(metric.values(frame), metric.groups(frame), sorted_values(metric, frame))
 
 
-def metric_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
-    """Return all samples of a metric, or their order statistics if there are too many samples to sort."""
+def sorted_values(metric: Metric, frame: Frame) -> Floats:
+    """Return all samples of a metric in ascending order."""
+    if metric.per == "chunk":
+        return frame.sorted_gaps_s()
+    if metric.per == "token":
+        return frame.sorted_token_gaps_s()
+    return np.sort(metric.values(frame))
+
+
+def sorted_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
+    """Return all samples of a metric in ascending order, or their order statistics if they are too many to sort."""
     zeros = metric.zero_counts(frame)
-    return metric.values(frame) if zeros is None else ranked_gaps(frame, int(zeros.sum()))
+    return sorted_values(metric, frame) if zeros is None else ranked_gaps(frame, int(zeros.sum()))
 
 
 def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:

@@ -70,18 +70,19 @@ BUCKETS_PER_OCTAVE = 4
 """Number of read-delay buckets per factor of two (loadgen.engine.client_health)."""
 
 
-def describe(samples: Floats, offsets: Integers | None = None) -> Distribution:
+def describe(samples: Floats, offsets: Integers | None = None, ordered: Floats | None = None) -> Distribution:
     """Return the mean, the standard deviation, the extremes and the percentiles of samples.
 
     The field `thin` of the result lists percentiles from too few samples. If a request may have several samples,
     `offsets` delimits the samples of each request (as in Frame). Samples of one request are similar, so the intervals
-    become wider.
+    become wider. `ordered` contains the samples in ascending order, if the caller has them.
     """
     count = len(samples)
     if count == 0:
         nothing = dict.fromkeys(("mean", "std", "min", "max", *WITH_INTERVAL))
         return Distribution(n=0, **nothing, ci95={}, thin=[])
-    ordered, mean = np.sort(samples), samples.mean()
+    ordered = np.sort(samples) if ordered is None else ordered
+    mean = samples.mean()
     # Sum the squared deviations block by block, to avoid a second array of the size of the samples.
     deviations = (samples[first : first + BLOCK] - mean for first in range(0, count, BLOCK))
     squares = math.fsum(float(block @ block) for block in deviations)

@@ -741,7 +741,7 @@ class MatrixReport:
         curves = {}
         for name in SAMPLED:
             samples = [run.samples[name] for run in runs]
-            pooled = np.concatenate(samples)
+            pooled = np.sort(np.concatenate(samples))
             repeats = []
             if len(runs) > 1:
                 repeats = [_thinned_distribution(sample, points_of_run) for sample in samples]

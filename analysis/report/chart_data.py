@@ -87,20 +87,20 @@ def nice_step(minimum: float) -> float:
     return float(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= minimum * (1 - 1e-9)))
 
 
-def distribution(samples: Floats | OrderStatistics, requests: int) -> dict[str, Any]:
-    """Return the empirical distribution function of the samples.
+def distribution(ordered: Floats | OrderStatistics, requests: int) -> dict[str, Any]:
+    """Return the empirical distribution function of samples in ascending order.
 
     In the result, `x` is in seconds, and `y` is the share of samples at or below `x`. `margin` is half the width of the
     95% band. The band is computed from the number of requests, because samples of the same request are correlated.
     """
-    ranks = plotted_ranks(len(samples))
-    drawn = np.array(samples.values_at(ranks)) if isinstance(samples, OrderStatistics) else np.sort(samples)[ranks]
+    ranks = plotted_ranks(len(ordered))
+    drawn = np.array(ordered.values_at(ranks)) if isinstance(ordered, OrderStatistics) else ordered[ranks]
     return {
         "x": np.round(drawn, 7).tolist(),
-        "y": np.round((ranks + 1) / max(1, len(samples)), 6).tolist(),
-        "n": len(samples),
+        "y": np.round((ranks + 1) / max(1, len(ordered)), 6).tolist(),
+        "n": len(ordered),
         "drawn": len(ranks),
-        "margin": round(dkw_margin(min(requests, len(samples))), 6),
+        "margin": round(dkw_margin(min(requests, len(ordered))), 6),
     }
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from loadgen.analysis.format import duration, percent, pluralise, scale_of, significant
 from loadgen.analysis.frame import Frame
-from loadgen.analysis.itl_distribution import metric_samples
+from loadgen.analysis.itl_distribution import sorted_samples
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data, request_parts
 from loadgen.analysis.stats import PERCENTILES, samples_needed
@@ -260,7 +260,7 @@ def _distribution_chart(name: str) -> Chart:
 
     def data(chart_input: ChartInput) -> Data:
         frame = chart_input.frame
-        curve = chart_data.distribution(metric_samples(metric, frame), int(frame.sampled.sum()))
+        curve = chart_data.distribution(sorted_samples(metric, frame), int(frame.sampled.sum()))
         marks = chart_data.percentile_marks(chart_input.summary.latency[name])
         return curve | chart_data.confidence_band(curve) | marks
 

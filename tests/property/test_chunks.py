@@ -14,7 +14,7 @@ from loadgen.analysis import frame, metrics
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.chunk_columns import ChunkInstants, GrowingTokens, OrderStatistics, chunk_steps
 from loadgen.analysis.frame import build_frame, offsets_of
-from loadgen.analysis.itl_distribution import ranked_gaps
+from loadgen.analysis.itl_distribution import ranked_gaps, sorted_values
 from loadgen.analysis.report.chart_data import distribution
 from loadgen.analysis.stats import describe
 from tests.support.runs import complete, run_of
@@ -66,7 +66,7 @@ def test_what_is_counted_is_what_sorting_gives(merged: bool, monkeypatch: pytest
     run = run_of(tmp_path / "run", records)
     whole = summarise(run)
     found = build_frame(records)
-    curve = distribution(metrics.METRICS["itl_s"].values(found), 300)
+    curve = distribution(sorted_values(metrics.METRICS["itl_s"], found), 300)
     monkeypatch.setattr(metrics, "MAX_SORTED_GAPS", 0)
     monkeypatch.setattr(frame, "ENTRIES_PER_BLOCK", 64)
     monkeypatch.setattr(chunks, "MAX_COUNTERS", 1 << 10)
@@ -76,3 +76,16 @@ def test_what_is_counted_is_what_sorting_gives(merged: bool, monkeypatch: pytest
     zeros = itl.zero_counts(found)
     assert zeros is not None
     assert distribution(ranked_gaps(found, int(zeros.sum())), 300) == curve
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(-50, 10**12), st.integers(1, 3)), min_size=1, max_size=6), max_size=8))
+def test_sorted_gaps_are_the_gaps_in_ascending_order(chunks_of_requests: list[list[tuple[int, int]]]) -> None:
+    """Gaps are sorted as integers. ITL and ICL are the same as if they were sorted in seconds, negative ones too."""
+    records = []
+    for number, sent_chunks in enumerate(chunks_of_requests):
+        instants = [10**9 + instant for instant, _ in sent_chunks]
+        records.append(complete(number, instants, tokens=[count for _, count in sent_chunks]))
+    found = build_frame(records)
+    for name in ("itl_s", "icl_s"):
+        metric = metrics.METRICS[name]
+        assert sorted_values(metric, found).tolist() == sorted(metric.values(found).tolist())

@@ -226,6 +226,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
             counted_by[source.counted_by or "nobody"] += requests
     spread = complete & frame.has_basis("spread")
     contradicted = complete & frame.has_basis("contradicted")
+    without_text = complete & frame.has_basis("without_text")
     unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
     chunks = int(frame.chunk_counts[spread].sum())
     reasoning = np.where(complete, reasoning_tokens(frame), 0.0)
@@ -247,6 +248,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         streamed_by={basis: int(count) for basis, count in zip(BASES, per_basis, strict=True) if count},
         unstreamed=int(unstreamed.sum()),
         unstreamed_requests=int((unstreamed > 0).sum()),
+        without_text=int((frame.streamed_tokens - frame.chunk_counts)[without_text].sum()),
         reasoning=int(np.nansum(reasoning)),
         reasoning_requests=int((reasoning > 0).sum()),
         unanswered_requests=int(unanswered.sum()),

@@ -43,6 +43,8 @@ class ServerLogLine(msgspec.Struct, frozen=True):
     request_id: str = ""
     due_ns: list[int] = []
     sent_ns: list[int] = []
+    first_send_end_ns: int = 0
+    """Time when the call that sent the first token returned. 0 in logs of other servers, which do not note it."""
 
 
 class ErrorSizes(msgspec.Struct, frozen=True):

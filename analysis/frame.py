@@ -199,9 +199,9 @@ class Frame(msgspec.Struct, frozen=True):
         later = self.streamed_tokens - self.first_tokens
         return np.where(later > 0, later, np.nan)
 
-    def has_basis(self, basis: Basis) -> Booleans:
-        """Return a mask of the rows whose streamed tokens were counted by the method `basis`, such as `chunks`."""
-        return np.equal(self.basis, BASES.index(basis))
+    def has_basis(self, *bases: Basis) -> Booleans:
+        """Return a mask of the rows whose streamed tokens were counted by one of `bases`, such as `chunks`."""
+        return np.isin(self.basis, [BASES.index(basis) for basis in bases])
 
     @property
     def generated_tokens(self) -> Floats:

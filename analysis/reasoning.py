@@ -52,7 +52,7 @@ def reasoning_phases(frame: Frame) -> Phases:
     reasoning, answer = Phase(*np.full(shape, np.nan)), Phase(*np.full(shape, np.nan))
     boundary = frame.mark("reasoning_chunks")
     reported = frame.mark("reasoning_tokens")
-    spread = frame.has_basis("spread")
+    spread = frame.has_basis("spread", "without_text")
     for rows, chunks in frame.blocks():
         indices = np.flatnonzero(~np.isnan(boundary[rows])) + rows.start
         indices = indices[frame.chunk_counts[indices] > 0]

@@ -77,7 +77,7 @@ def tokens_per_event(frame: Frame) -> TokensPerEvent | None:
     tokens = float(frame.streamed_tokens[sampled].sum())
     if not events or tokens <= events:
         return None
-    known = sampled & ~frame.has_basis("spread") & ~frame.has_basis("contradicted")
+    known = sampled & ~frame.has_basis("spread", "without_text", "contradicted")
     counts = np.zeros(MAX_LISTED + 2, np.int64)
     for rows, chunks in frame.blocks():
         lengths = np.diff(frame.offsets[rows.start : rows.stop + 1])

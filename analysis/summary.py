@@ -220,11 +220,14 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     several tokens) or `nobody`."""
     streamed_by: dict[str, int] = {}
     """Complete requests by the basis of their streamed token count, on which TPOT and ITL depend: `counted`, `chunks`,
-    `spread`, `hidden`, `assumed_hidden` or `contradicted` (docs/concepts/tokens.md)."""
+    `spread`, `without_text`, `hidden`, `assumed_hidden` or `contradicted` (docs/concepts/tokens.md)."""
     unstreamed: int = 0
     """Tokens of complete requests that the server generated and never streamed."""
     unstreamed_requests: int = 0
     """Complete requests with tokens that were never streamed."""
+    without_text: int = 0
+    """Tokens of complete requests in excess of their chunks, where the text is too short for all tokens and the server
+    reports that it hid no reasoning."""
     reasoning: int = 0
     """Reasoning tokens of complete requests, as the server reports them, or else as counted in the chunks."""
     reasoning_requests: int = 0

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -35,6 +35,7 @@ import numpy as np
 from benchmarks.comparison.machine import pinned
 from benchmarks.tls_server import make_certificate, serving
 from loadgen.analysis.calibration import (
+    ServerLogLine,
     StampComparison,
     compare_with_log,
     read_log,
@@ -147,7 +148,24 @@ def show(run: runfile.Run, log: Path, *, burst: bool = True) -> StampComparison:
     print(f"\n{'':24}" + "".join(f"{f'p{p:g}':>10}" for p in PERCENTILES))
     percentiles("read lateness, ms", [record.late_ns_max for record in run.records])
     percentiles("server lateness, ms", np.concatenate([np.subtract(s.sent_ns, s.due_ns) for s in sends.values()]))
+    show_first_sends(run, sends)
     return comparison
+
+
+def show_first_sends(run: runfile.Run, sends: Mapping[int, ServerLogLine]) -> None:
+    """Print how many first tokens were timestamped before the server's call that sent them had returned.
+
+    The log contains the time before this call. The packet leaves during the call, so a TTFT error below the duration of
+    the call is time that the server and its kernel spent on sending, not an error of the client's timestamp.
+    """
+    start_ns = run.header.start_realtime_ns
+    pairs = [(record, sends[record.id]) for record in run.records if record.chunk_ns and record.id in sends]
+    pairs = [(record, line) for record, line in pairs if line.first_send_end_ns]
+    if not pairs:
+        return
+    within = sum(record.chunk_ns[0] + start_ns <= line.first_send_end_ns for record, line in pairs)
+    percentiles("first send call, ms", [line.first_send_end_ns - line.sent_ns[0] for _, line in pairs])
+    print(f"{within} of {len(pairs)} first tokens were timestamped before the server's send call had returned")
 
 
 def over_tls(asked: argparse.Namespace) -> None:

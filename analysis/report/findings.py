@@ -383,9 +383,20 @@ def streaming_findings(summary: Summary) -> list[Finding]:
         )
         assumed = counts.get("assumed_hidden", 0)
         if assumed:
-            text += f" For {pluralise(assumed, 'response')} this is assumed from text and timing."
+            text += (
+                f" For {pluralise(assumed, 'response')} this is assumed from text and timing: the tokens may also have "
+                "been streamed without text."
+            )
         result.append(Finding("tokens-hidden", "warning" if assumed else "note", text, "lengths"))
     result += filter(None, [reasoning_finding(summary)])
+    without_text = counts.get("without_text", 0)
+    if without_text:
+        text = (
+            f"{tokens.without_text:,} generated tokens came without text, in {without_text:,} of "
+            f"{pluralise(complete, 'response')}: the server reports no hidden reasoning. TPOT and ITL assume that all "
+            "tokens are spread evenly over the chunks."
+        )
+        result.append(Finding("tokens-without-text", "note", text, "lengths"))
     spread = counts.get("spread", 0)
     if spread:
         text = (

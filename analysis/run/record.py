@@ -103,6 +103,9 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     event (`event`), or one assumed token per chunk with text (`chunk`). Empty if the source is unknown."""
     hidden_tokens: Tokens = 0
     """Generated tokens that were never streamed, as reported by the server (hidden reasoning)."""
+    reasoning_reported: bool = False
+    """True if the server reported how many tokens of reasoning it generated, 0 included. Never True if `text_bytes` is
+    0."""
     text_bytes: Count = 0
     """UTF-8 bytes of the streamed text. 0 unless `chunk_counts` is `chunk` and the server's total exceeds the number of
     chunks."""

@@ -15,12 +15,14 @@ from typing import Literal, NamedTuple, get_args
 
 from loadgen.analysis.run.record import Record
 
-Basis = Literal["counted", "chunks", "spread", "hidden", "assumed_hidden", "contradicted"]
+Basis = Literal["counted", "chunks", "spread", "without_text", "hidden", "assumed_hidden", "contradicted"]
 """How a streamed token count was determined.
 
 - `counted`: the token count of each chunk is known.
 - `chunks`: each chunk is assumed to hold one token, and no other count contradicts that.
 - `spread`: the server's total is spread evenly over the chunks.
+- `without_text`: like `spread`, but the text is too short for all tokens, and the server reports that it hid no
+  reasoning. Some tokens have no text, such as special tokens and parts of characters.
 - `hidden`: some generated tokens were never streamed. The server's counts show it, or the text has fewer bytes than
   tokens.
 - `assumed_hidden`: some generated tokens were probably never streamed, judging by the text and the timing.
@@ -120,10 +122,11 @@ def _without_chunk_counts(record: Record, total: int) -> StreamedTokens:
     if record.hidden_tokens and missing > 0:
         hidden = min(record.hidden_tokens, missing)
         return _spread(total - hidden, chunks, "hidden", hidden)
-    if record.text_bytes and total > record.text_bytes:
-        return one_each._replace(basis="hidden", hidden=missing)
-    if missing > 0 and _looks_hidden(record, chunks, total):
-        return one_each._replace(basis="assumed_hidden", hidden=missing)
+    too_long_for_text = bool(record.text_bytes) and total > record.text_bytes
+    if missing > 0 and (too_long_for_text or _looks_hidden(record, chunks, total)):
+        if record.reasoning_reported:
+            return _spread(total, chunks, "without_text", 0)
+        return one_each._replace(basis="hidden" if too_long_for_text else "assumed_hidden", hidden=missing)
     return _spread(total, chunks, "spread", 0)
 
 

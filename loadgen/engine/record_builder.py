@@ -369,6 +369,7 @@ def _fill(record: Record, answer: Answer, instants: Sequence[int], start_ns: int
     record.refuted_total = answer.refuted_total
     record.chunk_counts = answer.chunk_counts
     record.hidden_tokens = answer.hidden_tokens
+    record.reasoning_reported = answer.reasoning_reported
     record.text_bytes = answer.text_bytes
     record.phrase_chunks = answer.phrase_chunks
     if answer.counts or answer.events:

@@ -79,6 +79,7 @@ class Answer:
     error_detail: str = ""  # Message of the server or of loadgen, at most 300 characters
     chunk_counts: ChunkCounts = ""  # Source of `tokens`
     hidden_tokens: int = 0  # Tokens that the server generated and counted, but never streamed
+    reasoning_reported: bool = False  # The server reports the number of reasoning tokens, 0 included; as `text_bytes`.
     text_bytes: int = 0  # UTF-8 bytes of the text. Only set if `tokens` counts chunks and the server's total is larger.
     phrase_chunks: int = 0  # Chunks of more than one word. Set like `text_bytes`.
     refuted_total: int | None = None  # The server's total of 0, if tokens were streamed nevertheless

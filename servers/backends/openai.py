@@ -136,6 +136,12 @@ class UsageDetails(msgspec.Struct, gc=False):
         return (details.reasoning_tokens if details else None) or self.reasoning_tokens or 0
 
     @property
+    def reports_reasoning(self) -> bool:
+        """True if the server reports the number of reasoning tokens, which may be 0."""
+        details = self.completion_tokens_details
+        return self.reasoning_tokens is not None or (details is not None and details.reasoning_tokens is not None)
+
+    @property
     def generated(self) -> int | None:
         """Number of generated tokens including reasoning, or None if the server does not report this number.
 
@@ -237,7 +243,7 @@ def decode(
     if answer.chunk_counts == "chunk" and answer.counted_by == "wire" and empty_is_token is None:
         answer.counted_by = "chunks"
     if answer.counted_by == "server" or answer.chunk_counts != "chunk":
-        _note_hidden(answer, payloads, hidden)
+        _note_hidden(answer, payloads, hidden, reported=details.reports_reasoning)
     _note_marks(answer, payloads, choices, runs, details)
     note_drafts(answer, payloads)
     return answer
@@ -485,11 +491,12 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
     return 0 if streamed else details.reasoning
 
 
-def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None:
+def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, reported: bool) -> None:
     """Store the number of tokens that the server generated and counted, but did not stream (hidden tokens).
 
-    `hidden` is the number of hidden reasoning tokens, 0 if the server reports none. Nothing is stored if the server
-    counted as many tokens as it streamed, unless a chunk has more than MANY_AT_ONCE tokens.
+    `hidden` is the number of hidden reasoning tokens, 0 if the server reports none. With `reported`, the server reports
+    the number of reasoning tokens, so that no further tokens are hidden. Nothing is stored if the server counted as
+    many tokens as it streamed, unless a chunk has more than MANY_AT_ONCE tokens.
 
     If every chunk with text was counted as one token, the server's count may be higher for another reason: chunks may
     have several tokens. The size of the text is therefore stored too, so that a later check can find the reason."""
@@ -506,9 +513,10 @@ def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int) -> None
         answer.hidden_tokens = 0
     sizes = [len(text.encode("utf-8", "replace")) for text in texts]
     if answer.chunk_counts == "chunk":
+        answer.reasoning_reported = reported
         answer.text_bytes = sum(sizes)
         answer.phrase_chunks = sum(len(text.split(None, 1)) > 1 for text in texts)
-    elif not answer.hidden_tokens:
+    elif not answer.hidden_tokens and not reported:
         # If a chunk has more tokens than bytes of text, all but one were generated before it and not streamed.
         unstreamed = [
             tokens - 1 for tokens, size in zip(answer.tokens, sizes, strict=False) if tokens > max(size, MANY_AT_ONCE)

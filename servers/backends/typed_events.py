@@ -70,6 +70,7 @@ def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], total
         texts = [piece.text for piece in pieces if piece is not None]
         streams_thinking = "think>" in "".join(texts)  # reasoning that was streamed as the answer
         answer.hidden_tokens = 0 if streams_thinking else _hidden_reasoning(pieces, totals)
+        answer.reasoning_reported = totals.reasoning is not None
         answer.text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
         answer.phrase_chunks = sum(len(text.split(None, 1)) > 1 for text in texts)
     return answer

@@ -282,6 +282,8 @@ class ServerState:
         line.received_ns += offset_ns
         line.due_ns = [instant_ns + offset_ns for instant_ns in line.due_ns]
         line.sent_ns = [instant_ns + offset_ns for instant_ns in line.sent_ns]
+        if line.sent_ns:
+            line.first_send_end_ns += offset_ns
         sent_tokens = sum(line.tokens)
         line.output_tokens = stream.completion.generated_tokens(sent_tokens) if stream else sent_tokens
         if self._log:  # some microseconds for a hundred instants, and no system call until the buffer is full

@@ -54,6 +54,7 @@ class LogLine(msgspec.Struct):
     received_ns: int  # when the last byte arrived; with `user` timestamps, when this process had read the head
     due_ns: list[int] = []  # when each send was due
     sent_ns: list[int] = []  # taken immediately before the call that sent the bytes
+    first_send_end_ns: int = 0  # when the call that sent the first token returned; 0 if nothing was sent
     tokens: list[int] = []  # number of tokens in each send
     prompt_tokens: int = 0
     output_tokens: int = 0  # tokens sent
@@ -325,6 +326,8 @@ class StreamSender:
         sent_ns = time.monotonic_ns()
         stream.send(data)
         line = stream.line
+        if not line.sent_ns:
+            line.first_send_end_ns = time.monotonic_ns()
         line.due_ns.append(due_ns)
         line.sent_ns.append(sent_ns)
         line.tokens.append(tokens)

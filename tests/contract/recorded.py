@@ -164,6 +164,12 @@ def _hidden(answer: Answer, hidden: int, text_bytes: int) -> Answer:
     return answer
 
 
+def _with_reasoning_count(answer: Answer) -> Answer:
+    """An answer whose usage has the number of reasoning tokens, which may be 0."""
+    answer.reasoning_reported = True
+    return answer
+
+
 def _ended(answer: Answer, finish: str) -> Answer:
     answer.finish_reason = finish
     return answer
@@ -283,7 +289,7 @@ STREAMS = (
     Stream(
         "sglang-0.5.23/stream-interval-4/chat_stream_usage.txt",
         ("sglang", "chat"),
-        _several([0, 1, 1, 1, 0, 0, 0], 6, 20, 8, text_bytes=54, phrases=2),
+        _with_reasoning_count(_several([0, 1, 1, 1, 0, 0, 0], 6, 20, 8, text_bytes=54, phrases=2)),
     ),
     Stream(
         "sglang-0.5.23/completions_stream_usage.txt",
@@ -384,7 +390,7 @@ STREAMS = (
     Stream(
         "sglang-0.5.23/stream-interval-4/responses_stream.txt",
         _RESPONSES,
-        _several([0] * 4 + [1] * 3 + [0] * 4, 10, 20, 6, text_bytes=27, phrases=1),
+        _with_reasoning_count(_several([0] * 4 + [1] * 3 + [0] * 4, 10, 20, 6, text_bytes=27, phrases=1)),
     ),
     Stream(
         "sglang-0.5.23/err_long_messages_stream.txt",
@@ -399,7 +405,7 @@ STREAMS = (
     Stream(
         "vllm-0.32.0/responses_stream.txt",
         ("vllm", "responses"),
-        _several([0] * 4 + [1] * 4 + [0] * 4, 11, 8, 8, text_bytes=36, phrases=1),
+        _with_reasoning_count(_several([0] * 4 + [1] * 4 + [0] * 4, 11, 8, 8, text_bytes=36, phrases=1)),
     ),
     Stream(
         "vllm-0.32.0/responses_ignore_eos.txt",
@@ -417,7 +423,7 @@ STREAMS = (
     Stream(
         "written/vllm-0.33.0/responses.txt",
         ("vllm", "responses"),
-        _several([0] * 4 + [1] * 3 + [0] * 4, 10, 5, 4, text_bytes=17, phrases=1),
+        _with_reasoning_count(_several([0] * 4 + [1] * 3 + [0] * 4, 10, 5, 4, text_bytes=17, phrases=1)),
     ),
     Stream(
         "written/vllm-0.33.0/responses_reasoning.txt",
@@ -432,7 +438,7 @@ STREAMS = (
     Stream(
         "written/openai/responses_summary.txt",
         _RESPONSES,
-        _hidden(_server([0] * 9 + [1, 1, 0, 0], 12, 8, 66, "stop"), hidden=64, text_bytes=4),
+        _with_reasoning_count(_hidden(_server([0] * 9 + [1, 1, 0, 0], 12, 8, 66, "stop"), hidden=64, text_bytes=4)),
     ),
     Stream(
         "written/openai/responses_failed.txt",

@@ -87,7 +87,8 @@ def test_the_accuracy_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeyp
     main(SMALL)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "20 of 20 requests compared; 160 tokens, 160 events logged"
-    assert sum(line.startswith(("ring ", "read lateness", "server lateness")) for line in lines) == 3
+    assert sum(line.startswith(("ring ", "read lateness", "server lateness", "first send call")) for line in lines) == 4
+    assert lines[-1] == "20 of 20 first tokens were timestamped before the server's send call had returned"
 
 
 @pytest.mark.parametrize("load", [[], ["--concurrency", "3"]])

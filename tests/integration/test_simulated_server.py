@@ -54,6 +54,7 @@ def test_sends_are_due_exactly_when_the_script_says() -> None:
     assert line.request_id == "a"
     assert [due_ns - line.received_ns for due_ns in line.due_ns] == [10_000_000 + k * 1_500_000 for k in range(6)]
     assert all(sent_ns >= due_ns for due_ns, sent_ns in zip(line.due_ns, line.sent_ns, strict=True))
+    assert line.sent_ns[0] < line.first_send_end_ns
     assert (line.tokens, line.prompt_tokens, line.output_tokens) == ([1] * 6, 4, 6)
 
 

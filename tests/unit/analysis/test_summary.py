@@ -28,7 +28,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     found["requests"] = {"rejected": 0, "abandoned": 0} | found["requests"]
     for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
         found["tokens"].setdefault(name, again["tokens"][name])
-    for name in ("contradicted_chunks", "contradicted_totals", *REASONING):
+    for name in ("contradicted_chunks", "contradicted_totals", "without_text", *REASONING):
         found["tokens"].setdefault(name, 0)
     for name in ("output_early", "output_longer", "truncated"):
         found["tokens"].setdefault(name, None)

@@ -46,6 +46,16 @@ def mean_ms(name: str, record: Record) -> float:
         pytest.param(
             spaced(4, output_tokens=12, text_bytes=24, first=500), "assumed_hidden", 4, 20, id="hidden by time and text"
         ),
+        pytest.param(
+            spaced(4, output_tokens=12, text_bytes=24, first=500, reasoning_reported=True),
+            *("without_text", 12, 20 / 3),
+            id="short text, and the server reports no reasoning",
+        ),
+        pytest.param(
+            spaced(4, output_tokens=100, text_bytes=12, reasoning_reported=True),
+            *("without_text", 100, 60 / 75),
+            id="more tokens than bytes, and the server reports no reasoning",
+        ),
         pytest.param(spaced(4, output_tokens=12, text_bytes=24), "spread", 12, 20 / 3, id="no time to hide tokens"),
         pytest.param(
             spaced(4, output_tokens=12, text_bytes=24, phrase_chunks=4, first=500), "spread", 12, 20 / 3, id="phrases"
@@ -136,7 +146,20 @@ def test_an_assumption_is_a_warning(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, spaced(4, output_tokens=12, text_bytes=24, first=500))
     (found,) = [finding for finding in findings.findings(summary) if finding.id == "tokens-hidden"]
     assert found.level == "warning"
-    assert found.sentence.endswith("For 1 response this is assumed from text and timing.")
+    assert found.sentence.endswith(
+        "For 1 response this is assumed from text and timing: the tokens may also have been streamed without text."
+    )
+
+
+def test_tokens_without_text_are_not_hidden_reasoning(tmp_path: Path) -> None:
+    """A server that reports its reasoning tokens is believed: the other tokens were streamed, without text."""
+    summary = summary_of(tmp_path, spaced(4, output_tokens=12, text_bytes=24, first=500, reasoning_reported=True))
+    assert (summary.tokens.unstreamed, summary.tokens.without_text) == (0, 8)
+    assert said(summary, "tokens-without-text") == (
+        "8 generated tokens came without text, in 1 of 3 responses: the server reports no hidden reasoning. TPOT and "
+        "ITL assume that all tokens are spread evenly over the chunks."
+    )
+    assert not [finding for finding in findings.findings(summary) if finding.id == "tokens-hidden"]
 
 
 def test_spread_tokens_are_reported(tmp_path: Path) -> None:
@@ -204,13 +227,28 @@ REASONING = ',"completion_tokens_details":{"reasoning_tokens":96}'
         ),
         pytest.param(
             ['{"choices":[{"delta":{"reasoning_content":"r s t"}}]}', delta("w "), FINISH, final(98, REASONING)],
-            {"output_tokens": 98, "hidden_tokens": 0, "text_bytes": 7, "phrase_chunks": 1},
+            {"output_tokens": 98, "hidden_tokens": 0, "text_bytes": 7, "phrase_chunks": 1, "reasoning_reported": True},
             id="reasoning that was streamed",
         ),
         pytest.param(
             [delta("<think>a"), delta("b</think> w"), FINISH, final(98, REASONING)],
             {"output_tokens": 98, "hidden_tokens": 0},
             id="reasoning in the content",
+        ),
+        pytest.param(
+            [delta("w "), delta("w "), FINISH, final(98, REASONING.replace("96", "0"))],
+            {"hidden_tokens": 0, "text_bytes": 4, "reasoning_reported": True},
+            id="a report of no reasoning",
+        ),
+        pytest.param(
+            [delta("w "), delta("w "), FINISH, final(98)],
+            {"hidden_tokens": 0, "text_bytes": 4, "reasoning_reported": False},
+            id="no report of reasoning",
+        ),
+        pytest.param(
+            [*(delta("w ", total=total) for total in (1, 2, 98, 99)), FINISH, final(99, REASONING.replace("96", "0"))],
+            {"hidden_tokens": 0, "chunk_tokens": [1, 1, 96, 1]},
+            id="a running total that jumps, and a report of no reasoning",
         ),
         pytest.param(
             [delta("w ", total=97), delta("w ", total=98), FINISH, final(98)],

@@ -20,13 +20,14 @@ import numpy as np
 from loadgen.analysis import client_health, littles_law, stats, summary
 from loadgen.analysis.cached_prompts import find_cached_prompts
 from loadgen.analysis.frame import Booleans, Frame, sum_known
+from loadgen.analysis.frame_parts import frame_parts
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.held_back import find_held_back
 from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.prediction import read_prediction
 from loadgen.analysis.reasoning import reasoning_tokens
-from loadgen.analysis.request_outcomes import request_counts
+from loadgen.analysis.request_outcomes import count_outcomes, request_counts
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.session_graphs import session_figures
@@ -64,8 +65,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """
     if frame is None:
         frame = frame_of_run(run)
-    latency_metrics = [metric for metric in METRICS.values() if metric.per != "run"]
-    latencies = describe_metrics(latency_metrics, frame)
+    latencies = describe_metrics(latency_metrics(), frame)
     health = client_health.health(run, frame, latencies)
     info = run_info(run, frame)
     machines = [machine_clock(run, frame, facts) for facts in run.header.client.get("machines", ())]
@@ -91,7 +91,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         ),
         latencies_adjusted={
             metric.name: stats.describe_adjusted(metric.values(frame), missing)
-            for metric in latency_metrics
+            for metric in latency_metrics()
             if metric.adjusted
         },
         burst=summary.BurstSkew(
@@ -111,6 +111,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         machines=machines,
         turns=_turns(frame),
         sessions=session_figures(frame),
+        models=[part_figures(name, part, health) for name, part in frame_parts(frame, frame.models)],
         held_back=find_held_back(frame),
         speculation=find_speculation(
             frame,
@@ -124,6 +125,26 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),
     )
+
+
+def part_figures(name: str, part: Frame, health: summary.ClientHealth) -> summary.PartFigures:
+    """Return the figures of a part of a run. `part` is the Frame of its requests (loadgen.analysis.frame_parts)."""
+    tried = part.measured & ~part.dropped
+    return summary.PartFigures(
+        name=name,
+        requests=count_outcomes(part),
+        prompt_tokens=sum_known(part.prompt_reported, tried),
+        output_tokens=sum_known(part.output_reported, tried),
+        throughput=_throughput(part, health),
+        latencies=describe_metrics(latency_metrics(), part),
+        outputs=find_valid_outputs(part, stats.share_interval),
+        skew_s=_figure(METRICS["skew_s"], part),
+    )
+
+
+def latency_metrics() -> list[Metric]:
+    """Return the metrics that describe single requests, chunks or tokens."""
+    return [metric for metric in METRICS.values() if metric.per != "run"]
 
 
 def _measured_window(frame: Frame) -> summary.MeasuredWindow:
@@ -181,7 +202,7 @@ def server_info(run: Run) -> summary.ServerInfo:
     return summary.ServerInfo(
         name=server.get("name") or plan.get("server"),
         version=server.get("version"),
-        model=server.get("model"),
+        model=plan["model"] if "=" in (plan.get("model") or "") else server.get("model"),
         platform=plan.get("platform") or _modelled_hardware(server.get("hardware") or {}),
         url=server.get("url") or plan.get("url"),
         proxied_to=server.get("proxied_to") or "",

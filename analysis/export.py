@@ -55,6 +55,7 @@ REQUESTS = (
     Column("request", "int64", "Id of the request, from 0 in planned order."),
     Column("phase", "string", "`measured`, or `warmup` for a request that is excluded from all figures."),
     Column("state", "string", "`complete`, `truncated`, `failed`, `rejected`, `dropped` or `abandoned`."),
+    Column("model", "string", "Model that the request named; null if it is the model of the run."),
     Column("worker", "int64", "Worker process that sent the request."),
     Column("session", "int64", "Id of the first request of the session; null for a request without a session."),
     Column("turn", "int64", "Index of the turn in its session, from 0; null for a request without a session."),

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from loadgen.analysis.chunk_columns import ChunkInstants, GrowingArray, GrowingTokens, chunk_steps
 from loadgen.analysis.graph_columns import GraphColumns, GraphColumnsBuilder
+from loadgen.analysis.row_labels import RowLabels, RowLabelsBuilder
 from loadgen.analysis.run.record import Record, State
 from loadgen.analysis.run.token_counts import BASES, Basis, streamed_tokens
 
@@ -156,6 +157,12 @@ class Frame(msgspec.Struct, frozen=True):
     """Requests of sessions that are graphs, and the edges between them. None if the run has no such sessions."""
     output_errors: Mapping[str, int] = {}
     """Number of complete, measured requests by the reason why their tool call or JSON is not valid."""
+    models: RowLabels | None = None
+    """Model of each row. None if all requests went to the model of the run."""
+    classes: RowLabels | None = None
+    """Class of traffic of each row. None if the plan has no classes."""
+    span_of_run: tuple[float, float] | None = None
+    """Start and end of the window of the whole run, if this Frame holds only a part of the run's requests."""
     window: Window | None = None
     """Measurement window. None for bursts and interactive users, which are measured as a whole."""
 
@@ -249,8 +256,10 @@ class Frame(msgspec.Struct, frozen=True):
         """The start and the end of the window, or None if the window is empty or no request was sent.
 
         If the whole run is measured, the window begins with the first send of a request. It ends with the last end of a
-        request, complete or not.
+        request, complete or not. If this Frame holds a part of a run, the window is that of the whole run.
         """
+        if self.span_of_run is not None:
+            return self.span_of_run
         if self.window is not None and not self.whole:
             ends = (self.window.from_ns, self.window.to_ns)
             return ends if ends[1] > ends[0] and self.sent.any() else None
@@ -426,6 +435,7 @@ class FrameBuilder:
         """Marks by name and row."""
         self._graphs = GraphColumnsBuilder()
         self._output_errors = Counter[str]()
+        self._models = RowLabelsBuilder()
         self._rows = 0
 
     def add(self, record: Record) -> None:
@@ -457,6 +467,7 @@ class FrameBuilder:
             marks=marks,
             graphs=self._graphs.columns(),
             output_errors=dict(self._output_errors.most_common()),
+            models=self._models.labels(),
         )
 
     def _mark_column(self, values: Mapping[int, int]) -> Floats:
@@ -468,6 +479,7 @@ class FrameBuilder:
         records, self._pending = self._pending, []
         for name, values in _columns_of(records).items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
+        self._models.extend([record.model for record in records])
         self._count_sources(records)
         indices = self._count_outcomes(records)
         self._columns.setdefault("outcome_index", GrowingArray(np.dtype(np.uint16))).extend(indices)

@@ -54,6 +54,7 @@ HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p9
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
+  parts        'chat: ttft.p99 < 500ms' judges one class of traffic or one model
   bounds       us, ms or s for latencies and {SKEW}; a plain number for reasoning_tokens;
                a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
 
@@ -91,6 +92,8 @@ class Objective(msgspec.Struct, frozen=True):
     bound: float
     """The bound in `unit`: seconds, a share from 0 to 1, a number of requests or tokens, or a rate per second."""
     unit: Unit
+    part: str = ""
+    """Class of traffic or model whose requests the figure describes. Empty: all requests."""
 
     @property
     def percentile(self) -> float | None:
@@ -235,6 +238,12 @@ class ByLatency(dict[str, Description]):
         return [name.removesuffix("_s") for name in self]
 
 
+def part_of(expression: str) -> str:
+    """Return the class of traffic or the model that an objective names, or an empty string if it names none."""
+    figure_text = _COMPARISON.split(expression, maxsplit=1)[0]
+    return figure_text.rpartition(":")[0].strip()
+
+
 def parse(expressions: Iterable[str], option: str = "--assert") -> list[Objective]:
     """Parse objectives such as `tpot.p50 <= 30ms`. Raises ObjectiveError, which lists all mistakes."""
     return parse_each(expressions, _objective, option, HINT)
@@ -291,6 +300,10 @@ def _objective(text: str) -> Objective:
     figure_text, *rest = _COMPARISON.split(text, maxsplit=1)
     if not rest:
         raise ValueError(f"the comparison is missing; use one of {', '.join(COMPARISONS)}")
+    part = part_of(text)
+    _, colon, figure_text = figure_text.rpartition(":")
+    if colon and not part:
+        raise ValueError("no class of traffic or model is named before the colon")
     figure, dot, statistic = figure_text.strip().partition(".")
     if figure in LATENCIES:
         if not statistic:
@@ -306,7 +319,7 @@ def _objective(text: str) -> Objective:
         raise ValueError(f"{figure} is a single figure; remove {dot + statistic!r}")
     comparison, right = rest
     bound, unit = _bound(right.strip(), figure)
-    return Objective(text, figure, statistic, comparison, bound, unit)
+    return Objective(text, figure, statistic, comparison, bound, unit, part)
 
 
 def _bound(text: str, figure: str) -> tuple[float, Unit]:

@@ -25,7 +25,19 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
 
     In the result, `unrecorded` is the number of planned requests without a Record, in a run that was killed.
     """
-    outcomes = {outcome: counted for outcome, counted in frame.outcomes.items() if outcome.measured}
+    plan = run.header.plan
+    # With a planned duration, or with sessions from a file, the planned number of requests is unknown.
+    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
+    return count_outcomes(frame, planned)
+
+
+def count_outcomes(frame: Frame, planned: int = 0) -> summary.RequestCounts:
+    """Return the number of measured requests by state and by error kind.
+
+    `planned` is the number of requests of a complete run, or 0 if it is unknown."""
+    outcomes = {
+        outcome: counted for outcome, counted in frame.outcomes.items() if outcome.measured and counted.requests
+    }
     states, errors = Counter[str](), Counter[str]()
     unsent = 0
     for outcome, counted in outcomes.items():
@@ -34,9 +46,7 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
             unsent += counted.requests if outcome.detail.startswith("not sent") else 0
         elif outcome.kind:
             errors[outcome.kind] += counted.requests
-    plan, recorded = run.header.plan, states.total()
-    # With a planned duration, or with sessions from a file, the planned number of requests is unknown.
-    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
+    recorded = states.total()
     return summary.RequestCounts(
         sent=recorded - states["dropped"] - unsent,
         **{state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped", "abandoned")},

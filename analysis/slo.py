@@ -30,17 +30,20 @@ import numpy as np
 from loadgen.analysis import stats
 from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, scale_of, server_label, significant, simulated
 from loadgen.analysis.frame import Frame
+from loadgen.analysis.frame_parts import find_part
 from loadgen.analysis.objectives import (
     GOODPUT_FIGURES,
     LATENCIES,
     SKEW,
     STATES,
     VALID_OUTPUT,
+    Goodput,
     Objective,
     ObjectiveVerdict,
 )
 from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
-from loadgen.analysis.summary import Summary
+from loadgen.analysis.summary import RequestCounts, Summary, Throughput
+from loadgen.analysis.valid_outputs import ValidOutputs
 
 RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
 SERVER_PROPERTIES = ("name", "version", "model", "url", "endpoint", "simulated")
@@ -65,6 +68,22 @@ class _Evidence(msgspec.Struct, frozen=True):
         return self.low == self.measured == self.high
 
 
+class _JudgedPart(msgspec.Struct):
+    """The requests that an objective judges: all requests of a run, those of one class of traffic, or of one model."""
+
+    frame: Frame
+    requests: RequestCounts
+    throughput: Throughput
+    goodput: Goodput | None
+    outputs: ValidOutputs | None
+    skew_s: float | None
+
+    @property
+    def incomplete(self) -> int:
+        """The number of requests in the window that have no latency."""
+        return int((self.frame.inside & ~self.frame.complete).sum()) + self.requests.unrecorded
+
+
 def judge(
     objectives: Iterable[Objective], frame: Frame, summary: Summary, confidence: float | None = None
 ) -> list[ObjectiveVerdict]:
@@ -73,12 +92,27 @@ def judge(
     `confidence` is the value of --confidence. With a value, the whole interval with this confidence must meet the
     bound. With None, the measured figure decides.
     """
-    incomplete = int((frame.inside & ~frame.complete).sum()) + summary.requests.unrecorded
+    everything = _JudgedPart(
+        frame, summary.requests, summary.throughput, summary.goodput, summary.outputs, summary.burst.skew_s
+    )
+    judged: dict[str, _JudgedPart | None] = {"": everything}
     verdicts = []
     for objective in objectives:
-        evidence = _evidence(objective, frame, summary, confidence or stats.CONFIDENCE)
-        verdicts.append(_verdict(objective, evidence, incomplete, confidence))
+        if objective.part not in judged:
+            judged[objective.part] = _find_judged(objective.part, frame, summary)
+        part = judged[objective.part]
+        evidence = None if part is None else _evidence(objective, part, confidence or stats.CONFIDENCE)
+        verdicts.append(_verdict(objective, evidence, 0 if part is None else part.incomplete, confidence))
     return verdicts
+
+
+def _find_judged(name: str, frame: Frame, summary: Summary) -> _JudgedPart | None:
+    """Return the part of a run with this name: a class of traffic or a model. Return None if there is no such part."""
+    rows = find_part(frame, name)
+    figures = next((part for part in (*summary.traffic, *summary.models) if part.name == name), None)
+    if rows is None or figures is None:
+        return None
+    return _JudgedPart(rows, figures.requests, figures.throughput, figures.goodput, figures.outputs, figures.skew_s)
 
 
 def _verdict(
@@ -111,32 +145,30 @@ def _verdict(
     )
 
 
-def _evidence(objective: Objective, frame: Frame, summary: Summary, confidence: float) -> _Evidence | None:
+def _evidence(objective: Objective, part: _JudgedPart, confidence: float) -> _Evidence | None:
     if objective.figure in LATENCIES:
-        return _latency(objective, frame, confidence)
+        return _latency(objective, part.frame, confidence)
     if objective.figure in STATES:
-        count, planned = getattr(summary.requests, objective.figure), summary.requests.planned
+        count, planned = getattr(part.requests, objective.figure), part.requests.planned
         if objective.unit == "requests":
             return _of_this_run(count, planned)
         return _share(count, planned, objective.bound, confidence)
     if objective.figure == VALID_OUTPUT:
-        return _valid_output_evidence(objective, summary, confidence)
+        return _valid_output_evidence(objective, part.outputs, confidence)
     if objective.figure in GOODPUT_FIGURES:
-        return _goodput_evidence(objective, summary, confidence)
-    figure = summary.burst.skew_s if objective.figure == SKEW else getattr(summary.throughput, objective.figure)
-    return _of_this_run(figure, summary.requests.planned)
+        return _goodput_evidence(objective, part.goodput, confidence)
+    figure = part.skew_s if objective.figure == SKEW else getattr(part.throughput, objective.figure)
+    return _of_this_run(figure, part.requests.planned)
 
 
-def _valid_output_evidence(objective: Objective, summary: Summary, confidence: float) -> _Evidence | None:
+def _valid_output_evidence(objective: Objective, outputs: ValidOutputs | None, confidence: float) -> _Evidence | None:
     """Return the share of valid outputs, or None if there are none or if some could not be checked."""
-    outputs = summary.outputs
     if outputs is None or outputs.unchecked:
         return None
     return _share(outputs.valid, outputs.checked, objective.bound, confidence)
 
 
-def _goodput_evidence(objective: Objective, summary: Summary, confidence: float) -> _Evidence | None:
-    goodput = summary.goodput
+def _goodput_evidence(objective: Objective, goodput: Goodput | None, confidence: float) -> _Evidence | None:
     if goodput is None or not goodput.requests:  # Without --goodput, good requests are not defined.
         return None
     if objective.figure == "goodput":
@@ -214,7 +246,8 @@ def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str,
     """
     latency = objective.figure in LATENCIES
     if evidence is None:
-        return "no complete request has this latency" if latency else "the run does not have this figure"
+        whose = f"{objective.part} " if objective.part else "the run "
+        return "no complete request has this latency" if latency else f"{whose}does not have this figure"
     text = _figure_text(objective, evidence, confidence)
     if objective.satisfied_by(evidence.low) == objective.satisfied_by(evidence.high):
         return text

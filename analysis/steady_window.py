@@ -84,7 +84,11 @@ def frame_of_run(run: Run) -> Frame:
 
 
 def with_window(frame: Frame, header: Header) -> Frame:
-    """Return the Frame with its measurement window. The plan sets the window, or the window is chosen for the load."""
+    """Return the Frame with its measurement window. The plan sets the window, or the window is chosen for the load.
+
+    The Records of requests for the model of the run do not name it, so its name comes from the header."""
+    if frame.models is not None:
+        frame = replace(frame, models=frame.models.renamed({"": str(header.server.get("model") or "")}))
     return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
 

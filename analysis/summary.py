@@ -634,6 +634,33 @@ class SessionFigures(msgspec.Struct, kw_only=True):
     """Time for tools divided by the makespans, both summed over the complete sessions."""
 
 
+class PartFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Figures of a part of the requests of a run: those for one model, or those of one class of traffic.
+
+    The parts add up to the run: their numbers of requests and tokens, and their rates, which all refer to the window of
+    the whole run."""
+
+    name: str
+    """Name of the model or of the class."""
+    requests: RequestCounts
+    prompt_tokens: int
+    """Prompt tokens that the server reported for the requests sent."""
+    output_tokens: int
+    """Output tokens that the server reported for the requests sent."""
+    throughput: Throughput
+    latencies: dict[str, Distribution] = msgspec.field(name="latency")
+    """Distribution of each latency, by metric name."""
+    goodput: Goodput | None = None
+    outputs: ValidOutputs | None = None
+    skew_s: float | None = None
+    """Burst skew in seconds, if all requests of the part were due at once."""
+
+    @property
+    def latency(self) -> ByLatency[Distribution]:
+        """Latencies by attribute or by key: `part.latency.ttft.p99` or `part.latency["ttft_s"]`."""
+        return ByLatency(self.latencies)
+
+
 class MemoryLevels(msgspec.Struct, kw_only=True):
     """Memory in use before, during and after the run, from one reading per second."""
 
@@ -783,6 +810,10 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[TurnLatency] = []
     sessions: SessionFigures | None = None
     """None unless the workload is `sessions:FILE`."""
+    traffic: list[PartFigures] = []
+    """Figures per class of traffic, if the plan has classes."""
+    models: list[PartFigures] = []
+    """Figures per model, if the requests named several models."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
     outputs: ValidOutputs | None = None

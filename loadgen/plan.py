@@ -50,11 +50,12 @@ from loadgen.servers.proxy import normalise_proxy_url
 from loadgen.servers.server_url import check_server_url
 from loadgen.servers.session_identity import check_captures, check_session_headers
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
-from loadgen.workloads import arrivals, cancellation, lengths, workload
+from loadgen.workloads import arrivals, cancellation, lengths, model_mix, workload
 from loadgen.workloads.arrival_facts import Arrivals
 from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
+from loadgen.workloads.model_mix import ModelMix
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.spec_syntax import WorkloadError
@@ -99,6 +100,16 @@ def check_connection_use(value: Any) -> Any:
             f"write --concurrency {value}"
         )
     return value
+
+
+def canonical_model(text: str) -> str:
+    """Return a model name unchanged, and a split over several models in its canonical form.
+
+    Raises ValueError for an invalid split."""
+    try:
+        return str(model_mix.parse(text) or text)
+    except WorkloadError as error:
+        raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
 
 
 _ARRIVALS_SYNTAX = join_or(
@@ -170,8 +181,9 @@ class Plan:
     url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
     """Server URL, such as http://127.0.0.1:8000. A host:port and the full URL of an endpoint are accepted too. Default:
     LOADGEN_<SERVER>_URL, then the port that docker-compose.yml publishes, then the built-in simulated server."""
-    model: Annotated[str | None, RunOption("Server", "start")] = None
-    """Model to request. Default: the first model that the server lists."""
+    model: Annotated[str | None, canonical_model, RunOption("Server", "start")] = None
+    """Model to request, or a split over several models or LoRA adapters, such as a=70,b=30. Default: the first model
+    that the server lists."""
     # Canonical text, as loadgen.workloads.arrivals defines it.
     arrivals: Annotated[
         str, ARRIVALS, RunOption("Load", None, f"Load pattern, such as poisson:5. All forms: {_ARRIVALS_SYNTAX}.")
@@ -345,6 +357,17 @@ class Plan:
         return cancellation.parse(self.cancel) if self.cancel else None
 
     @property
+    def model_mix(self) -> ModelMix | None:
+        """Return the models over which the requests are split, or None if all requests go to one model."""
+        return model_mix.parse(self.model) if self.model else None
+
+    @property
+    def first_model(self) -> str | None:
+        """Return the model that the plan names, or the first model of a split. None if the plan names no model."""
+        mix = self.model_mix
+        return self.model if mix is None else mix.models[0]
+
+    @property
     def arrival_process(self) -> Arrivals:
         """Return the arrival process that the field `arrivals` describes."""
         return arrivals.parse(self.arrivals)
@@ -410,6 +433,7 @@ class Plan:
         if self.extra_body.get("ignore_eos") and not self.ignore_eos:
             yield "--extra-body requests ignore_eos, but --no-ignore-eos forbids it: choose one"
         yield from self._concurrency_mistakes()
+        yield from self._part_mistakes()
         if self.gpu and self.dcgm_url:
             yield "--gpu reads the GPUs of this machine, --dcgm-url those of another machine: choose one"
         if self.lengths and (self.lengths == "tokenizer") != bool(self.tokenizer):
@@ -417,6 +441,21 @@ class Plan:
                 yield f"--lengths {self.lengths} needs no tokenizer: leave --tokenizer out"
             else:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
+
+    def _part_mistakes(self) -> Iterator[str]:
+        """Yield a message for each objective on a model that the plan does not have.
+
+        The lines of a file may name further models, which are not known before the run."""
+        if not self.objectives or (self.uses_file and self.model_mix is None):
+            return
+        from loadgen.analysis.objectives import part_of
+
+        names = self.model_mix.models if self.model_mix else ()
+        for objective in self.objectives:
+            part = part_of(objective)
+            if part and part not in names:
+                choices = f"choose {join_or(names)}" if names else f"write {objective.rpartition(':')[2].strip()!r}"
+                yield f"--assert {objective!r}: the plan has no model {part!r}; {choices}"
 
     def _raw_mistakes(self) -> Iterator[str]:
         """Yield a message for each setting that would change the bodies of whole requests."""
@@ -428,6 +467,7 @@ class Plan:
             "--batch-size": self.batch_size != 1,
             "--input-tokens": self.input_tokens != type(self).input_tokens,
             "--output-tokens": self.output_tokens != lengths.ANSWERS,
+            "--model": self.model_mix is not None,
         }
         for option, is_set in settings.items():
             if is_set:

@@ -234,6 +234,7 @@ def load_and_summarise(
     already read the run file passes the content as `known`.
     """
     from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.frame_parts import frame_parts
     from loadgen.analysis.goodput import goodput
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.slo import judge
@@ -247,6 +248,9 @@ def load_and_summarise(
     summary.run.notes = [*summary.run.notes, *notes]
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
+        for name, part in frame_parts(frame, frame.models):
+            figures = next(figures for figures in summary.models if figures.name == name)
+            figures.goodput = goodput(part, bounds)
     if objectives:
         summary.objectives = judge(objectives, frame, summary, confidence)
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})

@@ -582,6 +582,16 @@ def _is_listed(get_json: GetJson, facts: ServerFacts, model: str | None) -> bool
     return model is None or not known or model in known
 
 
+def listed_models(facts: ServerFacts, access: Access) -> set[str]:
+    """Return the names of the models that a server lists. The set is empty if the server publishes no list."""
+    from loadgen.servers.json_client import JsonClient
+
+    with closing(JsonClient(facts.full_url, access)) as client, suppress(UnauthorizedError, UnreachableError):
+        cards = model_cards(client.request(f"{facts.api_path}/models").value)
+        return {str(card["id"]) for card in cards if "id" in card}
+    return set()
+
+
 def _wrong_server(get_json: _ProbeClient, url: str, requested: Backend | None) -> WrongServerError:
     """Return a WrongServerError that names the server at `url`, or says that no backend recognises the server."""
     from loadgen.servers.json_client import BUSY_STATUSES

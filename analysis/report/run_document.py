@@ -51,6 +51,7 @@ RUN_FACTS = (
 TITLES = {
     "prediction": ("Prediction", ""),
     "goodput": ("Goodput", ""),
+    "models": ("Models", ""),
     "sessions": ("Sessions", ""),
     "turns": ("Turn by turn", "Turns"),
     "objectives": ("Objectives", ""),
@@ -118,6 +119,8 @@ def brief_document(summary: Summary) -> Document:
         blocks.append(tables.turns([summary], brief=True))
     if summary.sessions:
         blocks += [tables.session_edges([summary]), tables.session_roles([summary])]
+    if summary.models:
+        blocks.append(tables.models([summary], brief=True))
     if summary.requests.errors:
         blocks.append(tables.failures(summary))
     blocks.append(doc.Findings(findings.findings(summary)))
@@ -296,6 +299,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
     names = [run.name for run in drawn]
     optional = {
         "goodput": tables.goodput(summaries),
+        "models": tables.models(summaries),
         "turns": tables.turns(summaries),
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),

@@ -25,10 +25,10 @@ from loadgen.analysis.format import (
     unit_of,
 )
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.objectives import AdjustedDistribution, Distribution
+from loadgen.analysis.objectives import AdjustedDistribution, Distribution, Goodput
 from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
-from loadgen.analysis.summary import ErrorExample, Summary
+from loadgen.analysis.summary import ErrorExample, PartFigures, RequestCounts, Summary, Throughput
 
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")
@@ -301,6 +301,63 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
     )
     several = len(summaries) > 1
     return table("Latency by turn", {"run": "text", **columns}, rows, several=several, id="turns", notes=notes)
+
+
+PART_FIGURES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p50"), ("e2e_s", "p50"), ("e2e_s", "p99"))
+"""Latencies and statistics in the table of models or classes of traffic."""
+
+
+def models(summaries: Summaries, *, brief: bool = False) -> Table:
+    """Return the table of figures per model, for runs whose requests named several models."""
+    return _parts("Models", "model", summaries, [summary.models for summary in summaries], brief=brief)
+
+
+def _parts(
+    title: str, noun: str, summaries: Summaries, parts: Sequence[Sequence[PartFigures]], *, brief: bool
+) -> Table:
+    """Return a table with one row per part of each run, and one row for all requests of the run."""
+    rows: list[Cells] = []
+    for index, (summary, parts_of_run) in enumerate(zip(summaries, parts, strict=True)):
+        if not parts_of_run:
+            continue
+        for part in parts_of_run:
+            cells = _part_cells(part.requests, part.throughput, part.latencies, part.goodput, brief=brief)
+            rows.append([_run(index), part.name, *cells])
+        cells = _part_cells(summary.requests, summary.throughput, summary.latencies, summary.goodput, brief=brief)
+        rows.append([_run(index), "all", *cells])
+    unit = "" if brief else ", ms"
+    latencies = [f"{METRICS[name].short} {figure}{unit}" for name, figure in _part_figures(brief=brief)]
+    goodput = ["good"] if any(summary.goodput for summary in summaries) else []
+    columns = number_columns("sent", "complete", *goodput, "req/s", "tokens/s", *latencies)
+    thin = any(isinstance(cell, TableCell) and cell.thin for row in rows for cell in row)
+    notes = ["* too few independent samples."] if thin else []
+    heads: Mapping[str, ColumnKind] = {"run": "text", noun: "head", **columns}
+    full_title = f"{title}, latencies in ms" if brief else title
+    return table(full_title, heads, rows, several=len(summaries) > 1, id=title.lower(), notes=notes)
+
+
+def _part_figures(*, brief: bool) -> Sequence[tuple[str, str]]:
+    return PART_FIGURES[:3] if brief else PART_FIGURES
+
+
+def _part_cells(
+    requests: RequestCounts,
+    throughput: Throughput,
+    latencies: Mapping[str, Distribution],
+    goodput: Goodput | None,
+    *,
+    brief: bool,
+) -> list[TableCell]:
+    """Return the cells of one row: number of requests, good requests, rates and latencies in ms."""
+    good = [] if goodput is None else [TableCell(percent(goodput.attainment), goodput.attainment)]
+    rates = (throughput.requests_per_s, throughput.output_tokens_per_s)
+    return [
+        TableCell(f"{requests.sent:,}", requests.sent),
+        TableCell(f"{requests.complete:,}", requests.complete),
+        *good,
+        *(TableCell(significant(rate, 4), rate) for rate in rates),
+        *(statistic_cell(latencies[name], figure, 1e3, bare=True) for name, figure in _part_figures(brief=brief)),
+    ]
 
 
 def session_roles(summaries: Summaries) -> Table:

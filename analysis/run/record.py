@@ -62,6 +62,8 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     ns. The request is due when all conditions are met."""
     tool_ns: Count = 0
     """Time before the request during which tools ran, according to the file with the session."""
+    model: str = ""
+    """Model that the request named, or empty if it is the model of the run."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the start of the run and are excluded from all metrics."""
@@ -141,6 +143,7 @@ def record_for(request: Request, state: State, **facts: Any) -> Record:
         id=request.id,
         session=request.session,
         turn=request.turn,
+        model=request.model,
         state=state,
         prompt_tokens_asked=request.input_tokens,
         output_tokens_asked=request.output_tokens,

@@ -330,6 +330,8 @@ def _parameters() -> Iterator[Parameter]:
             flag = flag.removesuffix("-s")
             keywords = {"metavar": "T", "parser": seconds_with_unit}
             value_type = Any
+        elif field.name == "adapters":
+            flag, value_type, default = "--adapter", list[str] | None, None
         if help_text:
             annotation: Any = Annotated[value_type, Option(flag, help=help_text, **keywords)]
             yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -362,6 +364,7 @@ def serve(
     key = read_secret(api_key_env) if api_key_env else ""
     if api_key_env is not None and not key:
         raise BadParameter(f"the environment variable {api_key_env} is empty or not set")
+    settings["adapters"] = tuple(settings.get("adapters") or ())
     config = SimulatedConfig(**settings, api_key=key, faults=tuple(map(parse_rule, fault or ())))
     try:
         if write_model is not None:

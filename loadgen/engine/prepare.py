@@ -31,6 +31,7 @@ from loadgen.engine.raw_files import RawFacts, first_path, raw_requests_of, surv
 from loadgen.engine.resolve_server import (
     Say,
     access_for,
+    check_models,
     dialect_for,
     has_exact_lengths,
     max_length,
@@ -163,6 +164,7 @@ def prepare(
 
     with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
         dialect = dialect_for(plan, probed, say)
+        check_models(plan, probed, dialect, say)
         announce_trace(plan, schedule, say)
         if about_file:
             say("; ".join(filter(None, (about_file, repetition))))
@@ -173,7 +175,7 @@ def prepare(
             facts = apply_mark(probed, tokenizer.mark)
         if facts is not probed:
             say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
-        say(_describe_prompts(plan, schedule, prompts, facts.model))
+        say(_describe_prompts(plan, schedule, prompts, str(plan.model_mix or facts.model)))
         target = select_addresses(resolve_target(facts.url, access.tls, access.proxy))
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
@@ -192,6 +194,7 @@ def prepare(
                 target=target,
                 dialect=dialect,
                 model=facts.model,
+                model_mix=plan.model_mix,
                 headers=headers,
                 id_prefix=id_prefix,
                 dialects=raw.dialects,

@@ -158,8 +158,8 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     from loadgen.servers.discovery import probe
 
     assert plan.url is not None
-    result = probe(plan.url, model=plan.model, access=access_for(plan), say=say)
-    _detected[plan.url, plan.model] = time.monotonic(), result
+    result = probe(plan.url, model=plan.first_model, access=access_for(plan), say=say)
+    _detected[plan.url, plan.first_model] = time.monotonic(), result
     return plan.replaced(server=result.name)
 
 
@@ -199,6 +199,27 @@ def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None =
     if not plan.force:
         check_version(result, facts)
     return dialect_for_version(result, facts, say)
+
+
+def check_models(plan: Plan, facts: ServerFacts, dialect: Dialect, say: Say) -> None:
+    """Check that the server accepts every model over which the plan splits its requests (`--model a=70,b=30`).
+
+    A model that the server does not list is tested with a request for one token. The first model has already been
+    checked, because it is the model of `facts`. Raises RefusedModelError for a model that the server refuses.
+    """
+    from loadgen.servers.discovery import listed_models
+    from loadgen.servers.endpoint_probe import choose_endpoint
+
+    if plan.model_mix is None:
+        return
+    access = access_for(plan, dialect)
+    listed = listed_models(facts, access)
+    for model in plan.model_mix.models[1:]:
+        if model not in listed:
+            other = structs.replace(facts, model=model, listed=False)
+            choose_endpoint(
+                [dialect], other, _test_request(plan, dialect), say, timeout_s=plan.timeout_s, access=access
+            )
 
 
 def _possible_dialects(plan: Plan, facts: ServerFacts, endpoint: str | None) -> list[Dialect]:
@@ -330,10 +351,10 @@ def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFa
     if plan.simulated:
         return None
     url = _url_of(plan, say)
-    detected_s, facts = _detected.pop((url or "", plan.model), (-inf, None))
+    detected_s, facts = _detected.pop((url or "", plan.first_model), (-inf, None))
     if facts and facts.name == plan.server and time.monotonic() - detected_s < DETECTED_VALID_S:
         return facts
-    return resolve(plan.server, url, os.environ, real=plan.real, model=plan.model, access=access, say=say)
+    return resolve(plan.server, url, os.environ, real=plan.real, model=plan.first_model, access=access, say=say)
 
 
 def _no_server(plan: Plan) -> str:
@@ -473,8 +494,9 @@ def server_for(
     modelled = f"{config.model_shape} on {config.tensor_parallel} x {config.gpu}"
     say(f"SIMULATED {plan.server}{_times_speed(plan.speed)}, a model of {modelled}{about(None)}")
     backend = BACKENDS[plan.server]
-    model = plan.model or backend.simulated_models.get(plan.endpoint or backend.native, config.model)
-    with spawn_process(replace(config, model=model)) as (url, pid):
+    model = plan.first_model or backend.simulated_models.get(plan.endpoint or backend.native, config.model)
+    adapters = plan.model_mix.models[1:] if plan.model_mix else ()
+    with spawn_process(replace(config, model=model, adapters=adapters)) as (url, pid):
         facts = probe(url, plan.server)
         for advice in filter(None, (piece_advice(plan, facts), truncation_advice(facts, max_prompt))):
             say(advice)

@@ -48,6 +48,7 @@ from loadgen.servers.wire.http1 import encode_post
 from loadgen.servers.wire.packet_socket import set_packet_capability
 from loadgen.servers.wire.timestamp_sources import open_source, preload_source
 from loadgen.workloads.cancellation import Cancellation
+from loadgen.workloads.model_mix import ModelMix
 from loadgen.workloads.prompts import SharedSpan
 from loadgen.workloads.request import Request, merged_headers, wire_id
 from loadgen.workloads.session_graph import SessionGraph
@@ -77,6 +78,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
     target: Target
     dialect: Dialect
     model: str
+    model_mix: ModelMix | None
+    """Models over which the requests are split. None: all requests go to `model`."""
     headers: dict[str, str]
     id_prefix: str
     """Random prefix of the request ids that are sent to the server (loadgen.workloads.request.wire_id)."""
@@ -144,6 +147,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
         other requests are sent.
         """
         dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
+        if self.model_mix is not None:
+            request = self.model_mix.with_model(self.prompts.spec.seed, request)
         payload, not_encoded = b"", ""
         expected = None
         try:

@@ -167,8 +167,10 @@ class LiveTarget(msgspec.Struct):
         return complete_body(request.raw, self._dialects[request.path] if request.path else dialect)
 
     def numbered(self, request: Request) -> Request:
-        """Return a copy of the Request with the next id."""
-        return replace(request, id=next(self._ids))
+        """Return a copy of the Request with the next id, and with its model if the plan splits requests over models."""
+        result = replace(request, id=next(self._ids))
+        mix = self.plan.model_mix
+        return result if mix is None else mix.with_model(self.plan.seed, result)
 
     def prompts(self, dialect: Dialect) -> Prompts:
         """Return the prompts for an endpoint. The first call builds them.

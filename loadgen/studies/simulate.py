@@ -47,6 +47,7 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import Twin, step_time_with
 from loadgen.workloads.arrival_processes import Trace
+from loadgen.workloads.model_mix import ModelMix
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request
@@ -423,6 +424,19 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
     return tuple(ids)
 
 
+def _with_models(
+    keep: Callable[[Record | Telemetry], None], mix: ModelMix, seed: int
+) -> Callable[[Record | Telemetry], None]:
+    """Return a function that calls `keep`, after it has set the model of a Record as the plan splits the requests."""
+
+    def keep_with_model(item: Record | Telemetry) -> None:
+        if isinstance(item, Record) and not item.model:
+            item.model = mix.choose(seed, item.id if item.session is None else item.session)
+        keep(item)
+
+    return keep_with_model
+
+
 class VirtualRun:
     """The event loop of a run in virtual time.
 
@@ -439,7 +453,7 @@ class VirtualRun:
         keep: Callable[[Record | Telemetry], None],
         progress: VirtualProgress | None = None,
     ) -> None:
-        self._write = keep
+        self._write = keep if plan.model_mix is None else _with_models(keep, plan.model_mix, plan.seed)
         self._progress = progress
         self._progress_ns = 0 if progress else FOREVER_NS
         self._sent = 0

@@ -101,6 +101,9 @@ class SimulatedConfig:
     host: Annotated[str, "Address to listen on. The default accepts connections from this machine only."] = "127.0.0.1"
     port: Annotated[int, "Port to listen on; 0 selects any free port."] = 0
     model: Annotated[str, "Model name in requests and responses."] = "llama-2-7b"
+    adapters: Annotated[
+        tuple[str, ...], "Name of a LoRA adapter, which requests may name as their model. Repeatable."
+    ] = ()
     clock: Annotated[
         str, "When tokens are sent: script (at configured times) or batching (as by an engine on a GPU)."
     ] = "script"

@@ -423,6 +423,8 @@ class CompletionHandler:
         If the response must be sent by the caller, return it as a Reply. Otherwise return True if the connection can
         take another request, and False if the connection cannot.
         """
+        model = fields.get("model")
+        self._line.model = model if isinstance(model, str) else ""
         header = self._request.headers.get("X-Simulated-Fault")
         config = self._state.config
         try:

@@ -101,7 +101,7 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
     _check_stop(path, body.get("stop"))
     _check_stream_options(path, body.get("stream_options"))
     model = body.get("model")
-    if isinstance(model, str) and ":" in model and model != state.config.model:
+    if isinstance(model, str) and ":" in model and model not in (state.config.model, *state.config.adapters):
         adapter = model.partition(":")[2]
         raise bad_request(
             f"LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Please launch the server with "

@@ -230,10 +230,11 @@ class ServerState:
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.config.speed}\n".encode()
 
     def models(self, owner: str, **fields: Any) -> Reply:
-        """Return the response of /v1/models, which lists one model. `fields` are added to the entry of this model."""
+        """Return the response of /v1/models: the model and its adapters. `fields` are added to each entry."""
         card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner}
         card |= {**fields, **self.mark}
-        return Reply(msgspec.json.encode({"object": "list", "data": [card]}))
+        adapters = [card | {"id": name, "parent": self.config.model} for name in self.config.adapters]
+        return Reply(msgspec.json.encode({"object": "list", "data": [card, *adapters]}))
 
     def finalise(self) -> None:
         """Count and log every request that has ended."""

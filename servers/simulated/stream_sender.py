@@ -59,6 +59,7 @@ class LogLine(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0  # tokens sent
     fault: str = ""  # the fault of this request; empty for none
+    model: str = ""  # model that the request named; empty if it named none
     stamps: str = PLAIN.name  # source of `received_ns` (loadgen.servers.wire.timestamp_sources)
 
 

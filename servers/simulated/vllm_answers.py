@@ -139,7 +139,7 @@ def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> 
         "id": f"{prefix}-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
         "object": object_name,
         "created": request.created_s,
-        "model": state.config.model,
+        "model": request.body.get("model") or state.config.model,
     }
 
 

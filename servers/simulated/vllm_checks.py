@@ -134,8 +134,9 @@ def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
 
 def check_model(state: ServerState, body: Mapping[str, Any]) -> None:
     """Raise ErrorReply if the request names a model that this server does not serve."""
-    if body.get("model") not in (None, state.config.model):
-        message = f"The model `{body['model']}` does not exist. Valid aliases: {state.config.model}."
+    served = (state.config.model, *state.config.adapters)
+    if body.get("model") not in (None, *served):
+        message = f"The model `{body['model']}` does not exist. Valid aliases: {', '.join(served)}."
         raise ErrorReply(protocol.openai_error(message, "NotFoundError", 404, "model"))
 
 

@@ -1,0 +1,80 @@
+"""Splits the Frame of a run into parts: the requests for each model, or those of each class of traffic.
+
+The rates of the parts refer to the time span of the whole run, so that they add up to the rate of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec.structs import replace
+
+from loadgen.analysis.chunk_columns import ChunkInstants
+from loadgen.analysis.frame import Booleans, Frame, Outcome, OutcomeCount, offsets_of
+from loadgen.analysis.row_labels import RowLabels
+
+OTHER_COLUMNS = ("chunk_ns", "chunk_tokens", "offsets")
+"""Arrays of a Frame that do not have one entry per row."""
+
+
+def frame_parts(frame: Frame, labels: RowLabels | None) -> Iterator[tuple[str, Frame]]:
+    """Yield the name and the Frame of each part with measured requests, in the order of the names."""
+    if labels is None:
+        return
+    for name in labels.names:
+        rows = labels.rows(name)
+        if (rows & frame.measured).any():
+            yield name, select_rows(frame, rows)
+
+
+def find_part(frame: Frame, name: str) -> Frame | None:
+    """Return the Frame of the class of traffic or of the model with this name, or None if there is no such part."""
+    for labels in (frame.classes, frame.models):
+        if labels is not None and name in labels.names:
+            return select_rows(frame, labels.rows(name))
+    return None
+
+
+def select_rows(frame: Frame, rows: Booleans) -> Frame:
+    """Return the Frame of the rows in a mask. It keeps the window and the time span of the whole run.
+
+    Columns about sessions and the counts of timestamp sources are left out, because they describe only whole runs."""
+    counts = frame.chunk_counts
+    chunks = np.repeat(rows, counts)
+    offsets = offsets_of(counts[rows])
+    columns = {
+        name: getattr(frame, name)[rows]
+        for name in frame.__struct_fields__
+        if isinstance(getattr(frame, name), np.ndarray) and name not in OTHER_COLUMNS
+    }
+    return replace(
+        frame,
+        **columns,
+        chunk_ns=ChunkInstants(frame.chunk_ns.steps[chunks], frame.first_ns[rows], offsets),
+        chunk_tokens=frame.chunk_tokens[chunks],
+        offsets=offsets,
+        outcomes=_outcomes(frame, rows),
+        sources={},
+        marks={name: column[rows] for name, column in frame.marks.items()},
+        graphs=None,
+        output_errors={},
+        span_of_run=frame.span_ns,
+        models=_selected(frame.models, rows),
+        classes=_selected(frame.classes, rows),
+    )
+
+
+def _selected(labels: RowLabels | None, rows: Booleans) -> RowLabels | None:
+    return None if labels is None else RowLabels(labels.names, labels.index[rows])
+
+
+def _outcomes(frame: Frame, rows: Booleans) -> dict[Outcome, OutcomeCount]:
+    """Count the outcomes of the rows in a mask. The keys keep their order, because rows refer to their positions."""
+    index, ids = frame.outcome_index[rows], frame.id[rows]
+    counts = np.bincount(index, minlength=len(frame.outcomes))
+    result = {}
+    for position, outcome in enumerate(frame.outcomes):
+        first_id = int(ids[index == position].min(initial=np.iinfo(np.int64).max)) if counts[position] else 0
+        result[outcome] = OutcomeCount(int(counts[position]), first_id)
+    return result

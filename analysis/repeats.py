@@ -251,6 +251,7 @@ def document(repeats: RepeatsSummary, summaries: Sequence[Summary]) -> Document:
         blocks.append(Paragraph(f"repeat {summary.run.repeat or number}: {sentences}", "ok" if good else "error"))
         blocks.append(Findings([finding for finding in of_run if finding.level == "warning"]))
         blocks += [objectives([summary])] if summary.objectives else []
+    blocks.append(Findings([*filter(None, [findings.seed_finding(first)])]))
     title = f"{server_label(first)}  {first.server.model or ''}"
     subtitle = f"{workload_sentence(first)}, {repeats.runs} times"
     sections = [section(repeats, title=""), Section("repeats", "", blocks)]

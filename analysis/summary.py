@@ -56,6 +56,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
     ignore_eos: bool = True
     """True if the server was told not to end responses before the requested length."""
     seed: int | None
+    seed_choice: str = ""
+    """How the seed was chosen: `stated` by the user, `random` (new for this run), or `fixed` (on simulated servers).
+    It is empty for runs of older versions."""
     workers: int | None
     timeout_s: float | None
     interrupted: bool

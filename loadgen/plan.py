@@ -62,6 +62,15 @@ from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.token_counter import CountingMethod
 from loadgen.workloads.workload import Workload
 
+FIXED_SEED = 0
+"""Seed of runs on simulated servers and in virtual time, unless the user states another seed."""
+SeedChoice = Literal["fixed", "stated", "random"]
+"""How the seed of a run was chosen:
+
+- fixed: The run uses FIXED_SEED, because the server is simulated or the run is in virtual time.
+- stated: The user stated the seed.
+- random: The command drew a new seed, so that no earlier run has sent the same prompts.
+"""
 BURST_REQUESTS = 1000
 """Number of requests of `loadgen burst`, unless the user states another number or a file."""
 
@@ -72,6 +81,11 @@ def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
     A workload from a file uses the lengths of the recorded answers. Other workloads use DEFAULT_OUTPUT_TOKENS.
     """
     return lengths.ANSWERS if _workload_file(settings["workload"]) else lengths.DEFAULT_OUTPUT_TOKENS
+
+
+def _default_seed(_settings: Mapping[str, Any]) -> int:
+    """Return the default of `seed`. `loadgen.engine.resolve_server.with_seed` replaces it if the server is real."""
+    return FIXED_SEED
 
 
 def _workload_file(text: str) -> Path | None:
@@ -242,8 +256,12 @@ class Plan:
     the model may stop early."""
     image: Annotated[tuple[str, ...], TUPLE, image_sizes, RunOption("Advanced", "start")] = ()
     """Size of a synthetic image to add to each chat request, such as 512x512. Repeatable."""
-    seed: Annotated[int, RunOption("Prompts", "form")] = 0
-    """Random seed. The same seed gives byte-identical requests, scheduled for the same times."""
+    seed: Annotated[int, RunOption("Prompts", "form", default=_default_seed)] = FIXED_SEED
+    """Random seed. The same seed gives byte-identical requests, scheduled for the same times. Default: a new seed for
+    each command, so that no prefix cache holds the prompts; 0 on simulated servers."""
+    seed_choice: SeedChoice = "fixed"
+    """How the seed was chosen. `loadgen.engine.resolve_server.with_seed` replaces `fixed` by `random` if the server is
+    real."""
     tokenizer: Annotated[Path | None, existing_tokenizer, RunOption("Advanced", "start")] = None
     """Tokenizer of the model, for building prompts: a file, a folder, or the name of a model in the local Hugging Face
     cache."""
@@ -323,6 +341,8 @@ class Plan:
         def __init__(self, **values: Any) -> None:
             """Validate the values and store them. Raises PlanError with one line per mistake. Each line names the
             command-line option."""
+            if "seed" in values:
+                values.setdefault("seed_choice", "stated")
             vars(self).update(validate_fields(type(self), expand(values)))
             mistake = next(self._mistakes(), "")
             if mistake:

@@ -370,7 +370,10 @@ def command_line(plan: Plan) -> list[str]:
     for name, field in fields_of(type(plan)).items():
         value, flag = getattr(plan, name), option_name(name)
         values = value if isinstance(value, tuple) else (value,)
-        if field.option is None or value == field.default_after(vars(plan)):
+        is_default = value == field.default_after(vars(plan))
+        if name == "seed":  # without the option, another command may draw another seed
+            is_default = plan.seed_choice == "fixed"
+        if field.option is None or is_default:
             continue
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")

@@ -96,6 +96,10 @@ ONE_RUN_EACH = (
     "--repeats 5 measures it."
 )
 TOO_SHORT = "Runs too short to show how the server varies: the interval of {} is the assumed {} (--run-variation)."
+RANDOM_SEEDS = (
+    "Seeds differ, so prompts, random lengths and random arrivals differ by chance. To send the requests of A to both, "
+    "run B with {}."
+)
 SAME_ADDRESS = "Same prompts and same address: unless it was cleared in between, a prefix cache may have helped B."
 LEVELS: dict[str, doc.Level] = {"better": "ok", "worse": "error", "no difference": "note", "inconclusive": "warning"}
 WORDS = {"better": "better", "worse": "worse", "no difference": "same", "inconclusive": "unclear"}
@@ -301,9 +305,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: b
             result.append(f"{name[0].upper()}{name[1:]}: {text_a} in A, {text_b} in B.")
     if any(run.summary.run.may_end for run in (*a, *b)):
         result.append(_early_end_note(a, b))
-    urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
-    if urls_a & urls_b and not any(run.summary.server.simulated for run in (*a, *b)):
-        result.append(SAME_ADDRESS)
+    result += _seed_notes(a, b)
     for title, group in (("A", a), ("B", b)):
         limit = group[0].summary.limit
         if limit:
@@ -335,7 +337,10 @@ def unequal_work(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[Une
     The list is empty for equal work.
     """
     result = []
+    has_random_seeds = any(run.run.header.plan.get("seed_choice") == "random" for run in (*a, *b))
     for name, reason, value_of in CHECKS:
+        if name == "seed" and has_random_seeds:
+            continue  # no user stated both seeds, so the load is the same on average: `_seed_notes` says so
         values_a, values_b = (sorted({str(value_of(run)) for run in group}) for group in (a, b))
         if values_a != values_b or len(values_a) > 1:
             result.append(UnequalWork(name, " / ".join(values_a), " / ".join(values_b), reason))
@@ -363,6 +368,23 @@ def _first_seed(run: ComparedRun) -> int:
     return int(plan.get("seed", 0)) - max(0, int(plan.get("repeat", 0)) - 1)
 
 
+def _seed_notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]:
+    """Return notes on the prompts of A and B: on different random seeds, or on equal seeds on one server."""
+    seeds_a, seeds_b = ({_first_seed(run) for run in group} for group in (a, b))
+    if seeds_a != seeds_b:
+        text = f"--seed {min(seeds_a)}" if len(seeds_a) == 1 else "the seeds of A"
+        return [RANDOM_SEEDS.format(text)]
+    urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
+    is_real = not any(run.summary.server.simulated for run in (*a, *b))
+    return [SAME_ADDRESS] if urls_a & urls_b and is_real else []
+
+
+def _prompts_from_cache(run: ComparedRun) -> str:
+    """Return whether the server computed the prompts of a run, or found them in its prefix cache."""
+    cached = run.summary.cached_prompts
+    return "from the prefix cache" if cached is not None and cached.unexpected else "computed"
+
+
 def _model_name(run: ComparedRun) -> str:
     """Return the model name in lower case, without the folder or organisation, which some servers omit."""
     return str(run.summary.server.model).rstrip("/").rpartition("/")[2].lower()
@@ -381,6 +403,7 @@ def _users(run: ComparedRun) -> str:
 CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
     *((name, "the plan requests different work", _plan_value(name)) for name in PLANNED),
     ("seed", "prompts, lengths and arrivals differ", _first_seed),
+    ("prompts", "a server does not compute prompts that are in its prefix cache", _prompts_from_cache),
     ("warm-up", "a cold server is slower at first", _plan_value("warmup")),
     ("model", "the amount of work depends on the model", _model_name),
     ("clock", "the servers run at different speeds", lambda run: simulated(run.summary) or "a real server"),

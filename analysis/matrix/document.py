@@ -638,7 +638,8 @@ class MatrixReport:
         if summary.cells:
             first = (
                 f"Each server was started {pluralise(summary.starts, 'time')} per host and model, and its runs were "
-                f"shuffled within a start (seed {summary.seed}). Repeat k has the same prompts in every cell."
+                f"shuffled within a start. Repeat k of a workload has the same prompts in every cell (seed "
+                f"{summary.seed} for the first)."
             )
             lines = [first, ROUNDS if summary.starts > 1 else ONE_START, COLD]
         if summary.equal_work:

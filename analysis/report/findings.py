@@ -126,7 +126,8 @@ def findings(summary: Summary) -> list[Finding]:
     if summary.limit:
         level = "warning" if summary.limit.exceeds_limit else "note"
         result.append(Finding("limit", level, hardware_limit_sentence(summary.limit)))
-    return [*result, *_warnings(summary)]
+    result += [*_warnings(summary), *filter(None, [seed_finding(summary)])]
+    return result
 
 
 def sessions_sentence(sessions: SessionFigures) -> str:
@@ -475,6 +476,14 @@ def tokens_per_event_finding(summary: Summary) -> Finding | None:
         "ICL shows the time between events."
     )
     return Finding("tokens-per-event", "note", text, "gaps")
+
+
+def seed_finding(summary: Summary) -> Finding | None:
+    """Return a note on how to repeat a run with a random seed, or None for a run with another seed."""
+    if summary.run.seed_choice != "random":
+        return None
+    text = f"The seed was drawn at random. --seed {summary.run.seed} sends the same requests again."
+    return Finding("seed", "note", text)
 
 
 def cached_prompts_finding(summary: Summary) -> Finding | None:

@@ -6,7 +6,7 @@ Fields that are not listed may have any type, because newer versions and other t
 from __future__ import annotations
 
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -79,6 +79,7 @@ _PLAN = {
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
     "seed": int,
+    "seed_choice": Literal["fixed", "stated", "random"],
     "ignore_eos simulated": bool,
     "window_s": tuple[_Real, _Real] | None,
     "objectives goodput": [str],

@@ -81,9 +81,10 @@ def run_load(
     """Run all repeats of the plan, on this machine or on several, and report the results."""
     from loadgen import folders
     from loadgen.engine import prepare
-    from loadgen.engine.resolve_server import with_detected_server
+    from loadgen.engine.resolve_server import command_with_seed, with_detected_server, with_seed
     from loadgen.load_shorthand import ONE_AT_A_TIME
     from loadgen.plan import Plan
+    from loadgen.servers.auth import redact
 
     settings |= objective_settings(settings, assertions, confidence, goodput)
     plan = Plan(**settings)
@@ -99,7 +100,7 @@ def run_load(
     )
     if is_default_load:
         output.say("no --rate and no --concurrency: sending one request at a time, as with --concurrency 1")
-    plan = with_detected_server(plan, output.say)
+    plan = with_seed(with_detected_server(plan, output.say), output.say)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
@@ -112,6 +113,7 @@ def run_load(
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind", listening=True), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
     with folders.run_folder(out, plan.server, plan.label) as folder, _live_page(live, live_port, output) as page:
+        run_plan = partial(run_plan, command=redact(command_with_seed(["loadgen", *sys.argv[1:]], plan)))
         if plan.repeats == 1:
             _run(run_plan, plan, folder, output, page)
         else:
@@ -208,12 +210,9 @@ def _run_repeats(
 
 def _run(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output, page: LivePage | None) -> Footer:
     """Run one plan with progress on stderr and on the live page. Return the footer of its run file."""
-    from loadgen.servers.auth import redact
-
-    command = redact(["loadgen", *sys.argv[1:]])
     with output.progress(plan) as show:
         if page is None:
-            return run_plan(plan, folder=folder, command=command, say=output.say, on_progress=show)
+            return run_plan(plan, folder=folder, say=output.say, on_progress=show)
         page.begin(planned_end(plan))
 
         def say(line: str) -> None:
@@ -224,6 +223,6 @@ def _run(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Outp
             page.show(phase, counts)
             return show(phase, counts)
 
-        footer = run_plan(plan, folder=folder, command=command, say=say, on_progress=show_everywhere)
+        footer = run_plan(plan, folder=folder, say=say, on_progress=show_everywhere)
         output.say(str(page.save(folder)))
         return footer

@@ -133,10 +133,11 @@ class SweepCommandOptions:
 
 def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoReturn:
     """Run a new sweep, or continue an earlier one, and report the results."""
-    from loadgen.engine.resolve_server import require_server
+    from loadgen.engine.resolve_server import command_with_seed, require_server, with_seed
     from loadgen.folders import run_folder
     from loadgen.servers.auth import redact
     from loadgen.studies.simulate import VirtualClock
+    from loadgen.studies.sweep import with_recorded_seed
     from loadgen.studies.sweep.measure import (
         StepRunner,
         measure_function,
@@ -168,6 +169,9 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     speed = 1.0
     if not options.virtual:
         require_server(plan, "sweep")
+        if options.resume and options.out is not None:
+            plan = with_recorded_seed(plan, options.out)
+        plan = with_seed(plan, output.say)
         speed = _clock_speed(plan, options)
     virtual_model = model if options.virtual else None
     search_settings: dict[str, Any] = {
@@ -178,7 +182,7 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         "currency": hour_cost and hour_cost.currency,
         "gpus": options.gpus,
     }
-    command = redact(["loadgen", *sys.argv[1:]])
+    command = redact(command_with_seed(["loadgen", *sys.argv[1:]], plan))
     with run_folder(options.out, plan.server, plan.label) as folder:
         adaptive = not (settings.get("n") or settings.get("duration_s"))
         sweep = new_sweep(plan, folder, targets, virtual_model, adaptive=adaptive, speed=speed)

@@ -89,7 +89,7 @@ def fit(
     The fit estimates the server's timing constants and limits. A simulation of the same requests then reproduces the
     measured latencies. Use at least two runs: a burst, which shows the cost of prompts and of many concurrent
     sequences, and a light load, which shows the cost of few sequences. The server must not have the prompts in its
-    prefix cache, so use another --seed for each run. Exit codes: 0 written; 2 usage error, or unusable runs; 3 the
+    prefix cache, so do not use a --seed twice. Exit codes: 0 written; 2 usage error, or unusable runs; 3 the
     runs are those of the built-in simulated server, and --simulated is not given.
     """
     from loadgen.analysis.build_summary import summarise

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from math import inf
 from operator import itemgetter
+from random import SystemRandom
 from string import Template
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ SIMULATED_GPUS = 4
 
 On 4 x H100 SXM, a burst of 1,000 requests of 512 + 128 tokens takes about 20 s on TGI, without speeding up the clock.
 """
+MAX_RANDOM_SEED = 999_999_999
+"""Largest random seed. Users may have to type a seed, so it has at most nine digits."""
 SHOWN_LENGTHS = 3
 """Maximum number of output lengths that a message lists before it is shortened."""
 
@@ -161,6 +164,45 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     result = probe(plan.url, model=plan.first_model, access=access_for(plan), say=say)
     _detected[plan.url, plan.first_model] = time.monotonic(), result
     return plan.replaced(server=result.name)
+
+
+def with_seed(plan: Plan, say: Say | None = None) -> Plan:
+    """Return the plan with the seed of its run. Repeats and steps of the run derive their seeds from this seed.
+
+    If the user states no seed, a run on a real server gets a new random seed, because the server's prefix cache may
+    hold the prompts of earlier runs. A run on a simulated server gets the fixed seed, so that it can be reproduced.
+    Raises the errors that `server_for` raises.
+    """
+    if plan.seed_choice != "fixed" or plan.simulated:
+        return plan
+    facts = _find_server(plan, access_for(plan), say)
+    if facts is None:
+        return plan
+    _detected[_url_of(plan) or "", plan.first_model] = time.monotonic(), facts
+    plan = with_new_seed(plan, facts)
+    if say and plan.seed_choice == "random":
+        say(f"random seed; --seed {plan.seed} sends the same requests again")
+    return plan
+
+
+def with_new_seed(plan: Plan, facts: ServerFacts) -> Plan:
+    """Return the plan with a new random seed if the user states no seed and the server is not simulated."""
+    if plan.seed_choice != "fixed" or facts.simulated:
+        return plan
+    return plan.replaced(seed=random_seed(), seed_choice="random")
+
+
+def random_seed() -> int:
+    """Return a new random seed, from 1 to MAX_RANDOM_SEED."""
+    return SystemRandom().randint(1, MAX_RANDOM_SEED)
+
+
+def command_with_seed(command: Sequence[str], plan: Plan) -> list[str]:
+    """Return a command that makes the run of a plan again.
+
+    This is `command`, with `--seed` if the command did not state the seed that it used.
+    """
+    return [*command, "--seed", str(plan.seed)] if plan.seed_choice == "random" else [*command]
 
 
 def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str, str | None]:
@@ -344,13 +386,13 @@ def require_server(plan: Plan, purpose: str) -> None:
 def _find_server(plan: Plan, access: Access, say: Say | None = None) -> ServerFacts | None:
     """Return the facts of the plan's server, or None if the built-in simulated server should be started.
 
-    `say` is called with a line if the URL was corrected, and whenever the probe waits for a busy server.
+    `say` is called with a line whenever the probe waits for a busy server.
     """
     from loadgen.servers.discovery import resolve
 
     if plan.simulated:
         return None
-    url = _url_of(plan, say)
+    url = _url_of(plan)
     detected_s, facts = _detected.pop((url or "", plan.first_model), (-inf, None))
     if facts and facts.name == plan.server and time.monotonic() - detected_s < DETECTED_VALID_S:
         return facts
@@ -464,7 +506,7 @@ def server_for(
     facts = _find_server(plan, access, say)
     if facts is not None:
         name = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
-        not_named = "" if _url_of(plan) else " (the usual port; use --url for another)"
+        not_named = "" if _url_of(plan, say) else " (the usual port; use --url for another)"
         say(f"{name.strip()} at {facts.url}{not_named}{about(facts)}")
         check_limits(facts, at_once, max_prompt, max_output, batch_size=plan.batch_size, over_limit=plan.over_limit)
         exceeded = exceeded_request_limit(facts, at_once, plan.batch_size)

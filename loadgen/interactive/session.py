@@ -39,7 +39,14 @@ from locust import events
 from locust.util.timespan import parse_timespan
 
 from loadgen import machine as host
-from loadgen.engine.resolve_server import SIMULATED_SERVER, access_for, max_length, with_detected_server
+from loadgen.engine.resolve_server import (
+    SIMULATED_SERVER,
+    access_for,
+    command_with_seed,
+    max_length,
+    with_detected_server,
+    with_new_seed,
+)
 from loadgen.engine.telemetry_sampler import SamplerProcess
 from loadgen.errors import EXIT_USAGE, LoadgenError, PlanError
 from loadgen.folders import FolderClaim, run_folder
@@ -166,18 +173,25 @@ class LocustSession:
     def choose(self, plan: Plan, url: str = "") -> None:
         """Set the plan of the next run, and build its prompts now.
 
+        Each run on a real server gets a new random seed, unless the user states one, because the server's prefix cache
+        may hold the prompts of the run before.
+
         If `url` is not empty, the next run uses the server at this URL. Raises ServerError, PlanError, and the errors
         of LiveTarget.prompts. After an error the session is unchanged.
         """
         assert self.target is not None
-        target = self.target if plan == self.target.plan else self.target.with_plan(plan)
+        target = self.target
         if url:
-            if access_for(target.plan).headers:
+            if access_for(plan).headers:
                 raise PlanError(
                     "this server receives headers or an API key, which another server must not see",
                     "Restart loadgen ui to use another server.",
                 )
             target = find_target(interactive_plan(vars(plan) | {"url": url}), self._stack, LOG.info)
+            plan = target.plan
+        plan = with_new_seed(plan, target.facts)
+        if plan != target.plan:
+            target = target.with_plan(plan)
         target.prompts(target.dialect(None))
         self.target = target
         if url:
@@ -251,7 +265,8 @@ class LocustSession:
         try:
             folder = self._claims.enter_context(run_folder(out, target.plan.server, target.plan.label))
             self._claims.enter_context(FolderClaim(folder))
-            self.run = LiveRun(folder, target, stamps=self.stamps, command=self.command, sampler=sampler)
+            command = command_with_seed(self.command, target.plan)
+            self.run = LiveRun(folder, target, stamps=self.stamps, command=command, sampler=sampler)
             self.folders.append(folder)
         except BaseException as error:
             self._claims.close()

@@ -50,9 +50,10 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadgen.analysis.prices import HINT, parse_price
+from loadgen.engine.resolve_server import random_seed
 from loadgen.errors import PlanError
 from loadgen.journal import JournalKind, JournalLine, open_journal, read_footer, read_journal
-from loadgen.plan import KNOWN_BACKEND, KNOWN_ENDPOINT, Plan
+from loadgen.plan import FIXED_SEED, KNOWN_BACKEND, KNOWN_ENDPOINT, Plan, SeedChoice
 from loadgen.plan_fields import from_catalog, read_plan
 from loadgen.servers.auth import redact
 from loadgen.servers.launch.spec import LOCAL, Host, LaunchMethod, read_hosts
@@ -62,6 +63,8 @@ from loadgen.workloads.spec_syntax import WorkloadError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,59}$"
 """Pattern of names in the plan. Names become folder names."""
+SEEDS_PER_WORKLOAD = 1_000
+"""Difference between the seeds of two workloads of a plan. Repeats and the steps of a sweep use the seeds between."""
 MATRIX_SETTINGS = (
     "server",
     "url",
@@ -69,6 +72,7 @@ MATRIX_SETTINGS = (
     "platform",
     "label",
     "seed",
+    "seed_choice",
     "real",
     "speed",
     "repeat",
@@ -229,7 +233,8 @@ class MatrixPlan(_Strict):
     starts: int = Field(1, ge=1, le=100)
     """Number of starts of each server. The repeats are spread over the starts. More starts show the variation between
     starts and spread a drift over time evenly, but each start costs the time to load a model."""
-    seed: int = 0
+    seed: int = FIXED_SEED
+    """Seed of the order and of the prompts. Without it, the prompts get a new random seed if a server is real."""
     equal_work: str | None = None
     """Name of the server that is measured first. Requests to the other servers use its output lengths."""
 
@@ -370,6 +375,20 @@ class Matrix:
     starts: Sequence[Start]
     folder: Path
     command: list[str]
+    seed: int
+    """Seed of the prompts of the first workload's first repeat."""
+    seed_choice: SeedChoice
+
+    def seed_settings(self, repeat: Repeat) -> dict[str, Any]:
+        """Return the seed of a repeat, and how it was chosen, as settings of its run.
+
+        Repeat k of a workload has the same seed in every cell, so that all servers get the same prompts. Workloads and
+        repeats have different seeds, because one start of a server measures several of them, and the server's prefix
+        cache may hold the prompts of an earlier one.
+        """
+        names = [str(workload["name"]) for workload in self.plan.workloads]
+        offset = SEEDS_PER_WORKLOAD * names.index(repeat.cell.workload)
+        return {"seed": self.seed + offset + repeat.number - 1, "seed_choice": self.seed_choice}
 
     @property
     def repeats(self) -> list[Repeat]:
@@ -379,7 +398,9 @@ class Matrix:
     @property
     def journal_plan(self) -> dict[str, Any]:
         """Values that must not change when the matrix is resumed: the plan, and its hosts from the hosts file."""
-        plan = self.plan.model_dump(mode="json", exclude={"hosts_file"})
+        plan = self.plan.model_dump(mode="json", exclude={"hosts_file"}) | {"seed": self.seed}
+        if self.seed_choice == "random":
+            plan["seed_choice"] = "random"
         return dict(redact(plan | {"hosts_found": msgspec.to_builtins(self.hosts)}))
 
     def done(self) -> list[Repeat]:
@@ -395,7 +416,24 @@ def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
     starts = plan_starts(plan)
     if not starts:
         raise PlanError("every cell is skipped, so there is nothing to measure", "Check the cases in the plan.")
-    return Matrix(plan, resolve_hosts(plan), starts, folder, command)
+    seed, choice = _choose_seed(plan, starts, folder)
+    return Matrix(plan, resolve_hosts(plan), starts, folder, command, seed, choice)
+
+
+def _choose_seed(plan: MatrixPlan, starts: Sequence[Start], folder: Path) -> tuple[int, SeedChoice]:
+    """Return the seed of the prompts, and how it was chosen.
+
+    If the plan states no seed, a matrix in `folder` keeps its seed, so that it can be resumed. A new matrix gets a
+    random seed if one of its servers is real.
+    """
+    if "seed" in plan.model_fields_set:
+        return plan.seed, "stated"
+    first = next((line for line in read_lines(folder) if line["type"] == "plan"), None)
+    if first is not None and isinstance(first["plan"].get("seed"), int):
+        return first["plan"]["seed"], "random" if first["plan"].get("seed_choice") == "random" else "fixed"
+    if all(start.launch == "simulated" for start in starts):
+        return plan.seed, "fixed"
+    return random_seed(), "random"
 
 
 def plan_cells(plan: MatrixPlan) -> list[Cell]:

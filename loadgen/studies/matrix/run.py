@@ -264,7 +264,7 @@ class StartRunner:
             "platform": matrix.hosts[start.host.name].platform,
             "repeat": repeat.number,
             "repeats": matrix.plan.repeats,
-            "seed": matrix.plan.seed + repeat.number - 1,
+            **matrix.seed_settings(repeat),
         }
         optional = {
             "endpoint": start.server.endpoint,

@@ -153,6 +153,8 @@ class Sweep:
     def journal_plan(self) -> dict[str, Any]:
         """Values that must not change when the sweep is resumed, as the first line of the journal stores them."""
         plan = {name: value for name, value in self.plan.to_dict().items() if name != "arrivals"}
+        if plan["seed_choice"] == "fixed":  # journals of older versions have no such field
+            del plan["seed_choice"]
         settings = {"run": plan, "over": self.over, "loads": list(self.loads), **dict(self.journal_extra)}
         return dict(redact(settings))
 
@@ -326,6 +328,18 @@ def refusal(folder: Path) -> RefusedError:
 def measured_steps(lines: Sequence[JournalLine]) -> list[JournalLine]:
     """Return the `end` lines of the journal in order. There is one line for each measured step."""
     return [line for line in lines if line["type"] == "end"]
+
+
+def with_recorded_seed(plan: Plan, folder: Path) -> Plan:
+    """Return the plan with the random seed of the sweep in `folder`, so that a resumed sweep goes on with this seed.
+
+    If the user states a seed, or if the sweep has no random seed, the plan is returned unchanged.
+    """
+    first = next((line for line in read_lines(folder) if line["type"] == "plan"), None)
+    recorded = {} if first is None else first["plan"].get("run", {})
+    if plan.seed_choice == "fixed" and recorded.get("seed_choice") == "random":
+        return plan.replaced(seed=recorded["seed"], seed_choice="random")
+    return plan
 
 
 def is_finished(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from scipy import stats as reference
 
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.analysis import stats
-from loadgen.analysis.compare import FIGURES, compare, document, figures, remark, run_variance, unequal_work
+from loadgen.analysis.compare import FIGURES, compare, document, figures, read_run, remark, run_variance, unequal_work
 from loadgen.analysis.compare.gates import parse_gates
 from loadgen.analysis.compare.run_variance import Samples, split_offsets
 from loadgen.analysis.report import markdown
@@ -25,7 +25,7 @@ from loadgen.cli.command_help import SEPARATOR
 from loadgen.cli.compare import split_sides
 from loadgen.errors import PlanError
 from tests.support.compared import limited, row, run
-from tests.support.runs import header
+from tests.support.runs import burst, header, run_of
 
 
 def test_holm_agrees_with_its_definition() -> None:
@@ -249,6 +249,23 @@ def test_unequal_work_is_named(tmp_path: Path) -> None:
     assert any(note.startswith("Server limits: max_concurrent_requests 1000") for note in notes)
     third = run(tmp_path / "third", plan=plan | {"repeat": 3, "repeats": 3, "seed": 9})
     assert not unequal_work([a], [third])
+
+
+def test_random_seeds_are_equal_work(tmp_path: Path) -> None:
+    """Different seeds are a note if one of them was drawn at random. Cached prompts are never equal work."""
+    plan = header(60).plan
+    a = run(tmp_path / "a", plan=plan | {"seed": 812, "seed_choice": "random"})
+    for name, seed_choice in (("random", "random"), ("stated", "stated")):
+        b = run(tmp_path / name, plan=plan | {"seed": 99, "seed_choice": seed_choice})
+        assert not unequal_work([a], [b])
+        assert any("run B with --seed 812" in note for note in compare([a], [b]).notes)
+    same = run(tmp_path / "same", plan=plan | {"seed": 812, "seed_choice": "stated"})
+    assert not any("Seeds differ" in note for note in compare([a], [same]).notes)
+    records = burst(60, 8)
+    for record in records:
+        record.marks = {"cached_prompt_tokens": record.prompt_tokens or 0}
+    cached = read_run(run_of(tmp_path / "cached", records, plan=plan | {"seed": 99, "seed_choice": "random"}).path)
+    assert [difference.what for difference in unequal_work([a], [cached])] == ["prompts"]
 
 
 def test_answers_that_might_end_early_are_compared_and_said_not_to_be_equal(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadgen.studies.matrix import MatrixPlan, plan_cells, plan_starts, skipped_cells
+from loadgen.studies.matrix import MatrixPlan, build_matrix, journal, plan_cells, plan_starts, skipped_cells
 
 
 def plan(**changes: Any) -> MatrixPlan:
@@ -111,3 +112,35 @@ def test_what_is_skipped_is_not_measured_and_said() -> None:
     assert len(plan_cells(asked)) == 24 - 6
     assert skipped_cells(asked) == {f"{server} on b, 70b": "does not fit" for server in ("vllm", "lightllm", "tgi")}
     assert not any((s.host.name, s.model.name) == ("b", "70b") for s in plan_starts(asked))
+
+
+def test_repeats_of_a_workload_have_the_same_seed_in_every_cell(tmp_path: Path) -> None:
+    """Repeats and workloads have different seeds, because a server measures several of them after one start."""
+    matrix = build_matrix(plan(), tmp_path, [])
+    seeds: dict[tuple[str, int], set[int]] = {}
+    for repeat in matrix.repeats:
+        settings = matrix.seed_settings(repeat)
+        assert settings["seed_choice"] == "stated"
+        seeds.setdefault((repeat.cell.workload, repeat.number), set()).add(settings["seed"])
+    assert seeds == {
+        **{("burst", number): {4 + number} for number in (1, 2, 3)},
+        **{("long", number): {1_004 + number} for number in (1, 2, 3)},
+    }
+
+
+@pytest.mark.parametrize(("launch", "choice"), [("simulated", "fixed"), ("process", "random"), ("running", "random")])
+def test_real_servers_get_a_random_seed(launch: str, choice: str, tmp_path: Path) -> None:
+    """A resumed matrix keeps the seed that its journal records. The order of the runs is the same for every seed."""
+    values = plan(launch=launch).model_dump(exclude={"seed"}, exclude_unset=True)
+    first = build_matrix(MatrixPlan(**values), tmp_path / "first", [])
+    assert first.seed_choice == choice
+    assert (first.seed == 0) == (choice == "fixed")
+    with journal(first.folder, first.journal_plan, resume=False):
+        pass
+    resumed = build_matrix(MatrixPlan(**values), first.folder, [])
+    assert (resumed.seed, resumed.seed_choice) == (first.seed, choice)
+    with journal(resumed.folder, resumed.journal_plan, resume=True):
+        pass
+    other = build_matrix(MatrixPlan(**values), tmp_path / "other", [])
+    assert other.starts == first.starts
+    assert (other.seed == first.seed) == (choice == "fixed")

@@ -116,7 +116,7 @@ def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
     Only questions that are directly followed by an answer are used. A dialogue without such a question is skipped.
     Messages of other roles, such as the system, are ignored. Raises WorkloadError if the file is unreadable or has
     another format."""
-    return _elements(path, _dialogue)
+    return elements(path, _dialogue)
 
 
 def alpaca(path: Path) -> Iterator[Sample]:
@@ -124,14 +124,14 @@ def alpaca(path: Path) -> Iterator[Sample]:
 
     Elements with an empty instruction or output are skipped. Raises WorkloadError if the file is unreadable or has
     another format."""
-    return _elements(path, _instruction)
+    return elements(path, _instruction)
 
 
 def jsonl(path: Path) -> Iterator[Sample]:
     """Yield one sample per line of a JSON Lines file with prompts or chat messages.
 
     Raises WorkloadError if the file is unreadable or has another format."""
-    return _elements(path, partial(_prompt, folder=path.parent))
+    return elements(path, partial(_prompt, folder=path.parent))
 
 
 @contextmanager
@@ -159,15 +159,18 @@ def lines(file: TextIO, limit: int) -> Iterator[tuple[int, str]]:
     return ((line, text) for line, text in enumerate(iter(lambda: file.readline(limit), ""), 1) if text.strip())
 
 
-def _elements(path: Path, convert: Callable[[Any], Item | None]) -> Iterator[Item]:
+def elements(
+    path: Path, convert: Callable[[Any], Item | None], name: str = "the dataset", hint: str = FORMAT_HINT
+) -> Iterator[Item]:
     """Yield the elements of a JSON array, or the lines of a JSON Lines file, each converted by the function `convert`.
 
-    The file is read step by step, as elements are needed. Elements for which `convert` returns None are skipped."""
-    with open_text(path, "the dataset") as file:
+    The file is read step by step, as elements are needed. Elements for which `convert` returns None are skipped. `name`
+    describes the file in error messages, and `hint` says what to do about an element that `convert` refuses."""
+    with open_text(path, name) as file:
         buffer = _skip_blanks(file, "")
-        elements = _array_elements(path, file, buffer[1:]) if buffer.startswith("[") else _line_elements(path, file)
-        for location, raw, decode in elements:
-            with error_location(location, FORMAT_HINT):
+        items = _array_elements(path, file, buffer[1:]) if buffer.startswith("[") else _line_elements(path, file)
+        for location, raw, decode in items:
+            with error_location(location, hint):
                 check_file_text(raw)
                 item = convert(decode())
             if item is not None:
@@ -536,7 +539,7 @@ def recognise(path: Path) -> str:
 
     Raises WorkloadError if the file is unreadable or has another format."""
     try:
-        (element,) = next(_elements(path, lambda element: (element,)), (None,))
+        (element,) = next(elements(path, lambda element: (element,)), (None,))
     except WorkloadError as error:
         hint = FORMAT_CHOICE if error.hint in (LINE_HINT, FORMAT_HINT) else error.hint
         raise WorkloadError(str(error), hint) from None

@@ -87,6 +87,7 @@ class RawLine(NamedTuple):
     """The path that the fields of the body imply, or "" if they imply none."""
     at_ns: int | None
     session: str | int | None
+    line: int = 0
 
 
 _LINES = msgspec.json.Decoder(LineFields)
@@ -103,7 +104,7 @@ def read(path: Path) -> Iterator[RawLine]:
         for line, text in lines(file, ELEMENT_LIMIT):
             with error_location(f"{path}, line {line}", LINE_HINT):
                 check_file_text(text)
-                entry = _line(text.strip().encode())
+                entry = _line(text.strip().encode())._replace(line=line)
                 first = first or entry
                 _check_like_first(entry, first)
                 if entry.at_ns is not None:

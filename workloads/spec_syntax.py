@@ -7,12 +7,12 @@ gives the same value.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from io import BytesIO, TextIOWrapper
+from io import BufferedReader, BytesIO, RawIOBase, TextIOWrapper
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from loadgen.workloads.input_files import open_input
 
@@ -223,7 +223,38 @@ def _zstd_content(raw: BinaryIO, name: str, path: Path) -> BinaryIO:
         raw.close()
         hint = "the file is damaged or incomplete"
         raise WorkloadError(f"{name} {path} cannot be unpacked with zstd: {error}", hint) from error
-    return cast("BinaryIO", pyarrow.CompressedInputStream(raw, "zstd"))
+    return BufferedReader(_ZstdReader(lambda: pyarrow.CompressedInputStream(raw, "zstd"), raw))
+
+
+class _ZstdReader(RawIOBase):
+    """The unpacked content of a file compressed with zstd. It can be read from the beginning again, as with gzip."""
+
+    def __init__(self, unpacked: Callable[[], Any], raw: BinaryIO) -> None:
+        """`unpacked` returns a stream that unpacks the file `raw` from its current position on."""
+        self._unpacked = unpacked
+        self._raw = raw
+        self._streams = [unpacked()]  # earlier ones are kept, because PyArrow's streams close the file when deleted
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to the beginning of the content (`offset` and `whence` are 0), or return the current position."""
+        if (offset, whence) == (0, 0) and self._position:
+            self._raw.seek(0)
+            self._streams.append(self._unpacked())
+            self._position = 0
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        content: bytes = self._streams[-1].read(len(buffer))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def format_number(value: Fraction) -> str:

@@ -43,7 +43,7 @@ COUNTING_HINT = (
     "pass the model's tokenizer: --tokenizer with a file, a folder or the name of a model in the local cache; or "
     "leave out --lengths exact: lengths are then about right"
 )
-_ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
+ABOUT_ONE_TOKEN = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|[^\sA-Za-z\d]")
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ def _approximate_counter() -> TokenCounter:
 
 def approximate(texts: Sequence[str]) -> list[int]:
     """Return a rough estimate of the number of tokens of each text, without a tokenizer."""
-    return [len(_ABOUT_ONE_TOKEN.findall(text)) for text in texts]
+    return [len(ABOUT_ONE_TOKEN.findall(text)) for text in texts]
 
 
 def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *, verify: bool) -> TokenCounter | None:

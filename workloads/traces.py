@@ -266,7 +266,7 @@ def _table(file: TextIO, path: Path, trace_format: TraceFormat) -> Iterator[Row]
     reader = csv.reader(_utf8_lines(file, path), strict=True)
     header = [name.strip() for name in next(reader)]
     time_column, input_column, output_column = (header.index(name) for name in trace_format.columns or ())
-    parse_time: Callable[[str], int] = partial(_number, unit=trace_format.unit) if trace_format.unit else _date
+    parse_time: Callable[[str], int] = partial(_number, unit=trace_format.unit) if trace_format.unit else parse_date
     try:
         for fields in reader:
             if not fields:
@@ -299,7 +299,7 @@ def _number(text: str, unit: str) -> int:
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):(\d\d))?")
 
 
-def _date(text: str) -> int:
+def parse_date(text: str) -> int:
     """Convert a date and time to ns since 1970. UTC is assumed if the text has no time zone.
 
     Raises ValueError if the text is not a date and time."""
@@ -316,10 +316,10 @@ _ZONE_LENGTH = len("+00:00")
 
 @lru_cache
 def _whole_date(text: str) -> int:
-    """Convert a date and time to ns since 1970, like `_date`, and cache the result.
+    """Convert a date and time to ns since 1970, like `parse_date`, and cache the result.
 
-    `_date` usually removes the fraction of a second from the text before it calls this function. Many rows of a trace
-    then have the same text, so the cache is effective."""
+    `parse_date` usually removes the fraction of a second from the text before it calls this function. Many rows of a
+    trace then have the same text, so the cache is effective."""
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
     if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):

@@ -36,6 +36,7 @@ COMMAND_GROUPS = {
         "ui": "loadgen.cli.ui",
         "worker": "loadgen.cli.run",
         "servers": "loadgen.cli.servers",
+        "anonymise": "loadgen.cli.anonymise",
     },
     "Analyse": {
         "report": "loadgen.cli.report",
@@ -55,8 +56,8 @@ COMMAND_GROUPS = {
 """Module of each command, by heading of `loadgen --help`. The module defines a function or a Typer group with the
 command's name."""
 COMMANDS = {name: module for group in COMMAND_GROUPS.values() for name, module in group.items()}
-OLD_NAMES = {"sim": "mock-server"}
-"""Former names of commands, which still work."""
+OTHER_NAMES = {"sim": "mock-server", "anonymize": "anonymise"}
+"""Former names and other spellings of commands, which also work."""
 PATH_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS})
 """Errors of a path that the user has to correct, or may not use."""
 TYPER_DEFAULTS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -69,7 +70,7 @@ class LazyCommands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, name: str) -> Any:
-        name = OLD_NAMES.get(name, name)
+        name = OTHER_NAMES.get(name, name)
         if name not in COMMANDS:
             self.commands: Any = dict.fromkeys(COMMANDS)  # typer takes its "did you mean" suggestions from these names
             return None
@@ -95,7 +96,7 @@ class LazyCommands(TyperGroup):
             if len(args) == 1:
                 typer.echo(ctx.get_help())
                 ctx.exit()
-        if args[0] not in COMMANDS and args[0] not in OLD_NAMES:
+        if args[0] not in COMMANDS and args[0] not in OTHER_NAMES:
             from loadgen.cli.other_tools import check_command
 
             run = self.get_command(ctx, "run")

@@ -8,6 +8,7 @@ EXAMPLES = {
     "ui": "loadgen ui --url http://127.0.0.1:8000",
     "worker": "loadgen worker --master 10.0.0.1:5557",
     "servers": "loadgen servers up --server vllm --model llama-2-7b",
+    "anonymise": "loadgen anonymise requests.jsonl --out trace.jsonl",
     "report": "loadgen report runs/A",
     "compare": "loadgen compare runs/A runs/B",
     "export": "loadgen export runs/A --csv tables",

@@ -17,7 +17,7 @@ from loadgen.servers.simulated.process import spawn
 from loadgen.servers.simulated.stream_sender import LogLine
 from loadgen.workloads.request import number_of_wire_id
 from loadgen.workloads.session_files import SessionFile
-from tests.support.command import FAST
+from tests.support.command import FAST, in_process
 from tests.support.command import burst as command
 from tests.support.stub_server import VLLM, answering
 
@@ -127,6 +127,48 @@ def test_shared_blocks_are_shared_tokens(tmp_path: Path) -> None:
         first, second = (prompt if isinstance(prompt, list) else prompt.split() for prompt in (one, other))
         common = next((place for place, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]), 60)
         assert common == 32
+
+
+def litellm_rows() -> list[dict[str, Any]]:
+    """Return the log of eight sessions of two requests with one system prompt. Only the log has their text."""
+    system = {"role": "system", "content": "Answer as the librarian of Alexandria would, with one sentence. " * 6}
+    rows = []
+    for number in range(8):
+        first = [system, {"role": "user", "content": f"Who wrote scroll {number}, and on which island was it found?"}]
+        second = [*first, {"role": "assistant", "content": "Nobody knows."}, {"role": "user", "content": "Guess!"}]
+        start_s = 1_790_000_000 + 0.05 * number
+        for turn, messages in enumerate((first, second)):
+            rows.append(
+                {"id": f"{number}/{turn}", "trace_id": f"session-of-user-{number}", "call_type": "acompletion"}
+                | {"startTime": start_s + 0.3 * turn, "endTime": start_s + 0.2 + 0.3 * turn, "model": "gpt"}
+                | {"prompt_tokens": 96 + 10 * turn + number, "completion_tokens": 3 + turn, "messages": messages}
+            )
+    return rows
+
+
+def test_a_log_is_replayed_without_its_text(tmp_path: Path) -> None:
+    """A log of LiteLLM, anonymised and replayed: the server receives its lengths, times and shared prefixes."""
+    rows = litellm_rows()
+    (tmp_path / "litellm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = in_process(tmp_path, "anonymise", "litellm.jsonl")
+    assert code == 0, err
+    log = tmp_path / "sim.jsonl"
+    with spawn(SimulatedConfig(server="vllm", log=log, **FAST)) as url:
+        load = ["--workload", f"sessions:{tmp_path / 'trace.jsonl'}", "--endpoint", "completions"]
+        code, _, err = run(tmp_path, "--server", "vllm", "--url", url, *load)
+    assert code in (0, 5), err
+    records = sorted(runfile.read(tmp_path / "run").records, key=lambda record: record.id)
+    lines = [msgspec.json.decode(line, type=LogLine) for line in log.read_bytes().splitlines() if b"request_id" in line]
+    received = {number_of_wire_id(line.request_id): line for line in lines if line.request_id}
+    lengths = [(received[record.id].prompt_tokens, received[record.id].output_tokens) for record in records]
+    assert lengths == [(row["prompt_tokens"], row["completion_tokens"]) for row in rows]
+    for number, (first, second) in enumerate(zip(records[::2], records[1::2], strict=True)):
+        assert first.due_ns == number * 50 * MS
+        assert second.due_ns == (first.end_ns or 0) + 100 * MS
+    sessions = list(SessionFile(tmp_path / "trace.jsonl").sessions(0))
+    beginnings = [[span for span, _ in session.nodes[0].spans] for session in sessions]
+    assert len({tuple(spans[:3]) for spans in beginnings}) == 1
+    assert len({tuple(spans) for spans in beginnings}) == 8
 
 
 def answer() -> bytes:

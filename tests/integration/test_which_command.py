@@ -96,6 +96,10 @@ def folder(tmp_path: Path, twin: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
     (tmp_path / "tools.json").write_text(json.dumps({"tools": [tool], "tool_choice": "none"}))
     (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 50)
+    call = {"startTime": 0.0, "endTime": 0.1, "call_type": "acompletion", "prompt_tokens": 20, "completion_tokens": 4}
+    (tmp_path / "litellm.jsonl").write_text("".join(json.dumps(call | {"id": name}) + "\n" for name in "ab"))
+    nodes = [{"id": "1", "input_tokens": 20, "output_tokens": 4}]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps({"session": s, "nodes": nodes}) + "\n" for s in "ab"))
     return tmp_path
 
 

@@ -8,7 +8,8 @@ are those of the semantic conventions for generative AI (open-telemetry/semantic
     gen_ai.conversation.id       The session. Without this attribute, the trace is the session.
     gen_ai.usage.input_tokens    Length of the prompt. Likewise `gen_ai.usage.output_tokens` of the response.
     gen_ai.request.model         The model.
-    gen_ai.input.messages        The messages, if they were recorded.
+    gen_ai.input.messages        The messages, if they were recorded. With them, the messages of
+                                 `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.
 
 A request follows the requests that had ended when it started, if the same agent, an agent above it, or a sub-agent made
 them. The time between is its delay. The part of it in which tools ran is the time for tools. A prompt that was recorded
@@ -17,9 +18,10 @@ without messages is generated. It begins with the tokens of the prompt before it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -41,6 +43,7 @@ from loadgen.workloads.session_graph import (
 )
 from loadgen.workloads.spec_syntax import WorkloadError
 
+Recorded = TypeVar("Recorded")
 CALLS = {"chat", "text_completion", "generate_content"}
 AGENT, TOOL = "invoke_agent", "execute_tool"
 
@@ -97,14 +100,35 @@ class Span(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     messages: str = ""
+    system: str = ""
+    tools: str = ""
 
 
 EXPORT = msgspec.json.Decoder(ExportRow)
 STORED = msgspec.json.Decoder(Span)
 
 
+class RecordedCall(NamedTuple):
+    """A request to a model: its span, and the node of the session that replays it."""
+
+    span: Span
+    draft: DraftNode
+
+
 def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
     """Yield the sessions in order of their start times. Raises WorkloadError for an invalid span."""
+    start_ns = None
+    for name, calls in recorded_sessions(path):
+        first_ns = calls[0].span.start_ns
+        start_ns = first_ns if start_ns is None else start_ns
+        yield graph_of(name, first_ns - start_ns, [call.draft for call in calls], path)
+
+
+def recorded_sessions(path: Path, others: Counter[str] | None = None) -> Iterator[tuple[str, list[RecordedCall]]]:
+    """Yield the name and the requests of each session, in order of the sessions' start times.
+
+    `others` counts the spans that are neither a request nor an agent nor a tool, by their operation. Raises
+    WorkloadError for an invalid span."""
     with row_store() as traces:
         for line, text in file_lines(path):
             export = decode_row(text, EXPORT, path, line)
@@ -126,12 +150,12 @@ def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
                     if span.operation in (*CALLS, AGENT, TOOL):
                         name = span.conversation or named or trace
                         by_session.add(span.start_ns, name, span.id, msgspec.json.encode(span).decode())
-            start_ns = None
+                    elif others is not None:
+                        others[span.operation] += 1
             for number, (name, found) in enumerate(by_session.sessions()):
-                session = _session(name, [STORED.decode(text) for _, text in found], number, path)
-                if session is not None:
-                    start_ns = session.start_ns if start_ns is None else start_ns
-                    yield TraceSession(name, session.start_ns - start_ns, session.nodes)
+                calls = _calls([STORED.decode(text) for _, text in found], number, path)
+                if calls:
+                    yield name, calls
 
 
 def _span(row: SpanRow, line: int, path: Path) -> Span:
@@ -155,6 +179,8 @@ def _span(row: SpanRow, line: int, path: Path) -> Span:
         input_tokens=_number(attributes, "gen_ai.usage.input_tokens", where),
         output_tokens=_number(attributes, "gen_ai.usage.output_tokens", where),
         messages=_text(attributes, "gen_ai.input.messages", where),
+        system=_text(attributes, "gen_ai.system_instructions", where),
+        tools=_text(attributes, "gen_ai.tool.definitions", where),
     )
 
 
@@ -195,14 +221,12 @@ def _find_agents(spans: list[Span]) -> None:
         span.agent = above.id if above is not None and above.operation == AGENT else ""
 
 
-def _session(name: str, spans: list[Span], number: int, path: Path) -> TraceSession | None:
-    """Return the graph of a session, or None if it has no request."""
+def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
+    """Return the requests of a session in order of their start times. `number` is the number of the session."""
     agents = {span.id: span for span in spans if span.operation == AGENT}
     calls = sorted((span for span in spans if span.operation in CALLS), key=lambda span: (span.start_ns, span.end_ns))
     tools = [span for span in spans if span.operation == TOOL]
-    if not calls:
-        return None
-    drafts: list[DraftNode] = []
+    result: list[RecordedCall] = []
     prompts: dict[str, list[tuple[int, int]]] = {}
     """Spans of the last prompt of each agent."""
     for index, call in enumerate(calls):
@@ -210,7 +234,8 @@ def _session(name: str, spans: list[Span], number: int, path: Path) -> TraceSess
         earlier = [other for other in calls[:index] if _related(other.agent, call.agent, agents)]
         parents = _last_ended(earlier, call)
         after: list[tuple[str, After, int]] = [(parent.id, "end", call.start_ns - parent.end_ns) for parent in parents]
-        messages = _messages(call.messages, where) if call.messages else ()
+        messages = _messages(call, where) if call.messages else ()
+        definitions = _tools(call.tools, where) if call.messages and call.tools else []
         if not messages and not call.input_tokens:
             raise WorkloadError(
                 f"{where}: has neither gen_ai.usage.input_tokens nor gen_ai.input.messages",
@@ -225,22 +250,22 @@ def _session(name: str, spans: list[Span], number: int, path: Path) -> TraceSess
         prompt = [*spans_before, (-1 - base, own)] if input_tokens else spans_before
         prompts[call.agent] = prompt
         waits_from_ns = max((parent.end_ns for parent in parents), default=call.start_ns)
-        drafts.append(
-            DraftNode(
-                id=call.id,
-                after=after,
-                line=call.line,
-                offset_ns=call.start_ns - calls[0].start_ns,
-                input_tokens=input_tokens,
-                output_tokens=call.output_tokens or 1,
-                spans=tuple(prompt) if input_tokens else (),
-                messages=messages,
-                model=call.model,
-                role=SUB_AGENT_ROLE if _depth(call.agent, agents) > 1 else ROOT_ROLE,
-                tool_ns=_covered_ns(tools, waits_from_ns, call.start_ns),
-            )
+        draft = DraftNode(
+            id=call.id,
+            after=after,
+            line=call.line,
+            offset_ns=call.start_ns - calls[0].start_ns,
+            input_tokens=input_tokens,
+            output_tokens=call.output_tokens or 1,
+            spans=tuple(prompt) if input_tokens else (),
+            messages=messages,
+            body={"tools": definitions} if definitions else {},
+            model=call.model,
+            role=SUB_AGENT_ROLE if _depth(call.agent, agents) > 1 else ROOT_ROLE,
+            tool_ns=_covered_ns(tools, waits_from_ns, call.start_ns),
         )
-    return graph_of(name, calls[0].start_ns, drafts, path)
+        result.append(RecordedCall(call, draft))
+    return result
 
 
 def _last_ended(earlier: list[Span], call: Span) -> list[Span]:
@@ -296,15 +321,40 @@ class _Message(msgspec.Struct):
     parts: list[_Part]
 
 
+class _ToolDefinition(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: Any = None
+
+
 _MESSAGES = msgspec.json.Decoder(list[_Message])
+_SYSTEM = msgspec.json.Decoder(list[_Part])
+_TOOLS = msgspec.json.Decoder(list[_ToolDefinition])
 
 
-def _messages(text: str, where: str) -> tuple[dict[str, Any], ...]:
-    """Return recorded messages in the format of OpenAI's chat endpoint."""
+def _decoded(text: str, decoder: msgspec.json.Decoder[Recorded], name: str, where: str) -> Recorded:
+    """Return the value of an attribute that is JSON. Raises WorkloadError if the JSON has another form."""
     try:
-        recorded = _MESSAGES.decode(text)
+        return decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise WorkloadError(f"{where}: gen_ai.input.messages: {error}", "record it as JSON, or leave it out") from None
+        raise WorkloadError(f"{where}: {name}: {error}", "record it as JSON, or leave it out") from None
+
+
+def _tools(text: str, where: str) -> list[dict[str, Any]]:
+    """Return recorded definitions of tools in the format of OpenAI's chat endpoint."""
+    result: list[dict[str, Any]] = []
+    for tool in _decoded(text, _TOOLS, "gen_ai.tool.definitions", where):
+        fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        function = {name: value for name, value in fields.items() if value is not None}
+        result.append({"type": "function", "function": function})
+    return result
+
+
+def _messages(call: Span, where: str) -> tuple[dict[str, Any], ...]:
+    """Return the recorded messages of a request in the format of OpenAI's chat endpoint."""
+    recorded = _decoded(call.messages, _MESSAGES, "gen_ai.input.messages", where)
+    if call.system:
+        recorded = [_Message("system", _decoded(call.system, _SYSTEM, "gen_ai.system_instructions", where)), *recorded]
     messages: list[dict[str, Any]] = []
     for message in recorded:
         calls = [part for part in message.parts if part.type == "tool_call"]

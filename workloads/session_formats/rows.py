@@ -40,9 +40,11 @@ class Options(NamedTuple):
     """True if a request whose parent is not in the file starts a session. Otherwise it is an error."""
 
 
-def file_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of each line that is not blank. Raises WorkloadError for an unreadable file."""
-    with open_text(path, "the sessions") as file:
+def file_lines(path: Path, name: str = "the sessions") -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each line that is not blank. Raises WorkloadError for an unreadable file.
+
+    `name` describes the file in error messages."""
+    with open_text(path, name) as file:
         for line, text in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), ""), 1):
             if len(text) > LINE_LIMIT:
                 raise WorkloadError(f"{path}, line {line}: has more than {LINE_LIMIT:,} characters", LINE_HINT)

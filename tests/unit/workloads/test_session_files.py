@@ -192,6 +192,22 @@ def test_opentelemetry(tmp_path: Path) -> None:
     assert session.nodes[1].spans == session.nodes[2].spans[:1]
 
 
+def test_system_instructions_and_tools_are_replayed(tmp_path: Path) -> None:
+    """What spans record beside the messages is sent: a system message first, and the definitions of tools."""
+    recorded = {
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]),
+        "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "be brief"}]),
+        "gen_ai.tool.definitions": json.dumps([{"type": "function", "name": "search", "parameters": {"a": 1}}]),
+    }
+    (session,) = read(tmp_path, export([span("c", "chat", 0, 1, **recorded)]))
+    (node,) = session.nodes
+    assert node.messages == ({"role": "system", "content": "be brief"}, USER)
+    assert node.body == {"tools": [{"type": "function", "function": {"name": "search", "parameters": {"a": 1}}}]}
+    for name in ("gen_ai.system_instructions", "gen_ai.tool.definitions"):
+        with pytest.raises(WorkloadError, match=f"span c: {name}: Expected"):
+            read(tmp_path, export([span("c", "chat", 0, 1, **recorded | {name: "5"})]))
+
+
 def test_recorded_messages_are_replayed(tmp_path: Path) -> None:
     """Text, tool calls and their results become messages of OpenAI's chat endpoint."""
     messages = [

@@ -9,6 +9,7 @@ from datetime import date, timedelta
 from fractions import Fraction
 from pathlib import Path
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from loadgen.workloads.arrival_processes import Trace
@@ -348,3 +349,11 @@ def test_a_replay_of_many_years_is_refused(tmp_path: Path) -> None:
         list(Trace(file, speed=Fraction(1, 1_000_000), unit="ms").due_ns(0))
     with pytest.raises(WorkloadError, match="line 3: read in s, the request comes 115,740 days after the first"):
         list(Trace(mooncake(file, [0, 1, 10**10]), unit="s").entries())
+
+
+def test_a_trace_compressed_with_zstd(tmp_path: Path) -> None:
+    """A trace in zstd is read like the plain file, although its first rows are read twice."""
+    rows = b"".join(b'{"timestamp": %d, "input_length": 9, "output_length": 3}\n' % (1000 * n) for n in range(5))
+    path = tmp_path / "trace.jsonl.zst"
+    path.write_bytes(pa.compress(rows, codec="zstd", asbytes=True))
+    assert list(Trace(path).entries()) == [Entry(n * S, 9, 3, (), 512) for n in range(5)]

@@ -26,7 +26,7 @@ from loadgen.analysis.held_back import find_held_back
 from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.prediction import read_prediction
-from loadgen.analysis.reasoning import reasoning_tokens
+from loadgen.analysis.reasoning import find_answered, reasoning_tokens, unanswered
 from loadgen.analysis.request_outcomes import count_outcomes, request_counts
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
@@ -121,6 +121,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         ),
         tokens_per_event=tokens_per_event(frame),
         outputs=find_valid_outputs(frame, stats.share_interval),
+        answered=find_answered(frame, stats.share_interval),
         cached_prompts=find_cached_prompts(run, frame, counters),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),
@@ -138,6 +139,7 @@ def part_figures(name: str, part: Frame, health: summary.ClientHealth) -> summar
         throughput=_throughput(part, health),
         latencies=describe_metrics(latency_metrics(), part),
         outputs=find_valid_outputs(part, stats.share_interval),
+        answered=find_answered(part, stats.share_interval),
         skew_s=_figure(METRICS["skew_s"], part),
     )
 
@@ -252,7 +254,6 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
     unstreamed = np.where(complete & ~contradicted, frame.unstreamed_tokens, 0.0)
     chunks = int(frame.chunk_counts[spread].sum())
     reasoning = np.where(complete, reasoning_tokens(frame), 0.0)
-    unanswered = complete & ~np.isnan(frame.mark("reasoning_chunks")) & np.isnan(frame.mark("first_answer_ns"))
     per_basis = np.bincount(frame.basis[complete & (frame.chunk_counts > 0)], minlength=len(BASES))
     return summary.TokenCounts(
         prompt_asked=sum_known(frame.prompt_asked, tried),
@@ -273,7 +274,7 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
         without_text=int((frame.streamed_tokens - frame.chunk_counts)[without_text].sum()),
         reasoning=int(np.nansum(reasoning)),
         reasoning_requests=int((reasoning > 0).sum()),
-        unanswered_requests=int(unanswered.sum()),
+        unanswered_requests=int((complete & unanswered(frame)).sum()),
         spread_per_chunk=round(float(frame.streamed_tokens[spread].sum()) / chunks, 3) if chunks else None,
         contradicted_chunks=int(frame.recorded_tokens[contradicted].sum()),
         contradicted_totals=int((frame.recorded_tokens + frame.unstreamed_tokens)[contradicted].sum()),

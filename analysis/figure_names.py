@@ -34,6 +34,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
     "truncated": ("truncated",),
     "dropped": ("dropped", "dropped iterations"),
     "valid_output": ("valid output", "valid json", "schema compliance"),
+    "answered": ("answered", "answer rate", "with answer"),
     "goodput": ("goodput", "request goodput"),
     "attainment": ("attainment", "slo attainment"),
 }

@@ -118,6 +118,15 @@ def pluralise(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+SHARE_TITLES = {
+    "complete": "Complete",
+    "attainment": "Attainment",
+    "valid_output": "Valid output",
+    "answered": "Reached an answer",
+}
+"""Titles of the shares in loadgen.analysis.shares."""
+
+
 def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     """Return (factor, unit) for showing a figure, such as `(1e3, "ms")`. The shown value is the figure times the
     factor.
@@ -126,7 +135,7 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     """
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
-    if figure in ("complete", "attainment", "valid_output") or figure.endswith("_share"):
+    if figure in SHARE_TITLES or figure.endswith("_share"):
         return 100.0, "%"
     if figure.partition(".")[0] in {metric.key for metric in METRICS.values() if metric.unit == "tokens"}:
         return 1.0, "tokens"
@@ -139,8 +148,10 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
 def figure_title(figure: str) -> str:
     """Return the title of a figure, such as `TTFT p99` for `ttft.p99`. `figure` is a name that --assert uses."""
     key, _, statistic = figure.partition(".")
-    if key in ("complete", "goodput", "attainment"):
-        return key.capitalize()
+    if key in SHARE_TITLES:
+        return SHARE_TITLES[key]
+    if key == "goodput":
+        return "Goodput"
     return f"{metric_by_key(key).short} {statistic}" if statistic else metric_by_key(key).title
 
 

@@ -1,7 +1,8 @@
 """Computes the goodput of a run: the requests that meet all bounds of --goodput.
 
 A request is good if it is complete and meets all bounds of --goodput. A latency that the request does not have is
-ignored, such as the TPOT of a single token. The *bound scale* of a request is max(latency / bound) over all bounds, or
+ignored, such as the TPOT of a single token. The time to the first answer is an exception: if a response ends during its
+reasoning, this time is infinite. The *bound scale* of a request is max(latency / bound) over all bounds, or
 infinity if the request is not complete. The bound scale is the smallest factor by which all bounds must be multiplied
 for the request to meet them.
 
@@ -20,9 +21,12 @@ import numpy as np
 from loadgen.analysis import stats
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.objectives import LATENCIES, AttainmentCurve, BoundsMet, Goodput, Objective
+from loadgen.analysis.reasoning import unanswered
 
 MAX_POINTS = 300
 """Maximum number of points of the attainment curve."""
+UNTIL_ANSWER = ("ttfa", "think")
+"""Latencies that end with the first token of the answer. A response without an answer misses their bounds."""
 SHARES = (0.5, 0.9, 0.95, 0.99)
 """Shares of the requests for which `met_by` reports the scaled bounds."""
 
@@ -55,9 +59,11 @@ def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
     """Return the bound scale of each request: max(latency / bound) over all bounds.
 
     The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. It is
-    infinite for a request that is not complete.
+    infinite for a request that is not complete, and for a response without an answer if a bound is on the answer.
     """
     result = np.zeros(len(frame))
+    if any(bound.figure in UNTIL_ANSWER for bound in bounds):
+        result[unanswered(frame)] = math.inf
     for bound in bounds:
         ratio = LATENCIES[bound.figure].rows(frame) / bound.bound
         result = np.fmax(result, np.where(np.isnan(ratio), 0.0, ratio))

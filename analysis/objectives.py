@@ -36,8 +36,9 @@ STATISTICS = ("mean", "min", "max")
 STATES = ("complete", "truncated", "failed", "rejected", "dropped")
 RATES = {metric.key: metric for metric in METRICS.values() if metric.judged and metric.unit.endswith("/s")}
 SKEW = METRICS["skew_s"].key
-VALID_OUTPUT = "valid_output"
-"""Figure that is defined only for requests with tools or a JSON schema."""
+RESPONSE_SHARES = ("valid_output", "answered")
+"""Shares of the responses. `valid_output` is defined only for requests with tools or a JSON schema, and `answered`, the
+share of responses that reach an answer, only for responses with reasoning."""
 GOODPUT_FIGURES = ("goodput", "attainment")
 """Figures that are defined only with --goodput, because they depend on its bounds."""
 TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-6, "s")}
@@ -50,7 +51,7 @@ is the float nearest to the scaled decimal number."""
 
 HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
-               {", ".join(RATES)}, {", ".join(GOODPUT_FIGURES)}, {VALID_OUTPUT}
+               {", ".join(RATES)}, {", ".join((*GOODPUT_FIGURES, *RESPONSE_SHARES))}
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
@@ -312,7 +313,7 @@ def _objective(text: str) -> Objective:
         if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
             similar = did_you_mean(suggest_figure(f"{figure}.{statistic}") if statistic.isalpha() else None)
             raise ValueError(f"{statistic!r} is not a statistic; use p1 to p99.9 or {', '.join(STATISTICS)}{similar}")
-    elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES, VALID_OUTPUT):
+    elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES, *RESPONSE_SHARES):
         name = figure_text.strip()
         raise ValueError(f"{name!r} is not a figure of a run{did_you_mean(suggest_figure(name))}")
     elif dot:
@@ -355,6 +356,6 @@ def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
         return TOKENS
     if figure in LATENCIES or figure == SKEW:
         return TIME
-    if figure in ("attainment", VALID_OUTPUT):
+    if figure in ("attainment", *RESPONSE_SHARES):
         return SHARE
     return NUMBER if figure in STATES else RATE

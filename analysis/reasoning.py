@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from loadgen.analysis.frame import Floats, Frame
+from loadgen.analysis.frame import Booleans, Floats, Frame
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """Complete responses that reach an answer. Other responses end during their reasoning."""
+
+    answered: int
+    responses: int
+    """Complete responses, with or without reasoning."""
+    share: float
+    """`answered / responses`."""
+    share_ci95: tuple[float, float]
+    """Exact binomial 95% interval of the share (Clopper and Pearson)."""
 
 
 class Phase(NamedTuple):
@@ -40,6 +54,28 @@ def reasoning_tokens(frame: Frame) -> Floats:
     """
     reported = frame.mark("reasoning_tokens")
     return np.where(np.isnan(reported), reasoning_phases(frame).reasoning.tokens, reported)
+
+
+def unanswered(frame: Frame) -> Booleans:
+    """Return a mask of the responses that end during their reasoning, so that they never reach an answer."""
+    return ~np.isnan(frame.mark("reasoning_chunks")) & np.isnan(frame.mark("first_answer_ns"))
+
+
+def find_answered(frame: Frame, share_interval: Callable[[int, int], tuple[float, float]]) -> Answered | None:
+    """Return how many complete responses reach an answer, or None if none of them begins with reasoning.
+
+    `share_interval` returns the 95% interval of a share, from its numerator and denominator.
+    """
+    complete = frame.measured & frame.complete
+    if not (complete & ~np.isnan(frame.mark("reasoning_chunks"))).any():
+        return None
+    answered, responses = int((complete & ~unanswered(frame)).sum()), int(complete.sum())
+    return Answered(
+        answered=answered,
+        responses=responses,
+        share=answered / responses,
+        share_ci95=share_interval(answered, responses),
+    )
 
 
 def reasoning_phases(frame: Frame) -> Phases:

@@ -35,6 +35,7 @@ from loadgen.analysis.report import (
     findings,
 )
 from loadgen.analysis.report.tables import objectives, table
+from loadgen.analysis.shares import SHARES, counts_of
 from loadgen.analysis.stats import (
     CONFIDENCE,
     DECIMALS,
@@ -48,10 +49,11 @@ from loadgen.analysis.summary import Summary
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 RATES = ("output_tokens_per_s", "steady_output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tail_share")
-SHARES = ("complete", "attainment", "tail_share")
+FROM_0_TO_1 = (*SHARES, "tail_share")
 ORDER = "one after the other, in the order of their numbers; all have the same plan, so the order is not randomised"
 SHOWN = (
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "complete", "goodput", "attainment"),
+    *("valid_output", "answered"),
     *("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "itl.p99", "e2e.p50", "e2e.p99", "normalised.mean"),
 )
 MIN_RUNS = 3
@@ -123,21 +125,17 @@ def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | Non
     The names are those that --assert uses, such as `ttft.p99`. A figure is None if the run does not have it. By
     default, a percentile from too few samples is also None. With `thin`, it is included.
     """
-    complete, planned = complete_and_planned(summary)
     figures: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
-    figures["complete"] = complete / planned if planned else None
+    shares = {name: counts_of(name, summary) for name in SHARES}
+    figures["complete"] = None
     if summary.goodput:
         figures |= {"goodput": summary.goodput.per_s, "attainment": summary.goodput.attainment}
+    figures |= {name: count / total for name, (count, total) in shares.items() if total}
     for latency, distribution in summary.latency.items():
         for name in STATISTICS:
             known = thin or name not in distribution.thin
             figures[f"{latency.removesuffix('_s')}.{name}"] = distribution.of(name) if known else None
     return figures | {"skew": summary.burst.skew_s}
-
-
-def complete_and_planned(summary: Summary) -> tuple[int, int]:
-    """Return the number of complete requests and the number of planned requests."""
-    return summary.requests.complete, summary.requests.planned
 
 
 def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
@@ -168,16 +166,11 @@ def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -
     """
     if any(is_thin(summary, name) for summary in summaries):
         return msgspec.structs.replace(figure, thin=True)
-    if name not in SHARES or figure.ci95 is None:
+    if name not in FROM_0_TO_1 or figure.ci95 is None:
         return figure
     low, high = figure.ci95
-    counts = []
-    if name == "complete":
-        counts = [complete_and_planned(summary) for summary in summaries]
-    elif name == "attainment":
-        goodputs = [summary.goodput for summary in summaries]
-        counts = [(goodput.good, goodput.requests) for goodput in goodputs if goodput]
-    if counts:
+    if name in SHARES:
+        counts = [counts_of(name, summary) for summary in summaries]
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
     return msgspec.structs.replace(figure, ci95=(max(0.0, low), min(1.0, high)))

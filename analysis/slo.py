@@ -34,15 +34,17 @@ from loadgen.analysis.frame_parts import find_part
 from loadgen.analysis.objectives import (
     GOODPUT_FIGURES,
     LATENCIES,
+    RESPONSE_SHARES,
     SKEW,
     STATES,
-    VALID_OUTPUT,
     Goodput,
     Objective,
     ObjectiveVerdict,
 )
+from loadgen.analysis.reasoning import Answered
 from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
-from loadgen.analysis.summary import RequestCounts, Summary, Throughput
+from loadgen.analysis.shares import counts_of
+from loadgen.analysis.summary import PartFigures, RequestCounts, Summary, Throughput
 from loadgen.analysis.valid_outputs import ValidOutputs
 
 RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
@@ -76,6 +78,7 @@ class _JudgedPart(msgspec.Struct):
     throughput: Throughput
     goodput: Goodput | None
     outputs: ValidOutputs | None
+    answered: Answered | None
     skew_s: float | None
 
     @property
@@ -92,9 +95,7 @@ def judge(
     `confidence` is the value of --confidence. With a value, the whole interval with this confidence must meet the
     bound. With None, the measured figure decides.
     """
-    everything = _JudgedPart(
-        frame, summary.requests, summary.throughput, summary.goodput, summary.outputs, summary.burst.skew_s
-    )
+    everything = _judged_part(frame, summary, summary.burst.skew_s)
     judged: dict[str, _JudgedPart | None] = {"": everything}
     verdicts = []
     for objective in objectives:
@@ -112,7 +113,13 @@ def _find_judged(name: str, frame: Frame, summary: Summary) -> _JudgedPart | Non
     figures = next((part for part in (*summary.traffic, *summary.models) if part.name == name), None)
     if rows is None or figures is None:
         return None
-    return _JudgedPart(rows, figures.requests, figures.throughput, figures.goodput, figures.outputs, figures.skew_s)
+    return _judged_part(rows, figures, figures.skew_s)
+
+
+def _judged_part(frame: Frame, figures: Summary | PartFigures, skew_s: float | None) -> _JudgedPart:
+    return _JudgedPart(
+        frame, figures.requests, figures.throughput, figures.goodput, figures.outputs, figures.answered, skew_s
+    )
 
 
 def _verdict(
@@ -153,19 +160,12 @@ def _evidence(objective: Objective, part: _JudgedPart, confidence: float) -> _Ev
         if objective.unit == "requests":
             return _of_this_run(count, planned)
         return _share(count, planned, objective.bound, confidence)
-    if objective.figure == VALID_OUTPUT:
-        return _valid_output_evidence(objective, part.outputs, confidence)
+    if objective.figure in RESPONSE_SHARES:
+        return _share(*counts_of(objective.figure, part), objective.bound, confidence)
     if objective.figure in GOODPUT_FIGURES:
         return _goodput_evidence(objective, part.goodput, confidence)
     figure = part.skew_s if objective.figure == SKEW else getattr(part.throughput, objective.figure)
     return _of_this_run(figure, part.requests.planned)
-
-
-def _valid_output_evidence(objective: Objective, outputs: ValidOutputs | None, confidence: float) -> _Evidence | None:
-    """Return the share of valid outputs, or None if there are none or if some could not be checked."""
-    if outputs is None or outputs.unchecked:
-        return None
-    return _share(outputs.valid, outputs.checked, objective.bound, confidence)
 
 
 def _goodput_evidence(objective: Objective, goodput: Goodput | None, confidence: float) -> _Evidence | None:

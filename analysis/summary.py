@@ -16,6 +16,7 @@ from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
 from loadgen.analysis.prediction import Predicted
+from loadgen.analysis.reasoning import Answered
 from loadgen.analysis.run.runfile import SchedulingFacts, StampFacts
 from loadgen.analysis.speculation import Speculation, TokensPerEvent
 from loadgen.analysis.valid_outputs import ValidOutputs
@@ -655,6 +656,8 @@ class PartFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Distribution of each latency, by metric name."""
     goodput: Goodput | None = None
     outputs: ValidOutputs | None = None
+    answered: Answered | None = None
+    """None if no complete response begins with reasoning."""
     skew_s: float | None = None
     """Burst skew in seconds, if all requests of the part were due at once."""
 
@@ -820,6 +823,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
     outputs: ValidOutputs | None = None
+    answered: Answered | None = None
+    """None if no complete response begins with reasoning."""
     speculation: Speculation | None = None
     tokens_per_event: TokensPerEvent | None = None
     limit: HardwareLimit | None = None

@@ -93,6 +93,7 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
         "hardware_limit",
         "held_back",
         "cached_prompts",
+        "reasoning",
         "speculation",
         "valid_outputs",
         "prediction",

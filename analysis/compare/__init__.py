@@ -56,6 +56,7 @@ from loadgen.analysis.format import (
     unit_of,
 )
 from loadgen.analysis.metrics import metric_by_key
+from loadgen.analysis.objectives import RESPONSE_SHARES
 from loadgen.analysis.repeats import start_states
 from loadgen.analysis.report import status, tables, terminal
 from loadgen.analysis.report.charts import DASHES, Chart, ChartRun, chart_spec, visible_charts
@@ -63,6 +64,7 @@ from loadgen.analysis.report.findings import hardware_limit_sentence
 from loadgen.analysis.report.run_document import DEFINITIONS, ReportedRun
 from loadgen.analysis.report.tables import LEVELS as GATE_LEVELS
 from loadgen.analysis.report.tables import Cells, table
+from loadgen.analysis.shares import counts_of
 from loadgen.analysis.steady_window import load_run
 from loadgen.analysis.summary import Summary
 
@@ -203,8 +205,10 @@ def compare(
     cold_starts = [*_cold_start_note("A", a), *_cold_start_note("B", b)]
     a, left_out_a = _valid_runs("A", a)
     b, left_out_b = _valid_runs("B", b)
-    reasons = all(run.summary.latencies["ttfa_s"].n for run in (*a, *b))
-    more = REASONING_FIGURES if reasons else ()
+    summaries = [run.summary for run in (*a, *b)]
+    reasons = all(summary.latencies["ttfa_s"].n for summary in summaries)
+    shares = [name for name in RESPONSE_SHARES if all(counts_of(name, summary)[1] for summary in summaries)]
+    more = (*shares, *(REASONING_FIGURES if reasons else ()))
     figures = list(dict.fromkeys((*FIGURES, *more, *(gate.figure for gate in gates))))
     single_runs = len(a) == len(b) == 1
     if single_runs:

@@ -24,7 +24,7 @@ from loadgen.analysis import stats
 from loadgen.analysis.compare import run_variance
 from loadgen.analysis.compare.run_variance import ComparedRun, samples_of
 from loadgen.analysis.metrics import Metric, metric_by_key
-from loadgen.analysis.repeats import complete_and_planned
+from loadgen.analysis.shares import SHARES, counts_of
 from loadgen.analysis.stats import student_cdf, student_quantile
 from loadgen.analysis.summary import Summary
 
@@ -51,7 +51,13 @@ SPREAD_FACTOR = 2.0
 MORE_REQUESTS_MAX = 1_000_000
 RUNS_MAX = 1000
 """Maximum numbers of requests and runs that a comparison suggests. Larger numbers count as impractical."""
-NOTHING_SENT = "nothing was sent in one of the runs"
+WITHOUT_SHARE = {
+    "complete": "nothing was sent in one of the runs",
+    "attainment": "one of the runs has no --goodput",
+    "valid_output": "no output was checked, or not every output could be checked, in one of the runs",
+    "answered": "no response begins with reasoning in one of the runs",
+}
+"""Reason why a share is not compared, by its name."""
 MISSING_IN_SOME_RUNS = "not every run has this figure"
 SHORT = "the run is too short for a rate"
 ZERO_VALUE = "one of the values is 0, so there is no ratio"
@@ -166,8 +172,8 @@ def compare_single_runs(
     )
     for figure in figures:
         name, _, statistic = figure.partition(".")
-        if figure == "complete":
-            yield compare_run_shares(complete_and_planned(a.summary), complete_and_planned(b.summary))
+        if figure in SHARES:
+            yield compare_run_shares(figure, counts_of(figure, a.summary), counts_of(figure, b.summary))
         elif statistic == "pairs":
             yield _compare_pairs(figure, metric_by_key(name), a, b, variation)
         elif statistic:
@@ -189,10 +195,10 @@ def compare_groups(
     if paired:
         a, b = (sorted(group, key=lambda summary: summary.run.seed or 0) for group in (a, b))
     for figure in figures:
-        if figure == "complete":
-            shares_a = [complete_and_planned(summary) for summary in a]
-            shares_b = [complete_and_planned(summary) for summary in b]
-            yield compare_group_shares(shares_a, shares_b)
+        if figure in SHARES:
+            shares_a = [counts_of(figure, summary) for summary in a]
+            shares_b = [counts_of(figure, summary) for summary in b]
+            yield compare_group_shares(figure, shares_a, shares_b)
         elif not figure.endswith(".pairs"):
             values_a = [_figure_value(figure, summary) for summary in a]
             values_b = [_figure_value(figure, summary) for summary in b]
@@ -240,8 +246,8 @@ def _empty_row(figure: str) -> ComparedFigure:
     better.
     """
     name, _, statistic = figure.partition(".")
-    if figure == "complete" or statistic == "pairs":
-        return ComparedFigure(figure, "share", "higher" if figure == "complete" else "lower")
+    if figure in SHARES or statistic == "pairs":
+        return ComparedFigure(figure, "share", "higher" if figure in SHARES else "lower")
     metric = metric_by_key(name)
     if metric.unit == "tokens":
         return ComparedFigure(figure, "tokens", metric.direction)
@@ -431,22 +437,22 @@ def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, 
     )
 
 
-def compare_run_shares(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
-    """Compare the shares of complete requests of two single runs.
+def compare_run_shares(figure: str, a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
+    """Compare a share of two single runs, such as the share of complete requests.
 
     `a` and `b` are pairs: the number of complete requests, and the number of all requests. The p-value is that of
     Fisher's exact test, and the interval is Newcombe's.
     """
-    (complete_a, all_a), (complete_b, all_b) = a, b
+    (part_a, all_a), (part_b, all_b) = a, b
     if not all_a or not all_b:
-        share_a = complete_a / all_a if all_a else math.nan
-        share_b = complete_b / all_b if all_b else math.nan
-        return _untested("complete", share_a, share_b, why=NOTHING_SENT)
-    share_a, share_b = complete_a / all_a, complete_b / all_b
+        share_a = part_a / all_a if all_a else math.nan
+        share_b = part_b / all_b if all_b else math.nan
+        return _untested(figure, share_a, share_b, why=WITHOUT_SHARE[figure])
+    share_a, share_b = part_a / all_a, part_b / all_b
     low, high = stats.share_difference_interval(a, b, share_b - share_a, stats.wilson_interval)
     low, high = max(-1.0, low), min(1.0, high)
     return replace(
-        _empty_row("complete"),
+        _empty_row(figure),
         a=share_a,
         b=share_b,
         difference=share_b - share_a,
@@ -459,8 +465,8 @@ def compare_run_shares(a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure
     )
 
 
-def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
-    """Compare the shares of complete requests of two groups of runs.
+def compare_group_shares(figure: str, a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
+    """Compare a share of two groups of runs, such as the share of complete requests.
 
     `a` and `b` have one pair per run: the number of complete requests, and the number of all requests. The shares are
     tested in two ways. The result has the larger p-value and the wider interval of the two tests.
@@ -471,12 +477,10 @@ def compare_group_shares(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, in
       contain incomplete requests.
     """
     if not all(total for _, total in (*a, *b)):
-        return _untested("complete", math.nan, math.nan, why=NOTHING_SENT)
-    total_a = sum(complete for complete, _ in a), sum(total for _, total in a)
-    total_b = sum(complete for complete, _ in b), sum(total for _, total in b)
-    result = compare_values(
-        "complete", [complete / total for complete, total in a], [complete / total for complete, total in b]
-    )
+        return _untested(figure, math.nan, math.nan, why=WITHOUT_SHARE[figure])
+    total_a = sum(part for part, _ in a), sum(total for _, total in a)
+    total_b = sum(part for part, _ in b), sum(total for _, total in b)
+    result = compare_values(figure, [part / total for part, total in a], [part / total for part, total in b])
     difference = result.difference or 0.0
     low, high = stats.share_difference_interval(total_a, total_b, difference, stats.share_interval)
     between_low, between_high = result.difference_ci95 or (low, high)

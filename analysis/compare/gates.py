@@ -26,13 +26,17 @@ from loadgen.analysis import stats
 from loadgen.analysis.compare.figures import FALSE_ALARM_RATE, ComparedFigure, number_needed
 from loadgen.analysis.figure_names import did_you_mean, suggest_figure
 from loadgen.analysis.format import pluralise, significant, unit_of
-from loadgen.analysis.objectives import LATENCIES, RATES, parse_each
+from loadgen.analysis.objectives import LATENCIES, RATES, RESPONSE_SHARES, parse_each
 
+SHARES_COMPARED = ("complete", *RESPONSE_SHARES)
+"""Shares that mean the same in every run. The meaning of `attainment` depends on the bounds of the run."""
 HINT = f"""A condition names a figure, and how much worse than A it may be in B: 'ttft.p99 worse by 5%'.
-  figures      LATENCY.STATISTIC, complete, {", ".join(RATES)}
+  figures      LATENCY.STATISTIC, {", ".join(SHARES_COMPARED)},
+               {", ".join(RATES)}
   latencies    {", ".join(LATENCIES)}
   statistics   {", ".join(stats.WITH_INTERVAL)}
-  bounds       a share of A's figure such as 5%; of `complete` a difference of shares; 'worse' alone is worse by 0%"""
+  bounds       a share of A's figure such as 5%; of {", ".join(SHARES_COMPARED)}
+               a difference of shares; 'worse' alone is worse by 0%"""
 _GATE = re.compile(rf"([a-z_0-9]+)(?:\.({'|'.join(stats.WITH_INTERVAL)}))? worse(?: by (\d+(?:\.\d+)?) ?(%)?)?")
 
 
@@ -91,7 +95,7 @@ def parse_gates(expressions: Iterable[str]) -> list[Gate]:
 
 def _parse_gate(text: str) -> Gate:
     match = _GATE.fullmatch(text)
-    if not match or match[1] not in (("complete", *RATES) if match[2] is None else LATENCIES):
+    if not match or match[1] not in ((*SHARES_COMPARED, *RATES) if match[2] is None else LATENCIES):
         raise ValueError(f"is not a condition{did_you_mean(_similar_condition(text))}")
     if match[3] and not match[4]:
         raise ValueError(f"{match[3]} has no unit: write {match[3]}%")

@@ -421,9 +421,13 @@ def reasoning_finding(summary: Summary) -> Finding | None:
     text = f"{tokens.reasoning:,} output tokens are reasoning, in {tokens.reasoning_requests:,} of {responses}."
     if not tokens.unanswered_requests:
         return Finding("reasoning", "note", text, "lengths")
+    share = ""
+    if summary.answered is not None:
+        high, low = (significant((1 - end) * 100) for end in summary.answered.share_ci95)
+        share = f" ({percent(1 - summary.answered.share)}, {confidence_interval(low, high)}%)"
     text += (
-        f" {tokens.unanswered_requests:,} of {responses} ended during the reasoning, without an answer, and have no "
-        "TTFA. Raise --output-tokens."
+        f" {tokens.unanswered_requests:,} of {responses} never reached an answer{share}. They ended during the "
+        "reasoning and have no TTFA, and a bound on TTFA counts them as not met. Raise --output-tokens."
     )
     return Finding("reasoning", "warning", text, "lengths")
 

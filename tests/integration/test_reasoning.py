@@ -60,5 +60,5 @@ def test_a_response_may_end_during_its_reasoning(tmp_path: Path) -> None:
         where = ("--server", "vllm", "--endpoint", "chat", "--url", simulated.url, "--metrics-every", "0")
         code, out, err = burst(tmp_path, *where, "--n", "4", "--input-tokens", "16", "--output-tokens", "8")
     assert code in (0, 5), (out, err)  # 5: this machine is busy
-    assert "4 of 4 responses ended during the reasoning" in " ".join(out.split())
+    assert "4 of 4 responses never reached an answer" in " ".join(out.split())
     assert summary_of(tmp_path)["tokens"]["unanswered_requests"] == 4

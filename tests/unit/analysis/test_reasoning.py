@@ -113,6 +113,7 @@ def test_runs_with_reasoning_are_compared_by_it(tmp_path: Path) -> None:
     rows = {row.figure: row for row in compare([a], [b]).rows}
     assert (rows["ttfa.p50"].a, rows["think.p50"].unit) == (0.2, "s")
     assert (rows["reasoning_tokens.p50"].a, rows["reasoning_tokens.p50"].unit) == (3, "tokens")
+    assert (rows["answered"].a, rows["answered"].verdict) == (1, "no difference")
     assert "ttfa.p50" not in {row.figure for row in compare([a], [c]).rows}
 
 
@@ -123,4 +124,28 @@ def test_the_report_warns_of_responses_without_an_answer(tmp_path: Path, unanswe
     found = next(each for each in findings(summarise(run_of(tmp_path / "run", records))) if each.id == "reasoning")
     assert found.level == level
     assert found.sentence.startswith(f"{30 + 2 * unanswered} output tokens are reasoning, in 10 of 10 responses.")
-    assert ("4 of 10 responses ended during the reasoning" in found.sentence) == bool(unanswered)
+    expected = (
+        "4 of 10 responses never reached an answer (40%, 95% CI 12.2\u201373.8%). They ended during the reasoning"
+    )
+    assert (expected in found.sentence) == bool(unanswered)
+
+
+def test_responses_without_an_answer_miss_a_bound_on_the_answer(tmp_path: Path) -> None:
+    """TTFA describes only responses with an answer, so goodput and the share `answered` count those without."""
+    records = [reasoning(number, chunks=5 if number < 4 else 3) for number in range(10)]
+    run, frame = load_run(run_of(tmp_path / "run", records).path.parent)
+    summary = summarise(run, frame)
+    assert summary.answered is not None
+    assert (summary.answered.answered, summary.answered.responses, summary.answered.share) == (6, 10, 0.6)
+    result = goodput.goodput(frame, objectives.parse_bounds(["ttfa < 9s", "ttft < 9s"]))
+    assert (result.good, result.each) == (6, {"ttfa < 9s": 0.6, "ttft < 9s": 1})
+    verdicts = slo.judge(objectives.parse(["answered >= 50%", "answered >= 99%"]), frame, summary)
+    assert [verdict.verdict for verdict in verdicts] == ["pass", "fail"]
+    assert verdicts[1].said.startswith("60%, 95% CI 26.24\u201387.84%")
+
+
+def test_answered_is_a_figure_of_runs_with_reasoning_only(tmp_path: Path) -> None:
+    """A run whose responses begin with the answer does not have it."""
+    run, frame = load_run(run_of(tmp_path / "run", [complete(0, INSTANTS)]).path.parent)
+    (verdict,) = slo.judge(objectives.parse(["answered >= 1%"]), frame, summarise(run, frame))
+    assert (verdict.verdict, verdict.said) == ("fail", "the run does not have this figure")

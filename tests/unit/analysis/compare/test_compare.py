@@ -15,7 +15,17 @@ from scipy import stats as reference
 
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
 from loadgen.analysis import stats
-from loadgen.analysis.compare import FIGURES, compare, document, figures, read_run, remark, run_variance, unequal_work
+from loadgen.analysis.compare import (
+    FIGURES,
+    ComparedRun,
+    compare,
+    document,
+    figures,
+    read_run,
+    remark,
+    run_variance,
+    unequal_work,
+)
 from loadgen.analysis.compare.gates import parse_gates
 from loadgen.analysis.compare.run_variance import Samples, split_offsets
 from loadgen.analysis.report import markdown
@@ -25,7 +35,8 @@ from loadgen.cli.command_help import SEPARATOR
 from loadgen.cli.compare import split_sides
 from loadgen.errors import PlanError
 from tests.support.compared import limited, row, run
-from tests.support.runs import burst, header, run_of
+from tests.support.runs import MILLISECOND_NS as MS
+from tests.support.runs import burst, complete, header, run_of
 
 
 def test_holm_agrees_with_its_definition() -> None:
@@ -296,7 +307,7 @@ def test_groups_of_repeats_are_judged_between_runs(tmp_path: Path) -> None:
 
 def test_all_complete_is_not_known_to_the_last_request() -> None:
     """Groups of which every request was complete: as wide as the exact interval of so many requests, and never 0."""
-    found = figures.compare_group_shares([(200, 200)] * 5, [(200, 200)] * 5)
+    found = figures.compare_group_shares("complete", [(200, 200)] * 5, [(200, 200)] * 5)
     low, high = found.difference_ci95 or (0.0, 0.0)
     miss = 1 - reference.binomtest(1000, 1000).proportion_ci().low
     assert (low, high) == pytest.approx((-miss, miss))
@@ -316,11 +327,42 @@ def test_shares_of_groups_are_no_surer_than_their_requests(
     a: list[tuple[int, int]], b: list[tuple[int, int]], verdict: str
 ) -> None:
     """Both tests must see it: between runs (Welch), and over all requests (Fisher)."""
-    found = figures.compare_group_shares(a, b)
+    found = figures.compare_group_shares("complete", a, b)
     table = [[sum(good for good, _ in each), sum(total - good for good, total in each)] for each in (a, b)]
     assert (found.p_value or 0) >= reference.fisher_exact(table).pvalue * (1 - 1e-6)
     (said,) = figures.judge_figures([found])
     assert said.verdict == verdict
+
+
+def with_outputs(path: Path, number: int, valid: int) -> ComparedRun:
+    """A run of `number` responses with JSON, of which the first `valid` fit their schema."""
+    records = [
+        complete(index, [50 * MS, 70 * MS], marks={"valid_output": int(index < valid)}) for index in range(number)
+    ]
+    return read_run(run_of(path, records).path.parent)
+
+
+def test_shares_of_valid_outputs_are_compared(tmp_path: Path) -> None:
+    """They have an interval and a verdict, like the share of complete requests, and may have a gate."""
+    a, b = with_outputs(tmp_path / "a", 200, 198), with_outputs(tmp_path / "b", 200, 150)
+    found = compare([a], [b], gates=parse_gates(["valid_output worse by 5%"]))
+    row = next(row for row in found.rows if row.figure == "valid_output")
+    assert (row.a, row.b, row.unit, row.verdict) == (0.99, 0.75, "share", "worse")
+    assert row.difference_ci95 is not None
+    assert row.difference_ci95[0] < -0.24 < row.difference_ci95[1]
+    assert found.gates[0].verdict == "fail"
+    assert "valid_output" in render(document(found))
+    repeated = compare([a] * 3, [b] * 3)
+    assert next(row for row in repeated.rows if row.figure == "valid_output").verdict == "worse"
+
+
+def test_shares_that_a_run_does_not_have_are_not_compared(tmp_path: Path) -> None:
+    """A gate on such a share says why it was not tested."""
+    a, b = with_outputs(tmp_path / "a", 20, 20), run(tmp_path / "b")
+    assert "valid_output" not in {row.figure for row in compare([a], [b]).rows}
+    (gate,) = compare([a], [b], gates=parse_gates(["valid_output worse"])).gates
+    assert gate.verdict == "inconclusive"
+    assert "no output was checked" in gate.said
 
 
 def test_sides_are_told_apart() -> None:

@@ -1,0 +1,60 @@
+"""Shares of requests or responses that loadgen judges, compares, and averages over repeats: `complete >= 99%`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from loadgen.analysis.objectives import Goodput
+from loadgen.analysis.reasoning import Answered
+from loadgen.analysis.summary import RequestCounts
+from loadgen.analysis.valid_outputs import ValidOutputs
+
+Counts = tuple[int, int]
+"""Numerator and denominator of a share, such as the numbers of complete and of planned requests."""
+
+
+class ResponseFigures(Protocol):
+    """The figures of a run, or of a part of a run, that contain the counts of its shares."""
+
+    @property
+    def requests(self) -> RequestCounts: ...
+    @property
+    def goodput(self) -> Goodput | None: ...
+    @property
+    def outputs(self) -> ValidOutputs | None: ...
+    @property
+    def answered(self) -> Answered | None: ...
+
+
+def counts_of(figure: str, figures: ResponseFigures) -> Counts:
+    """Return the numerator and the denominator of a share. The denominator is 0 if the run does not have the share."""
+    return SHARES[figure](figures)
+
+
+def _complete(figures: ResponseFigures) -> Counts:
+    return figures.requests.complete, figures.requests.planned
+
+
+def _good(figures: ResponseFigures) -> Counts:
+    return (figures.goodput.good, figures.goodput.requests) if figures.goodput else (0, 0)
+
+
+def _valid_outputs(figures: ResponseFigures) -> Counts:
+    """Return the number of valid outputs and of checked ones, or zeros if some outputs could not be checked."""
+    outputs = figures.outputs
+    return (outputs.valid, outputs.checked) if outputs and not outputs.unchecked else (0, 0)
+
+
+def _answered(figures: ResponseFigures) -> Counts:
+    """Return the number of responses that reached an answer and of complete responses, or zeros without reasoning."""
+    return (figures.answered.answered, figures.answered.responses) if figures.answered else (0, 0)
+
+
+SHARES: Mapping[str, Callable[[ResponseFigures], Counts]] = {
+    "complete": _complete,
+    "attainment": _good,
+    "valid_output": _valid_outputs,
+    "answered": _answered,
+}
+"""Functions that return the counts of a share, by the name that --assert uses."""

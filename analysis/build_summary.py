@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.analysis import client_health, littles_law, stats, summary
+from loadgen.analysis.cached_prompts import MARK as CACHED
 from loadgen.analysis.cached_prompts import find_cached_prompts
 from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.frame_parts import frame_parts
@@ -371,16 +372,19 @@ def _turns(frame: Frame) -> list[summary.TurnLatency]:
         return []
     sampled = frame.sampled
     turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
+    cached = frame.mark(CACHED)[sampled]
     ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))
     turns = []
     for number in np.unique(turn[turn < MAX_TURNS]):
         rows = turn == number
         prompts = reported[rows & ~np.isnan(reported)]
+        stated = rows & ~np.isnan(reported) & ~np.isnan(cached)
         turns.append(
             summary.TurnLatency(
                 turn=int(number) + 1,
                 n=int(rows.sum()),
                 prompt_tokens_mean=round(float(prompts.mean()), 2) if len(prompts) else None,
+                cached_share=round(float(cached[stated].sum() / reported[stated].sum()), 4) if stated.any() else None,
                 ttft_s=stats.describe(ttft_s[rows & ~np.isnan(ttft_s)]),
                 e2e_s=stats.describe(e2e_s[rows & ~np.isnan(e2e_s)]),
             )

@@ -38,6 +38,12 @@ class CachedPrompts(msgspec.Struct, frozen=True, kw_only=True):
     growth includes the requests of other clients."""
     repeated: bool
     """True if the workload repeats prompts, so that cached tokens are expected."""
+    server_share: float | None = None
+    """The share according to the server's counters, which include the requests of other clients. None if the server
+    has no such counters."""
+    sent_before: str = ""
+    """Time (RFC 3339, UTC) at which this machine sent prompts with the same seed to this server before. Empty if that
+    is not known."""
 
     @property
     def unexpected(self) -> bool:
@@ -51,12 +57,15 @@ def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCh
     `counters` are the server's counters. They are used if the responses do not state the number.
     """
     source: Literal["responses", "counters"] = "responses"
-    tokens, prompt_tokens = _from_responses(frame)
+    tokens, prompt_tokens = count_in_responses(frame)
+    server_share = None
+    cached, prompts = counters.get(MARK), counters.get("prompt_tokens")
+    if cached and prompts and not cached.resets and not prompts.resets and prompts.server > 0:
+        server_share = round(cached.server / prompts.server, 4)
+        if not prompt_tokens:
+            source, tokens, prompt_tokens = "counters", cached.server, prompts.server
     if not prompt_tokens:
-        cached, prompts = counters.get(MARK), counters.get("prompt_tokens")
-        if cached is None or prompts is None or cached.resets or prompts.resets or prompts.server <= 0:
-            return None
-        source, tokens, prompt_tokens = "counters", cached.server, prompts.server
+        return None
     workload = run.header.workload
     return CachedPrompts(
         tokens=tokens,
@@ -64,10 +73,12 @@ def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCh
         share=round(tokens / prompt_tokens, 4),
         source=source,
         repeated=workload.shares_prefixes or workload.has_own_lengths or run.header.load.recorded,
+        server_share=server_share,
+        sent_before=str(run.header.client.get("sent_before", "")),
     )
 
 
-def _from_responses(frame: Frame) -> tuple[int, int]:
+def count_in_responses(frame: Frame) -> tuple[int, int]:
     """Return two sums over the complete, measured responses that state both: cached prompt tokens and prompt tokens."""
     cached = frame.mark(MARK)
     known = frame.complete & frame.measured & ~np.isnan(cached) & ~np.isnan(frame.prompt_reported)

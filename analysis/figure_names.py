@@ -35,6 +35,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
     "dropped": ("dropped", "dropped iterations"),
     "valid_output": ("valid output", "valid json", "schema compliance"),
     "answered": ("answered", "answer rate", "with answer"),
+    "cached": ("cached", "cached tokens", "cache hit rate", "hit rate", "prefix cache hit rate"),
     "goodput": ("goodput", "request goodput"),
     "attainment": ("attainment", "slo attainment"),
 }

@@ -28,10 +28,12 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis import stats
+from loadgen.analysis.cached_prompts import count_in_responses
 from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, scale_of, server_label, significant, simulated
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.frame_parts import find_part
 from loadgen.analysis.objectives import (
+    CACHED,
     GOODPUT_FIGURES,
     LATENCIES,
     RESPONSE_SHARES,
@@ -80,6 +82,8 @@ class _JudgedPart(msgspec.Struct):
     outputs: ValidOutputs | None
     answered: Answered | None
     skew_s: float | None
+    cached_share: float | None
+    """Share of prompt tokens that came from the server's prefix cache. None if the server does not report it."""
 
     @property
     def incomplete(self) -> int:
@@ -95,7 +99,8 @@ def judge(
     `confidence` is the value of --confidence. With a value, the whole interval with this confidence must meet the
     bound. With None, the measured figure decides.
     """
-    everything = _judged_part(frame, summary, summary.burst.skew_s)
+    cached = None if summary.cached_prompts is None else summary.cached_prompts.share
+    everything = _judged_part(frame, summary, summary.burst.skew_s, cached)
     judged: dict[str, _JudgedPart | None] = {"": everything}
     verdicts = []
     for objective in objectives:
@@ -113,12 +118,22 @@ def _find_judged(name: str, frame: Frame, summary: Summary) -> _JudgedPart | Non
     figures = next((part for part in (*summary.traffic, *summary.models) if part.name == name), None)
     if rows is None or figures is None:
         return None
-    return _judged_part(rows, figures, figures.skew_s)
+    cached, prompt_tokens = count_in_responses(rows)
+    return _judged_part(rows, figures, figures.skew_s, cached / prompt_tokens if prompt_tokens else None)
 
 
-def _judged_part(frame: Frame, figures: Summary | PartFigures, skew_s: float | None) -> _JudgedPart:
+def _judged_part(
+    frame: Frame, figures: Summary | PartFigures, skew_s: float | None, cached_share: float | None
+) -> _JudgedPart:
     return _JudgedPart(
-        frame, figures.requests, figures.throughput, figures.goodput, figures.outputs, figures.answered, skew_s
+        frame,
+        figures.requests,
+        figures.throughput,
+        figures.goodput,
+        figures.outputs,
+        figures.answered,
+        skew_s,
+        cached_share,
     )
 
 
@@ -164,7 +179,8 @@ def _evidence(objective: Objective, part: _JudgedPart, confidence: float) -> _Ev
         return _share(*counts_of(objective.figure, part), objective.bound, confidence)
     if objective.figure in GOODPUT_FIGURES:
         return _goodput_evidence(objective, part.goodput, confidence)
-    figure = part.skew_s if objective.figure == SKEW else getattr(part.throughput, objective.figure)
+    own = {SKEW: part.skew_s, CACHED: part.cached_share}
+    figure = own[objective.figure] if objective.figure in own else getattr(part.throughput, objective.figure)
     return _of_this_run(figure, part.requests.planned)
 
 

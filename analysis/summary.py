@@ -578,6 +578,8 @@ class TurnLatency(msgspec.Struct, kw_only=True):
     """Number of complete requests of this turn."""
     prompt_tokens_mean: float | None
     """Mean prompt length as reported by the server."""
+    cached_share: float | None = None
+    """Share of the prompt tokens that the server found in its prefix cache. None if the responses do not state it."""
     ttft_s: Distribution
     e2e_s: Distribution
 

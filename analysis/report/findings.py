@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from loadgen.analysis.cached_prompts import CachedPrompts
 from loadgen.analysis.client_health import RING_OFF
 from loadgen.analysis.format import (
     byte_size,
@@ -35,6 +36,7 @@ from loadgen.analysis.summary import (
     MemoryLevels,
     OutsideWindow,
     RequestCounts,
+    RunInfo,
     ServerInfo,
     SessionFigures,
     Summary,
@@ -500,14 +502,26 @@ def cached_prompts_finding(summary: Summary) -> Finding | None:
         return None
     share = f"{cached.tokens:,} of {cached.prompt_tokens:,} prompt tokens ({percent(cached.share)})"
     text = f"{share} came from the server's prefix cache"
+    if cached.source == "responses" and cached.server_share is not None:
+        text += f" ({percent(cached.server_share)} by the server's counters)"
     if not cached.unexpected:
         return Finding("cached-prompts", "note", f"{text}.", "counters")
-    text = (
-        f"{text}, so the server did not compute these prompts, and TTFT and throughput are too good. "
-        f"It had seen them before: another run with --seed {summary.run.seed} sends the same prompts. "
-        "Use a new --seed, or restart the server."
-    )
-    return Finding("cached-prompts", "warning", text, "counters")
+    text = f"{text}, so the server did not compute these prompts, and TTFT and throughput are too good."
+    return Finding("cached-prompts", "warning", f"{text} {_cache_cause(summary.run, cached)}", "counters")
+
+
+def _cache_cause(run: RunInfo, cached: CachedPrompts) -> str:
+    """Return sentences on why the server knew the prompts of a run, as far as this is known, and on a remedy."""
+    remedy = "Leave --seed out, or restart the server."
+    if cached.sent_before:
+        when = cached.sent_before[:19].replace("T", " ")
+        return f"This machine sent the prompts of --seed {run.seed} to this server before ({when} UTC). {remedy}"
+    if run.seed_choice == "random":
+        return (
+            "The seed of this run is new, so the prompts have a common beginning, such as a system prompt or a chat "
+            "template, or something in front of the server caches them."
+        )
+    return f"Another run with --seed {run.seed} probably sent the same prompts. {remedy}"
 
 
 def held_back_finding(summary: Summary) -> Finding | None:

@@ -280,11 +280,14 @@ def statistic_cell(
 def turns(summaries: Summaries, *, brief: bool = False) -> Table:
     """Return the table of latency by turn, for runs with sessions."""
     rows: list[Cells] = []
+    shows_cached = any(turn.cached_share is not None for summary in summaries for turn in summary.turns)
     for index, summary in enumerate(summaries):
         for turn in summary.turns[: TURNS_BRIEF if brief else None]:
             prompts = turn.prompt_tokens_mean
             row: list[TableCell | str] = [_run(index), str(turn.turn), f"{turn.n:,}"]
             row.append(UNKNOWN if prompts is None else f"{prompts:,.0f}")
+            if shows_cached:
+                row.append(percent(turn.cached_share))
             for described in (turn.ttft_s, turn.e2e_s):
                 row += [statistic_cell(described, figure, 1e3, bare=True) for figure in ("p50", "p90")]
             rows.append(row)
@@ -296,8 +299,9 @@ def turns(summaries: Summaries, *, brief: bool = False) -> Table:
     needed = [f"{figure} {samples_needed(PERCENTILES[figure]):,}" for figure in ("p50", "p90") if figure in thin]
     if needed:
         notes.append(f"* too few independent samples: {', '.join(needed)} needed.")
+    cached = ("cached",) if shows_cached else ()
     columns = number_columns(
-        "turn", "n", "prompt, tokens", "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms"
+        "turn", "n", "prompt, tokens", *cached, "TTFT p50, ms", "TTFT p90, ms", "E2E p50, ms", "E2E p90, ms"
     )
     several = len(summaries) > 1
     return table("Latency by turn", {"run": "text", **columns}, rows, several=several, id="turns", notes=notes)

@@ -39,6 +39,7 @@ from loadgen.engine.resolve_server import (
     server_for,
     simulated_name,
 )
+from loadgen.engine.sent_seeds import note_seed
 from loadgen.engine.vocabulary_cache import vocabulary_cache
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
@@ -212,6 +213,8 @@ def prepare(
         header.server |= target.facts
         header.client["request_ids"] = id_prefix
         header.client |= raw.facts
+        sent_before = "" if plan.simulated else note_seed(facts.url, facts.model, plan.seed)
+        header.client |= {"sent_before": sent_before} if sent_before else {}
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
 
 

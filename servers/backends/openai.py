@@ -20,6 +20,7 @@ from operator import attrgetter, lt, sub
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.servers.backends import base, pooling
 from loadgen.servers.backends.dialect import (
@@ -166,11 +167,29 @@ class ChoiceDetails(msgspec.Struct, gc=False):
     usage: UsageDetails | None = None
 
 
+class LlamaCppTimings(msgspec.Struct, gc=False):
+    """The object `timings`, which llama.cpp adds to the event with the usage."""
+
+    cache_n: TokenCount | None = None
+    """Number of prompt tokens that were in the prefix cache."""
+
+
 class DetailedUsage(msgspec.Struct, gc=False):
-    """A stream event, of which only the `usage` object with all counts is decoded."""
+    """A stream event, of which only the objects with token counts are decoded."""
 
     usage: UsageDetails | None = None
     choices: list[ChoiceDetails] | None = None
+    timings: LlamaCppTimings | None = None
+
+    @property
+    def details(self) -> UsageDetails:
+        """The `usage` object, in which `timings.cache_n` counts as the number of cached prompt tokens.
+
+        Versions of llama.cpp before February 2026 report the number only there."""
+        result = self.usage or (self.choices[0].usage if self.choices else None) or _NO_DETAILS
+        if self.timings is None or self.timings.cache_n is None or result.cached is not None:
+            return result
+        return replace(result, prompt_tokens_details=CachedCount(self.timings.cache_n))
 
 
 EmptyRule = Callable[[Sequence[Choice], int, bool], bool]
@@ -480,8 +499,7 @@ def _last_usage(
         usage = usages[index]
         if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens is not None):
             (event, *_), _ = decode_events([payloads[index]], _USAGES)
-            choice = event.choices[0] if event.choices else ChoiceDetails()
-            return event.usage or choice.usage or _NO_DETAILS, runs[index]
+            return event.details, runs[index]
     return _NO_DETAILS, 0
 
 

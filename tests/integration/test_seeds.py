@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,19 @@ def test_runs_with_random_seeds_are_compared(real: PlainServer, tmp_path: Path) 
     assert "did not do equal work" not in done.stderr
     seed = plan_of(tmp_path / "a")["seed"]
     assert re.search(rf"Seeds differ.*run B with --seed {seed}\.", " ".join(done.stdout.split()))
+
+
+def test_a_run_knows_when_its_seed_was_sent_before(real: PlainServer, tmp_path: Path) -> None:
+    """The cache folder remembers servers and seeds as hashes. Another seed, or another user, was not sent before."""
+    home = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    sent_before = []
+    for number, seed in enumerate(("7", "8", "7")):
+        out = str(tmp_path / f"run-{number}")
+        done = loadgen(tmp_path, "burst", "--url", real.url, *LOAD, "--seed", seed, "--out", out, **home)
+        assert done.returncode in SUCCESS, done.stderr
+        sent_before.append(runfile.read(Path(out)).header.client.get("sent_before", ""))
+    assert sent_before[:2] == ["", ""]
+    assert datetime.fromisoformat(sent_before[2]).tzinfo == UTC
+    stored = (tmp_path / "cache/llm-loadgen/sent-seeds.json").read_text()
+    assert "127.0.0.1" not in stored
+    assert len(json.loads(stored)) == 2

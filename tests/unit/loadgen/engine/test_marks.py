@@ -63,6 +63,16 @@ def test_cached_prompt_tokens_are_a_mark(cached: int) -> None:
     assert record.marks == {"cached_prompt_tokens": cached}
 
 
+@pytest.mark.parametrize(("details", "cached"), [({}, 48), ({"prompt_tokens_details": {"cached_tokens": 16}}, 16)])
+def test_cached_tokens_in_the_timings_of_llama_cpp_are_a_mark(details: dict[str, object], cached: int) -> None:
+    """A count in the usage, which newer versions have, is used instead."""
+    usage = {"prompt_tokens": 64, "completion_tokens": 2, **details}
+    last = json.dumps({"choices": [], "usage": usage, "timings": {"cache_n": 48, "prompt_n": 16, "predicted_n": 2}})
+    finish = json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    record, _ = recorded(CHAT, delta(content="4"), delta(content="2"), finish, last, DONE)
+    assert record.marks == {"cached_prompt_tokens": cached}
+
+
 def test_a_metric_reads_a_mark() -> None:
     """One formula, and no other line of the product: NaN where a response has no such mark."""
     metric = Metric(

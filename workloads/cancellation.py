@@ -43,6 +43,11 @@ class Cancellation(msgspec.Struct, frozen=True):
             return f"after {self.after_tokens} token{'' if self.after_tokens == 1 else 's'}"
         return f"after {format_duration(self.after_ns)}"
 
+    @property
+    def detail(self) -> str:
+        """The error detail of a request that is abandoned."""
+        return f"the client gave up on purpose, {self.moment}"
+
     def __str__(self) -> str:
         return f"{format_number(self.percent)}% {self.moment}"
 

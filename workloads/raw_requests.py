@@ -210,8 +210,13 @@ def _check_like_first(entry: RawLine, first: RawLine) -> None:
         )
 
 
+def stated_output_tokens(raw: bytes) -> int:
+    """Return the maximum length of the response that a body states, or 0 if it states none."""
+    return _output_tokens(_BODIES.decode(raw))
+
+
 def _output_tokens(body: BodyFields) -> int:
-    """Return the maximum length of the response that the body states, or 0 if it states none."""
+    """Return the maximum length of the response that the fields of a body state, or 0 if they state none."""
     nested = [fields for fields in (body.parameters, body.sampling_params) if isinstance(fields, Mapping)]
     limits = [body.max_completion_tokens, body.max_tokens, body.max_output_tokens, body.max_new_tokens]
     limits += [fields.get("max_new_tokens") for fields in nested]

@@ -86,8 +86,6 @@ TOGETHER, TOGETHER_BYTES = 16, 1 << 19
 """Maximum number and maximum total size in bytes of responses that are decoded together. Responses are decoded together
 only while more than BACKLOG requests wait."""
 NOT_SENT: tuple[ErrorKind, str] = ("cancelled", "not sent, the run was interrupted")  # error kind and detail
-ABANDONED = "the client gave up on purpose, {}"
-"""Error detail of a request that is abandoned because of `--cancel`."""
 GAVE_UP = f"not sent, because every request had failed at once for {GIVE_UP_NS // 10**9} s"
 
 
@@ -364,7 +362,7 @@ class Driver:
         self._in_flight[exchange] = slot
         exchange.listen()
         if slot.cancellation is not None and slot.cancellation.after_ns:
-            detail = ABANDONED.format(slot.cancellation.moment)
+            detail = slot.cancellation.detail
             self._clock.at(
                 (exchange.sent_ns or 0) + slot.cancellation.after_ns, lambda: exchange.give_up("abandoned", detail)
             )
@@ -799,7 +797,7 @@ class Recorder:
         is acceptable because few requests are abandoned.
         """
         tokens, _ = tokens_so_far(exchange.raw, exchange.dialect or self._dialect)
-        return ABANDONED.format(cancellation.moment) if tokens >= cancellation.after_tokens else ""
+        return cancellation.detail if tokens >= cancellation.after_tokens else ""
 
     def sample(self, now_ns: int) -> None:
         """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and write a sample of the client's health to the part file."""

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from loadgen.analysis.run.record import ErrorKind, Record, record_for, unsent_record
+from loadgen.analysis.run.record import ErrorKind, Record, State, record_for, unsent_record
 from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append_lines
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.prepare import (
@@ -31,6 +32,7 @@ from loadgen.engine.prepare import (
     build_schedule,
     until_file_ends,
 )
+from loadgen.engine.raw_files import raw_requests_of
 from loadgen.engine.request_queue import Schedule
 from loadgen.engine.resolve_server import Say, max_length
 from loadgen.engine.session_progress import SessionProgress
@@ -46,13 +48,14 @@ from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import Twin, step_time_with
+from loadgen.studies.virtual_bodies import BodyReader, describe_counting
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.model_mix import ModelMix
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
-from loadgen.workloads.raw_requests import RawRequests
+from loadgen.workloads.raw_requests import RawRequests, RecordedSession
 from loadgen.workloads.request import Request
 from loadgen.workloads.session_files import SessionFile
-from loadgen.workloads.sessions import Conversation
+from loadgen.workloads.sessions import Conversation, Session
 from loadgen.workloads.token_counter import approximate
 from loadgen.workloads.workload import Prompts, WorkloadSpec
 
@@ -135,12 +138,16 @@ class VirtualRequest:
 
     request: Request
     due_ns: int
-    conversation: Conversation | None = None
+    conversation: Session | None = None
     """State of the session at this turn; None for a request without a session."""
     session_tokens: int = 0
     """Number of tokens in all questions and responses of the session so far."""
     progress: SessionProgress | None = None
     """Progress of the session if the session is a graph."""
+    gives_up_ns: int | None = None
+    """Time at which the client gives up (`--cancel`). None: it does not give up at a time."""
+    gives_up_at_end: bool = False
+    """True if the simulated response ends at the token after which the client gives up."""
     node: int = 0
     """Index of the request's node in the graph of its session."""
     released_ns: int | None = None
@@ -190,6 +197,8 @@ def _run(
     schedule = build_schedule(plan)
     prompts = _prompts(plan)
     announce_trace(plan, schedule, say)
+    if isinstance(plan.prompt_source, RawRequests):
+        say(describe_counting(plan))
     record_bytes = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
     check_room(folder, (schedule.count or schedule.clients) * record_bytes)
     header = _header(plan, server_model, resolved, command)
@@ -384,16 +393,8 @@ def _prompts(plan: Plan) -> Prompts:
     Prompts that share a prefix also have token ids, because the prefix cache compares ids.
     """
     process = plan.arrival_process
-    if plan.cancel:
-        hint = "Leave --cancel out, or use loadgen run --simulated."
-        raise PlanError("--cancel: clients in virtual time do not give up", hint)
-    if isinstance(plan.prompt_source, RawRequests):
-        raise PlanError(
-            f"--workload {plan.workload}: the number of tokens of whole requests is known only to a server",
-            "Send them with loadgen run --simulated, or write their prompts to a file for jsonl:FILE.",
-        )
     spec = WorkloadSpec(
-        plan.prompt_source,
+        raw_requests_of(plan) or plan.prompt_source,
         plan.input_lengths,
         plan.output_lengths.lengths,
         plan.seed,
@@ -407,6 +408,8 @@ def _prompts(plan: Plan) -> Prompts:
         counts = tokenizer.count([text]) if tokenizer else approximate([text])
         return counts[0]
 
+    if isinstance(spec.workload, RawRequests):
+        return Prompts(spec, _prompt_ids, count_tokens)
     return Prompts(spec, _prompt_ids, count_tokens, chat=isinstance(spec.workload, SessionFile))
 
 
@@ -463,6 +466,9 @@ class VirtualRun:
         self._path_ns = round(1e9 * resolved.path_s)
         self._engine = VirtualEngine(Scheduler(resolved.policy, resolved.kv_tokens), resolved.step_time)
         self._front_end = FrontEnd(round(1e9 * resolved.request_s), self._path_ns)
+        self._cancellation = plan.cancellation
+        self._seed = plan.seed
+        self._bodies = BodyReader(plan) if isinstance(prompts.spec.workload, RawRequests) else None
         self._timeout_ns = round(plan.timeout_s * 1e9)
         self._sample_interval_ns = round(plan.metrics_every_s * 1e9)
         self._contexts: dict[tuple[int, int], Sequence[int]] = {}
@@ -482,6 +488,10 @@ class VirtualRun:
         limit wait."""
         self._live: set[Job] = set()
         self._deadlines: deque[tuple[int, Job]] = deque()
+        self._give_ups: deque[tuple[int, Job]] = deque()
+        """Times at which clients give up. Each wait is equally long, so the times are in order."""
+        self._never_sent = 0
+        """Number of abandoned requests that were never sent, because an earlier request of their session was."""
         self._counts = Counter[str]()
         self._phase_s = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         """Total time of complete requests in each phase, in s."""
@@ -507,7 +517,8 @@ class VirtualRun:
             if engine.now_ns >= sample_ns:
                 self._sample(engine.now_ns)
                 sample_ns = engine.now_ns - engine.now_ns % self._sample_interval_ns + self._sample_interval_ns
-            for response in engine.run(min(next_ns, self._deadline_ns(), sample_ns, self._progress_ns)):
+            stop_ns = min(self._next_ns(self._deadlines), self._next_ns(self._give_ups))
+            for response in engine.run(min(next_ns, stop_ns, sample_ns, self._progress_ns)):
                 self._end(response.job, response.instants)
             self._end_timed_out()
         if self._notes:
@@ -517,12 +528,13 @@ class VirtualRun:
         counts = self._counts
         return Footer(
             ended_ns=self._last_ns,
-            sent=counts.total() - counts["dropped"],
+            sent=counts.total() - counts["dropped"] - self._never_sent,
             complete=counts["complete"],
             truncated=0,
             failed=counts["failed"],
             rejected=0,
             dropped=counts["dropped"],
+            abandoned=counts["abandoned"],
             interrupted=bool(self._notes),
             notes=self._notes,
         )
@@ -541,6 +553,7 @@ class VirtualRun:
             complete=counts["complete"],
             failed=counts["failed"],
             dropped=counts["dropped"],
+            abandoned=counts["abandoned"],
         )
         reason = self._progress.show("running", live)
         if reason:
@@ -582,21 +595,19 @@ class VirtualRun:
         else:
             self._arrive(heappop(self._due)[2])
 
-    def _deadline_ns(self) -> int:
-        """Return the earliest deadline of the requests in flight, or FOREVER_NS if no request is in flight."""
-        while self._deadlines and self._deadlines[0][1] not in self._live:
-            self._deadlines.popleft()
-        return self._deadlines[0][0] if self._deadlines else FOREVER_NS
+    def _next_ns(self, ends: deque[tuple[int, Job]]) -> int:
+        """Return the earliest time in `ends` of a request in flight, or FOREVER_NS if there is none."""
+        while ends and ends[0][1] not in self._live:
+            ends.popleft()
+        return ends[0][0] if ends else FOREVER_NS
 
     def _end_timed_out(self) -> None:
-        """End every request whose deadline has passed."""
-        while True:
-            deadline_ns = self._deadline_ns()
-            if deadline_ns >= self._engine.now_ns:
-                return
-            _, job = self._deadlines.popleft()
-            instants = [] if self._front_end.cancel(job) else self._engine.cancel(job)
-            self._end(job, instants, deadline_ns)
+        """End every request whose client has given up, and every request whose deadline has passed."""
+        for ends in (self._give_ups, self._deadlines):
+            while (end_ns := self._next_ns(ends)) < self._engine.now_ns:
+                _, job = ends.popleft()
+                instants = [] if self._front_end.cancel(job) else self._engine.cancel(job)
+                self._end(job, instants, end_ns)
 
     def _add_upcoming(self, number: int, due_ns: int | None = None) -> None:
         """Schedule the next `number` requests or sessions.
@@ -613,13 +624,16 @@ class VirtualRun:
 
     def _requests(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        return map(VirtualRequest, prompts.requests(), due_ns)
+        requests = prompts.requests() if self._bodies is None else map(self._bodies.counted, prompts.requests())
+        return map(VirtualRequest, requests, due_ns)
 
     def _sessions(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
         for conversation, at_ns in zip(prompts.conversations(), due_ns, strict=False):
-            assert isinstance(conversation, Conversation), "sessions of whole requests are refused"
-            yield VirtualRequest(conversation.request(), at_ns, conversation)
+            session = conversation
+            if self._bodies is not None and isinstance(session, RecordedSession):
+                session = replace(session, turns=tuple(map(self._bodies.counted, session.turns)))
+            yield VirtualRequest(session.request(), at_ns, session)
 
     def _graphs(self, prompts: Prompts) -> Iterator[VirtualRequest]:
         due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
@@ -671,7 +685,7 @@ class VirtualRun:
         tokens = request.input_tokens
         ids: Sequence[int] = request.prompt if isinstance(request.prompt, tuple) else ()
         conversation = arrival.conversation
-        if conversation is not None:  # the prompt is the session so far and one more question
+        if isinstance(conversation, Conversation):  # the prompt is the session so far and one more question
             turn = conversation.turns[request.turn]
             arrival.session_tokens += turn.input_tokens or approximate([turn.question])[0]
             tokens = arrival.session_tokens
@@ -685,9 +699,23 @@ class VirtualRun:
                 self._add_due(VirtualRequest(progress.request(index), due_ns, progress=progress, node=index))
         job = Job(max(1, tokens), request.output_tokens or 1, sent_ns, owner=arrival, prompt=ids)
         self._live.add(job)
+        self._choose_give_up(arrival, job)
         self._sent += 1
         self._deadlines.append((sent_ns + self._timeout_ns, job))
         self._front_end.accept(job, sent_ns)
+
+    def _choose_give_up(self, arrival: VirtualRequest, job: Job) -> None:
+        """Decide whether and when the client of a request gives up."""
+        cancellation = self._cancellation
+        if cancellation is None or not cancellation.chooses(self._seed, arrival.request.id):
+            return
+        if cancellation.after_ns:
+            arrival.gives_up_ns = arrival.sent_ns + cancellation.after_ns
+            self._give_ups.append((arrival.gives_up_ns, job))
+        elif cancellation.after_tokens < job.output_tokens:
+            arrival.gives_up_at_end = True
+            job.unsent_tokens = job.output_tokens - cancellation.after_tokens
+            job.output_tokens = cancellation.after_tokens
 
     def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
         """Return the token ids of the prompt of a node, or an empty sequence if no other prompt begins like it."""
@@ -714,11 +742,17 @@ class VirtualRun:
                 self._add_due(VirtualRequest(progress.request(index), due_ns, progress=progress, node=index))
         else:
             for request in progress.failed(ended.node):
-                self._write(unsent_record(request, "session_ended", f"not sent, request {record.id} failed"))
-                self._counts["dropped"] += 1
+                self._never_send(request, record, f"not sent, request {record.id} {record.state}")
         if not progress.unfinished:
             for index in range(len(progress.graph.nodes)):
                 self._contexts.pop((progress.graph.first_id, index), None)
+
+    def _never_send(self, request: Request, ended: Record, why: str) -> None:
+        """Record a request that is not sent, because the request `ended` of its session is not complete."""
+        record = unsent_record(request, "abandoned" if ended.state == "abandoned" else "session_ended", why)
+        self._write(record)
+        self._counts[record.state] += 1
+        self._never_sent += record.state == "abandoned"
 
     def _submit(self, job: Job) -> None:
         """Hand a job to the scheduler. A request that is too long for the KV cache is recorded as failed."""
@@ -740,19 +774,24 @@ class VirtualRun:
             )
             self._keep(job.owner, record, sent_ns)
 
-    def _end(self, job: Job, instants: list[int], timed_out_ns: int | None = None) -> None:
-        """Record a job that is complete or timed out.
+    def _end(self, job: Job, instants: list[int], stopped_ns: int | None = None) -> None:
+        """Record a job that is complete, abandoned or timed out.
 
-        `instants` are the times of the job's tokens in ns. `timed_out_ns` is the time of the timeout, or None for a
-        complete job.
+        `instants` are the times of the job's tokens in ns. `stopped_ns` is the time at which the client gave up or the
+        request timed out, or None for a job with all of its tokens.
         """
         request: VirtualRequest = job.owner
         self._live.discard(job)
-        end_ns = instants[-1] if timed_out_ns is None else timed_out_ns
+        end_ns = instants[-1] if stopped_ns is None else stopped_ns
         error: tuple[ErrorKind, str] | None = None
-        if timed_out_ns is not None:
+        gives_up_ns = request.gives_up_ns
+        if self._cancellation and (request.gives_up_at_end or (gives_up_ns is not None and gives_up_ns <= end_ns)):
+            error = ("abandoned", self._cancellation.detail)
+            end_ns = end_ns if gives_up_ns is None else gives_up_ns
+            instants = [instant for instant in instants if instant <= end_ns]
+        elif stopped_ns is not None:
             error = ("timeout", f"no end within {self._timeout_ns / 1e9:g} s")
-        if timed_out_ns is None and job.admitted_ns is not None:
+        if error is None and job.admitted_ns is not None:
             self._phase_s["queue"] += (job.admitted_ns - job.arrived_ns) / 1e9
             self._phase_s["prefill"] += (instants[0] - job.admitted_ns) / 1e9
             self._phase_s["decode"] += (instants[-1] - instants[0]) / 1e9
@@ -762,9 +801,12 @@ class VirtualRun:
     def _record(self, job: Job, instants: list[int], end_ns: int, error: tuple[ErrorKind, str] | None) -> Record:
         """Return the Record of a job that ended at `end_ns`. `error` is the error kind and detail of a failed job."""
         request: VirtualRequest = job.owner
+        state: State = "complete"
+        if error:
+            state = "abandoned" if error[0] == "abandoned" else "failed"
         record = record_for(
             request.request,
-            "failed" if error else "complete",
+            state,
             due_ns=request.due_ns,
             released_ns=request.released_ns,
             sent_ns=request.sent_ns,
@@ -802,13 +844,12 @@ class VirtualRun:
             complete = record.state == "complete"
             next_turn = conversation.after("") if complete else None
             if next_turn is not None:
-                due_ns = end_ns + next_turn.think_ns
+                due_ns = next_turn.due_after(end_ns)
                 self._add_due(VirtualRequest(next_turn.request(), due_ns, next_turn, ended.session_tokens))
                 return
             if not complete:
                 for request in conversation.remaining_requests():
-                    self._write(unsent_record(request, "session_ended", "the session ended before it"))
-                    self._counts["dropped"] += 1
+                    self._never_send(request, record, "the session ended before it")
         schedule = self._schedule
         due_ns = end_ns + schedule.think_ns
         if schedule.due_ns is None and (schedule.until_ns is None or due_ns < schedule.until_ns):

@@ -42,6 +42,8 @@ class Job:
     """KV cache reserved at admission, in tokens."""
     computed_tokens: int = 0
     """Number of tokens that prefill has processed. After a preemption, prefill also processes earlier output tokens."""
+    unsent_tokens: int = 0
+    """Output tokens that were requested and will not be generated, because the client gives up before."""
     owner: Any = None
     """A value for the caller. The scheduler does not use it."""
     prompt: Sequence[int] = ()
@@ -175,7 +177,7 @@ class Scheduler:
     def submit(self, job: Job) -> None:
         """Add a job to the queue. Raises ValueError if the job does not fit even an empty KV cache."""
         assert job.output_tokens >= 1
-        tokens = job.prompt_tokens + job.output_tokens
+        tokens = job.prompt_tokens + job.output_tokens + job.unsent_tokens
         usable_tokens = self.kv_tokens - self._watermark_tokens
         if tokens > self._max_sequence_tokens and (
             self.policy.reserve == "peak" or self._round_up_to_blocks(tokens - 1) > usable_tokens
@@ -354,7 +356,7 @@ class Scheduler:
     def _tokens_to_reserve(self, job: Job) -> int:
         """Return the size of the KV cache that is reserved for a job at admission, in tokens."""
         if self.policy.reserve == "output":
-            return self._round_up_to_blocks(job.prompt_tokens + job.output_tokens - 1)
+            return self._round_up_to_blocks(job.prompt_tokens + job.output_tokens + job.unsent_tokens - 1)
         return self._round_up_to_blocks(job.prompt_tokens + job.emitted)
 
     def _has_room(self, job: Job, reserved_tokens: int) -> bool:
@@ -385,10 +387,17 @@ class Scheduler:
             max over k of (sum(f_i - r_i for i in 1..k) + k * r_k)
         """
         jobs = [  # (remaining tokens, final length)
-            (job.last_decode_step - self.decode_steps, job.prompt_tokens + job.output_tokens) for job in self.decoding
+            (
+                job.last_decode_step - self.decode_steps + job.unsent_tokens,
+                job.prompt_tokens + job.output_tokens + job.unsent_tokens,
+            )
+            for job in self.decoding
         ]
         jobs += [
-            (job.output_tokens - job.emitted - 1, job.prompt_tokens + job.output_tokens)
+            (
+                job.output_tokens + job.unsent_tokens - job.emitted - 1,
+                job.prompt_tokens + job.output_tokens + job.unsent_tokens,
+            )
             for job in (*self._prefilling, candidate)
         ]
         jobs.sort(reverse=True)

@@ -15,10 +15,12 @@ from loadgen.analysis.run.record import Record
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.studies import simulate
+from loadgen.workloads.spec_syntax import WorkloadError
 
 
 def simulated(folder: Path, engine: dict[str, Any] | None = None, **settings: Any) -> runfile.Run:
-    plan = Plan(**{"server": "vllm", "n": 20, "input_tokens": 100, "output_tokens": 16} | settings)
+    values = {"server": "vllm", "n": 20, "input_tokens": 100, "output_tokens": 16} | settings
+    plan = Plan(**{name: value for name, value in values.items() if value is not None})
     modelled = simulate.ServerModel(**{"gpu": "A100", "model": "llama-2-7b"} | (engine or {}))
     simulate.run(plan, modelled, folder / "run", ["loadgen", "simulate"])
     return runfile.read(folder / "run")
@@ -247,3 +249,96 @@ def test_a_disk_that_takes_no_more_is_a_sentence(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("loadgen.analysis.run.runfile.tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(OutputError, match="No space left"):
         simulated(tmp_path)
+
+
+@pytest.mark.parametrize("server", ["vllm", "lightllm", "tgi"])
+@pytest.mark.parametrize("cancel", ["40% after 500ms", "40% after 5 tokens"])
+def test_clients_give_up(server: str, cancel: str, tmp_path: Path) -> None:
+    """The chosen requests end at their moment, with the tokens up to it. The run then ends earlier."""
+    settings: dict[str, Any] = {"server": server, "n": 100, "output_tokens": 200}
+    run = simulated(tmp_path / "some", cancel=cancel, **settings)
+    plan = Plan(cancel=cancel, **settings)
+    assert plan.cancellation is not None
+    chosen = {number for number in range(100) if plan.cancellation.chooses(plan.seed, number)}
+    states = {record.id: record.state for record in run.records}
+    assert states == {number: "abandoned" if number in chosen else "complete" for number in range(100)}
+    for record in run.records:
+        if record.state != "abandoned":
+            continue
+        assert (record.error_kind, record.error_detail) == ("abandoned", plan.cancellation.detail)
+        if plan.cancellation.after_tokens:
+            assert len(record.chunk_ns) == 5
+        else:
+            assert record.end_ns == (record.sent_ns or 0) + 500_000_000
+            assert all(instant <= record.end_ns for instant in record.chunk_ns)
+    assert run.footer is not None
+    assert (run.footer.abandoned, run.footer.complete, run.footer.sent) == (len(chosen), 100 - len(chosen), 100)
+    everything = simulated(tmp_path / "all", **settings)
+    assert max(each.end_ns or 0 for each in run.records) < max(each.end_ns or 0 for each in everything.records)
+
+
+def test_a_session_ends_with_the_request_that_is_given_up(tmp_path: Path) -> None:
+    """Its later turns are abandoned too, and were never sent."""
+    run = simulated(tmp_path, workload="multi-turn:turns=4", cancel="30% after 3 tokens", arrivals="poisson:5")
+    by_session: dict[int, list[Record]] = {}
+    for record in run.records:
+        by_session.setdefault(record.session or 0, []).append(record)
+    given_up = 0
+    for records in by_session.values():
+        states = [record.state for record in sorted(records, key=lambda record: record.turn)]
+        first = states.index("abandoned") if "abandoned" in states else len(states)
+        assert states == ["complete"] * first + ["abandoned"] * (4 - first)
+        given_up += 4 - first
+    unsent = sum(record.sent_ns is None for record in run.records)
+    assert run.footer is not None
+    assert (run.footer.abandoned, run.footer.sent) == (given_up, 80 - unsent)
+
+
+AS_THEY_ARE: dict[str, Any] = {"n": None, "input_tokens": None, "output_tokens": None}
+"""Settings that a file of bodies decides."""
+
+
+def bodies(folder: Path) -> Path:
+    """Two turns of a session with a long common beginning, and a completion between them."""
+    system = {"role": "system", "content": "Answer each question about the railways of Portugal briefly. " * 20}
+    first = [system, {"role": "user", "content": "Which is the longest line?"}]
+    rows = [
+        {"at": 10.0, "session": "a", "body": {"messages": first, "max_tokens": 40}},
+        {"at": 10.5, "session": "b", "body": {"prompt": list(range(77)), "max_tokens": 9, "stream": False}},
+        {"at": 13.0, "session": "a", "body": {"messages": [*first, {"role": "user", "content": "And the oldest?"}]}},
+    ]
+    path = folder / "bodies.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_bodies_of_a_file_are_counted(tmp_path: Path) -> None:
+    """Times are the file's, lengths those of the bodies, and a common beginning is computed once."""
+    path = bodies(tmp_path)
+    run = simulated(
+        tmp_path, **AS_THEY_ARE, workload=f"requests:{path},sessions=yes", arrivals=f"at:{path},sessions=yes"
+    )
+    first, second, completion = sorted(run.records, key=lambda record: record.id)
+    assert {record.state for record in run.records} == {"complete"}
+    assert [first.due_ns, second.due_ns, completion.due_ns] == [0, 3_000_000_000, 500_000_000]
+    assert [record.output_tokens for record in (first, second, completion)] == [40, 128, 9]
+    assert completion.prompt_tokens == 77
+    assert 0 < (second.prompt_tokens or 0) - (first.prompt_tokens or 0) < 10
+    hits = [line.values["cached_prompt_tokens"] for line in run.telemetry if line.source == "server"]
+    assert hits[-1] == (first.prompt_tokens or 0) // 16 * 16
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"url": "/v1/embeddings", "body": {"input": "x"}}, "request 1: /v1/embeddings generates no text"),
+        ({"body": {"model": "m"}}, "request 1: its body has no prompt whose tokens could be counted"),
+        ({"body": {"prompt": ["a", "b"]}}, "request 1: has 2 prompts in one body"),
+    ],
+)
+def test_bodies_that_cannot_be_counted(tmp_path: Path, line: dict[str, Any], why: str) -> None:
+    """The message names the request."""
+    path = tmp_path / "bodies.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(WorkloadError, match=why):
+        simulated(tmp_path, **AS_THEY_ARE, workload=f"requests:{path}")

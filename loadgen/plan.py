@@ -272,7 +272,8 @@ class Plan:
     """Environment variable that holds the API key. Default: LOADGEN_API_KEY, which may be unset."""
     session_header: Annotated[tuple[str, ...], TUPLE, check_session_headers, RunOption("Advanced", "start")] = ()
     """Request header with one value per session, such as X-Session-ID, so that a router keeps a session on one server.
-    Or a router: vllm-router, dynamo, sglang or llm-d. Repeatable."""
+    Or a router: vllm-router, dynamo, sglang or llm-d. Repeatable. Sub-agents send the same value, or with NAME=own a
+    value of their own."""
     session_capture: Annotated[tuple[str, ...], TUPLE, check_captures, RunOption("Advanced", "start")] = ()
     """Response header, or cookie such as cookie:NAME, that later turns of the session send back. Repeatable."""
     connections: Annotated[Literal["pooled", "session", "new"], CONNECTION_USE, RunOption("Advanced")] = "pooled"

@@ -18,14 +18,14 @@ class RouterHeaders(msgspec.Struct, frozen=True):
     """The headers that a router uses for sticky sessions."""
 
     headers: tuple[str, ...] = ()
-    """Request headers that name the session."""
+    """Request headers that name the session, with the value that sub-agents send, such as `X-Session-ID=own`."""
     captures: tuple[str, ...] = ()
     """Response headers or cookies that are sent back."""
 
 
 ROUTERS = {
     "vllm-router": RouterHeaders(headers=("X-Session-ID",)),
-    "dynamo": RouterHeaders(headers=("X-Dynamo-Session-ID",)),
+    "dynamo": RouterHeaders(headers=("X-Dynamo-Session-ID=own", "X-Dynamo-Parent-Session-ID=parent-only")),
     "sglang": RouterHeaders(headers=("X-SMG-Routing-Key",)),
     "llm-d": RouterHeaders(captures=("cookie:llm-d-session",)),
 }
@@ -33,19 +33,32 @@ ROUTERS = {
 
 - vLLM Router: its policy `consistent_hash` reads X-Session-ID first.
 - NVIDIA Dynamo: its router reads X-Dynamo-Session-ID if session affinity is on (`--router-session-affinity-ttl-secs`).
+  Each sub-agent is a session of its own, which names its parent in X-Dynamo-Parent-Session-ID.
 - SGLang Model Gateway: its policies `manual` and `consistent_hashing` read X-SMG-Routing-Key.
 - llm-d: its session affinity scorer sets the cookie llm-d-session in the first response.
 """
 COOKIE = "cookie:"
 """Beginning of a capture that names a cookie, such as `cookie:llm-d-session`."""
+SUB_AGENT_VALUES = ("parent", "own", "parent-only")
+"""Values that sub-agents send in a header of the session.
+
+- `parent`: the value of their parent. All requests of the session have one value. This is the default.
+- `own`: a value of their own.
+- `parent-only`: the own value of the agent that started them. The main agent does not send the header.
+"""
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
 
 def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names unchanged if each is the name of a router or of a header. Raises ValueError for another text."""
+    """Return the names unchanged if each is the name of a router or of a header. Raises ValueError for another text.
+
+    After the name, `=own` or another of SUB_AGENT_VALUES may follow."""
     for name in names:
-        if not _NAME.fullmatch(name):
+        header, equals, value = name.partition("=")
+        if not _NAME.fullmatch(header):
             raise ValueError(f"must be the name of a header, such as X-Session-ID, or one of {', '.join(ROUTERS)}")
+        if equals and value not in SUB_AGENT_VALUES:
+            raise ValueError(f"{value!r} is no value of sub-agents: write {header}=own, =parent or =parent-only")
     return names
 
 
@@ -64,8 +77,9 @@ class SessionIdentity:
         """Create the identity of sessions.
 
         `headers` are names of request headers or of routers. `captures` are response headers and cookies."""
-        routers = [ROUTERS.get(name, RouterHeaders(headers=(name,))) for name in headers]
-        self._headers = tuple(dict.fromkeys(name for router in routers for name in router.headers))
+        routers = [_router(text) for text in headers]
+        self._headers = dict(_header_and_value(text) for router in routers for text in router.headers)
+        """For each header, the value that sub-agents send: one of SUB_AGENT_VALUES."""
         self._captures = tuple(dict.fromkeys([*captures, *(name for router in routers for name in router.captures)]))
         self._captured: dict[int, dict[str, str]] = {}
         """Headers that the server has given to each session, by session."""
@@ -75,8 +89,12 @@ class SessionIdentity:
         if not (self._headers or self._captures):
             return {}
         session = request.id if request.session is None else request.session
-        value = f"{id_prefix}-s{session}"
-        return dict.fromkeys(self._headers, value) | self._captured.get(session, {})
+        result: dict[str, str] = {}
+        for name, scope in self._headers.items():
+            agent = {"own": request.agent, "parent-only": request.parent_agent}.get(scope)
+            if scope != "parent-only" or agent is not None:
+                result[name] = f"{id_prefix}-s{session}" + (f"-a{agent}" if agent not in (None, session) else "")
+        return result | self._captured.get(session, {})
 
     def capture(self, request: Request, head: bytes, *, last: bool) -> None:
         """Read the captured headers and cookies from the head of a response. `last` is True for a session's last turn.
@@ -93,6 +111,23 @@ class SessionIdentity:
         changed = before | _headers_to_send(received, self._captures, before)
         if changed:
             self._captured[request.session] = changed
+
+
+def _router(text: str) -> RouterHeaders:
+    """Return the headers for a text of `--session-header`: the name of a router or of a header, perhaps with `=own`."""
+    name, equals, value = text.partition("=")
+    known = ROUTERS.get(name)
+    if known is None:
+        return RouterHeaders(headers=(text,))
+    if not equals:
+        return known
+    headers = tuple(f"{header.partition('=')[0]}={value}" for header in known.headers if "parent-only" not in header)
+    return RouterHeaders(headers=headers, captures=known.captures)
+
+
+def _header_and_value(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value or SUB_AGENT_VALUES[0]
 
 
 def _headers_to_send(

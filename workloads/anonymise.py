@@ -293,6 +293,9 @@ class _TraceWriter:
         self._facts.sessions += 1
         self._facts.requests += len(requests)
         self._guess_blocks(requests)
+        branches = {name: f"{index}" for index, name in enumerate({request.branch: None for request in requests})}
+        for request in requests:
+            request.branch = branches[request.branch]
         ids = {request.key: f"{index}" for index, request in enumerate(requests, 1)}
         start_ns = requests[0].start_ns
         nodes = [
@@ -350,6 +353,7 @@ class _TraceWriter:
             node["model"] = request.model
         if request.role != ROOT_ROLE:
             node["role"] = request.role
+            node["agent"] = request.branch
         return node
 
     def _count_repeated(self, blocks: Sequence[int], input_tokens: int) -> None:

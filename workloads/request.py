@@ -55,6 +55,11 @@ class Request(msgspec.Struct, frozen=True):
     """The exact bytes of the request's body. Empty: the server's `Dialect` encodes the body."""
     role: str = ""
     """Role of the request in a session that is a graph, such as `root` or `sub-agent`."""
+    agent: int | None = None
+    """Id of the first request of the agent that makes this request. None or the session's first request: the main agent
+    of the session."""
+    parent_agent: int | None = None
+    """For a request of a sub-agent: id of the first request of the agent that has started the sub-agent."""
     parents: tuple[ParentEdge, ...] = ()
     """Conditions of a request in a session that is a graph. The request is due when all of them are met."""
     tool_ns: int = 0

@@ -64,6 +64,10 @@ class Node(msgspec.Struct, frozen=True):
     model: str = ""
     role: str = ROOT_ROLE
     """`root` or `sub-agent`, or another role that the file names."""
+    agent: int = 0
+    """Index of the first node of the agent that makes this request. 0: the main agent of the session."""
+    parent_agent: int | None = None
+    """For a request of a sub-agent: index of the first node of the agent that has started the sub-agent."""
     tool_ns: int = 0
     """Part of the delay during which tools run."""
     depth: int = 0
@@ -90,6 +94,9 @@ class DraftNode(msgspec.Struct):
     body: Mapping[str, Any] = {}
     model: str = ""
     role: str = ROOT_ROLE
+    agent: str = ""
+    """Name of the sub-agent that makes the request. Empty: the main agent if the role is `root`, otherwise the agent
+    of a request with the same role that this one follows, or a new sub-agent."""
     tool_ns: int = 0
 
 
@@ -191,6 +198,8 @@ class SessionGraph(msgspec.Struct, frozen=True):
             turn=node.depth,
             model=node.model,
             role=node.role,
+            agent=self.first_id + node.agent,
+            parent_agent=None if node.parent_agent is None else self.first_id + node.parent_agent,
             parents=tuple(ParentEdge(self.first_id + edge.parent, edge.after, edge.delay_ns) for edge in node.edges),
             tool_ns=node.tool_ns,
             **fields,
@@ -225,6 +234,7 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
     numbers = {drafts[position].id: number for number, position in enumerate(order)}
     root = drafts[order[0]]
     nodes: list[Node] = []
+    agents: dict[str, int] = {}
     for position in order:
         draft = drafts[position]
         edges = tuple(Edge(numbers[parent], after, delay_ns) for parent, after, delay_ns in draft.after)
@@ -234,7 +244,8 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
         context = _context_of(draft, edges, numbers, path)
         names = ("history", "input_tokens", "output_tokens", "spans", "messages", "body", "model", "role", "tool_ns")
         fields = {field: getattr(draft, field) for field in names}
-        nodes.append(Node(edges, context=context, depth=depth, **fields))
+        agent, parent_agent = _agent_of(draft, edges, nodes, agents)
+        nodes.append(Node(edges, context=context, depth=depth, agent=agent, parent_agent=parent_agent, **fields))
     return TraceSession(name, start_ns + root.offset_ns, tuple(nodes))
 
 
@@ -271,6 +282,25 @@ def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[
             "remove one of the references of the cycle",
         )
     return order
+
+
+def _agent_of(
+    draft: DraftNode, edges: Sequence[Edge], nodes: Sequence[Node], agents: dict[str, int]
+) -> tuple[int, int | None]:
+    """Return the index of the first node of a request's agent, and that of the agent that has started this agent.
+
+    `nodes` are the nodes before this one. `agents` has the first node of each agent with a name, and gets new ones."""
+    before = [nodes[edge.parent] for edge in edges]
+    number = len(nodes)
+    if draft.agent:
+        agent = agents.setdefault(draft.agent, number)
+    elif draft.role == ROOT_ROLE or not number:
+        return 0, None
+    else:
+        agent = next((node.agent for node in before if node.agent and node.role == draft.role), number)
+    if agent != number:
+        return agent, nodes[agent].parent_agent
+    return agent, next((node.agent for node in before), 0) if number else None
 
 
 def _context_of(draft: DraftNode, edges: Sequence[Edge], numbers: Mapping[str, int], path: object) -> int | None:

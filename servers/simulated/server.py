@@ -40,6 +40,7 @@ from loadgen.servers.simulated.state import ServerProtocol, ServerState, realtim
 from loadgen.servers.simulated.stream_sender import (
     COMPLETE_BODY,
     FAULTS,
+    SESSION_HEADERS,
     Ending,
     LogLine,
     Stream,
@@ -403,6 +404,12 @@ class HttpServer:
         return status | self.sender.lateness.figures()
 
 
+def _header(request: BaseRequest, *names: str) -> str:
+    """Return the value of the first of these headers that the request has, or an empty text."""
+    value = next((request.headers[name] for name in names if name in request.headers), "")
+    return value.encode("utf-8", "replace").decode()
+
+
 class CompletionHandler:
     """Handles one request that generates tokens, after its body has been read: sends the response and logs it."""
 
@@ -413,8 +420,12 @@ class CompletionHandler:
         self._protocol = server.protocol
         self._index = next(server.request_numbers)
         self._transport = transport_of(request)
-        request_id = request.headers.get("X-Request-Id", "").encode("utf-8", "replace").decode()
-        self._line = LogLine(request_id, received_ns)
+        self._line = LogLine(
+            _header(request, "X-Request-Id"),
+            received_ns,
+            session=_header(request, *SESSION_HEADERS),
+            parent_session=_header(request, "X-Dynamo-Parent-Session-ID"),
+        )
         self._fault_k: int | None = None
 
     async def run(self, fields: Mapping[str, Any]) -> Reply | bool:

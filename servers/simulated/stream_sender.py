@@ -43,6 +43,10 @@ COMPLETE_BODY = ("complete", "truncated", "failed")
 """Endings with a complete HTTP body."""
 
 
+SESSION_HEADERS = ("X-Session-ID", "X-Dynamo-Session-ID", "X-SMG-Routing-Key")
+"""Headers that name the session of a request. The simulated servers only log them."""
+
+
 class LogLine(msgspec.Struct):
     """One request that generates tokens, as a line of the log. The metrics page is computed from the same data.
 
@@ -60,6 +64,8 @@ class LogLine(msgspec.Struct):
     output_tokens: int = 0  # tokens sent
     fault: str = ""  # the fault of this request; empty for none
     model: str = ""  # model that the request named; empty if it named none
+    session: str = ""  # the first header of SESSION_HEADERS that the client sent
+    parent_session: str = ""  # the client's X-Dynamo-Parent-Session-ID
     stamps: str = PLAIN.name  # source of `received_ns` (loadgen.servers.wire.timestamp_sources)
 
 

@@ -129,6 +129,33 @@ def test_shared_blocks_are_shared_tokens(tmp_path: Path) -> None:
         assert common == 32
 
 
+def test_sub_agents_name_themselves_or_their_session(tmp_path: Path) -> None:
+    """By the server's log: with `dynamo` and `=own`, a sub-agent has its own value; otherwise its session's."""
+    rows = weka_rows()[:4]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for header in ("dynamo", "X-Session-ID", "X-Session-ID=own"):
+        folder = tmp_path / header
+        folder.mkdir()
+        with spawn(SimulatedConfig(server="vllm", log=folder / "sim.jsonl", **FAST)) as url:
+            load = ["--workload", f"sessions:{trace},speed=20", "--endpoint", "completions", "--session-header", header]
+            code, _, err = run(folder, "--server", "vllm", "--url", url, *load)
+        assert code in (0, 5), err
+        lines = {}
+        for text in (folder / "sim.jsonl").read_bytes().splitlines():
+            line = msgspec.json.decode(text, type=LogLine) if b"request_id" in text else None
+            if line is not None and line.session:
+                lines[number_of_wire_id(line.request_id)] = line
+        prefix = lines[0].request_id.rpartition("-")[0]
+        for number in range(4):
+            first = 4 * number
+            session = f"{prefix}-s{first}"
+            child = session if header == "X-Session-ID" else f"{session}-a{first + 1}"
+            parent = session if header == "dynamo" else ""
+            values = [(lines[first + node].session, lines[first + node].parent_session) for node in range(4)]
+            assert values == [(session, ""), (child, parent), (child, parent), (session, "")]
+
+
 def litellm_rows() -> list[dict[str, Any]]:
     """Return the log of eight sessions of two requests with one system prompt. Only the log has their text."""
     system = {"role": "system", "content": "Answer as the librarian of Alexandria would, with one sentence. " * 6}
@@ -181,11 +208,12 @@ def answer() -> bytes:
 
 
 def test_a_mistake_in_the_file_ends_the_command(tmp_path: Path) -> None:
-    """Exit code 2, with the file, the line and what to do, before a server is contacted."""
+    """Exit code 2, with the file, the line and what to do. With a stated seed, no server is contacted before."""
     trace = tmp_path / "trace.jsonl"
     rows = bailian_rows()
     rows[4]["hash_ids"] = [1]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, err = run(tmp_path, "--server", "vllm", "--url", "http://127.0.0.1:9", "--workload", f"sessions:{trace}")
+    load = ["--workload", f"sessions:{trace}", "--seed", "1"]
+    code, _, err = run(tmp_path, "--server", "vllm", "--url", "http://127.0.0.1:9", *load)
     assert code == 2
     assert "trace.jsonl, line 5: 1 block ids cannot be a prompt of" in " ".join(err.split())

@@ -238,5 +238,6 @@ class _Tree:
                 body=body,
                 model=turn.model or "",
                 role=role,
+                agent="" if role == ROOT_ROLE else name.rpartition(":")[0],
             )
         )

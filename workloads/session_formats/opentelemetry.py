@@ -262,6 +262,7 @@ def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
             body={"tools": definitions} if definitions else {},
             model=call.model,
             role=SUB_AGENT_ROLE if _depth(call.agent, agents) > 1 else ROOT_ROLE,
+            agent=call.agent if _depth(call.agent, agents) > 1 else "",
             tool_ns=_covered_ns(tools, waits_from_ns, call.start_ns),
         )
         result.append(RecordedCall(call, draft))

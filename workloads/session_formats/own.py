@@ -49,6 +49,7 @@ class NodeFields(msgspec.Struct, forbid_unknown_fields=True):
     blocks: list[int] = []
     model: str = ""
     role: Name = ROOT_ROLE
+    agent: str = ""
     tool_s: float = 0.0
 
 
@@ -113,5 +114,6 @@ def _draft(node: NodeFields, line: int, where: str, block_tokens: int | None, na
         body=node.body | ({"tools": node.tools} if node.tools is not None else {}),
         model=node.model,
         role=node.role,
+        agent=node.agent,
         tool_ns=tool_ns,
     )

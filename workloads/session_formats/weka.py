@@ -61,7 +61,7 @@ class SubAgentRow(msgspec.Struct):
     """The requests of a sub-agent."""
 
     t: float
-    agent_id: str
+    agent_id: Annotated[str, msgspec.Meta(min_length=1)]
     requests: list[CallRow]
     status: str = ""
 
@@ -120,7 +120,7 @@ class _Conversation:
             after = self._after(call, before, where)
             after += [(last, "end", 0) for last in awaited]
             awaited = []
-            before = self._add(call, after, where, ROOT_ROLE), call
+            before = self._add(call, after, where), call
         if not self._drafts:
             raise WorkloadError(f"{self._path}, line {self._line}: {trace.id!r} has no requests", "remove the line")
         return graph_of(trace.id, 0, self._drafts, self._path)
@@ -138,7 +138,7 @@ class _Conversation:
                     after = [(name, "end", nanoseconds(gap_s, 1, "t", inner))]
             else:
                 after = self._after(call, before, inner)
-            before = self._add(call, after, inner, SUB_AGENT_ROLE), call
+            before = self._add(call, after, inner, agent.agent_id), call
         return None if before is None else before[0]
 
     def _after(self, call: CallRow, before: tuple[str, CallRow] | None, where: str) -> list[tuple[str, After, int]]:
@@ -151,7 +151,8 @@ class _Conversation:
             return [(name, "end", nanoseconds(call.think_time, 1, "think_time", where))]
         return [(name, "start", nanoseconds(call.t - call_before.t, 1, "t", where)), (name, "end", 0)]
 
-    def _add(self, call: CallRow, after: list[tuple[str, After, int]], where: str, role: str) -> str:
+    def _add(self, call: CallRow, after: list[tuple[str, After, int]], where: str, agent: str = "") -> str:
+        """Add a request, and return its name. `agent` is the name of its sub-agent, or empty for the main agent."""
         name = f"{len(self._drafts)}"
         input_tokens = tokens(call.input_length, "in", where)
         runs_tool = "tool_result" in call.input_types and call.think_time is not None
@@ -166,7 +167,8 @@ class _Conversation:
                 spans=block_spans(
                     call.hash_ids, input_tokens, self._block_tokens, where, self._namespace, only_full=True
                 ),
-                role=role,
+                role=SUB_AGENT_ROLE if agent else ROOT_ROLE,
+                agent=agent,
                 tool_ns=nanoseconds(call.think_time or 0.0, 1, "think_time", where) if runs_tool else 0,
             )
         )

@@ -30,6 +30,22 @@ def test_every_turn_of_a_session_has_the_same_value() -> None:
     assert identity.headers(Request(3, "", 0, 1), "run")["X-Session-ID"] == "run-s3"
 
 
+def test_sub_agents_have_their_own_value_or_that_of_their_parent() -> None:
+    """The main agent keeps the session's value, and a header of the parent is sent by sub-agents alone."""
+    main = Request(4, "", 0, 1, session=4, agent=4)
+    child = Request(6, "", 0, 1, session=4, agent=6, parent_agent=4)
+    grandchild = Request(9, "", 0, 1, session=4, agent=8, parent_agent=6)
+    identity = SessionIdentity(("dynamo", "A", "B=parent", "C=own", "sglang=own"))
+    own, parent = "X-Dynamo-Session-ID", "X-Dynamo-Parent-Session-ID"
+    fixed = {"A": "r-s4", "B": "r-s4"}
+    for request, value, above in (
+        (main, "r-s4", {}),
+        (child, "r-s4-a6", {parent: "r-s4"}),
+        (grandchild, "r-s4-a8", {parent: "r-s4-a6"}),
+    ):
+        assert identity.headers(request, "r") == fixed | above | {own: value, "C": value, "X-SMG-Routing-Key": value}
+
+
 @pytest.mark.parametrize(
     ("capture", "sent_back"),
     [

@@ -192,6 +192,39 @@ def test_opentelemetry(tmp_path: Path) -> None:
     assert session.nodes[1].spans == session.nodes[2].spans[:1]
 
 
+@pytest.mark.parametrize(
+    ("rows", "agents", "parents"),
+    [
+        ([WEKA], [0, 1, 1, 0], [None, 0, 0, None]),
+        (DAG, [0, 1, 1, 0, 4], [None, 0, 0, None, 0]),
+        (export(SPANS), [0, 1, 1, 0], [None, 0, 0, None]),
+        ([OWN], [0, 1, 0], [None, 0, None]),
+        (
+            [
+                {
+                    "session": "deep",
+                    "nodes": [
+                        {"id": "a", "input_tokens": 9},
+                        {"id": "b", "input_tokens": 9, "after": ["a"], "role": "sub-agent"},
+                        {"id": "c", "input_tokens": 9, "after": ["a"], "role": "sub-agent"},
+                        {"id": "d", "input_tokens": 9, "after": ["b"], "role": "sub-agent"},
+                        {"id": "e", "input_tokens": 9, "after": ["d"], "role": "sub-agent", "agent": "nested"},
+                        {"id": "f", "input_tokens": 9, "after": ["c", "e"], "role": "sub-agent", "agent": "nested"},
+                    ],
+                }
+            ],
+            [0, 1, 2, 1, 4, 4],
+            [None, 0, 0, 0, 1, 1],
+        ),
+    ],
+)
+def test_agents(rows: list[Any], agents: list[int], parents: list[int | None], tmp_path: Path) -> None:
+    """Each sub-agent is known by its first request, and so is the agent that started it."""
+    session = read(tmp_path, rows)[0]
+    assert [node.agent for node in session.nodes] == agents
+    assert [node.parent_agent for node in session.nodes] == parents
+
+
 def test_system_instructions_and_tools_are_replayed(tmp_path: Path) -> None:
     """What spans record beside the messages is sent: a system message first, and the definitions of tools."""
     recorded = {

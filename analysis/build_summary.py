@@ -159,6 +159,7 @@ def _measured_window(frame: Frame) -> summary.MeasuredWindow:
         reason=WHOLE_RUN if window is None else window.reason,
         requests=int(frame.inside.sum()),
         unsteady="" if window is None else window.unsteady,
+        overloaded=window is not None and window.overloaded,
         outside=outside_window(frame),
     )
 

@@ -82,6 +82,8 @@ class Window(msgspec.Struct, frozen=True):
     """True if a test found no trend in the window, so that parts of the window are comparable."""
     unsteady: str = ""
     """Description of the trend if a load with a constant rate never became steady; otherwise empty."""
+    overloaded: bool = False
+    """True if requests arrived faster than the server completed them until the last request was due."""
 
 
 class Frame(msgspec.Struct, frozen=True):

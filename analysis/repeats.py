@@ -157,23 +157,26 @@ def describe_over_runs(values: Sequence[float | None]) -> FigureOverRuns:
 
 
 def _adjusted(name: str, figure: FigureOverRuns, summaries: Sequence[Summary]) -> FigureOverRuns:
-    """Return `figure` with corrections for percentiles and shares.
+    """Return `figure` with corrections to its interval, and with `thin` set for percentiles from too few samples.
 
+    - Every figure: the interval does not extend below 0, because no figure is negative.
     - Percentile: if at least one run has too few samples, `thin` is set.
     - Share: the interval is limited to 0 to 1. The interval of a share of requests is also widened to at least the
       exact binomial interval over the requests of all runs (Clopper and Pearson). This matters if all runs have similar
       results by chance.
     """
     if any(is_thin(summary, name) for summary in summaries):
-        return msgspec.structs.replace(figure, thin=True)
-    if name not in FROM_0_TO_1 or figure.ci95 is None:
+        figure = msgspec.structs.replace(figure, thin=True)
+    if figure.ci95 is None:
         return figure
-    low, high = figure.ci95
+    low, high = max(0.0, figure.ci95[0]), figure.ci95[1]
+    if name not in FROM_0_TO_1:
+        return msgspec.structs.replace(figure, ci95=(low, high))
     if name in SHARES:
         counts = [counts_of(name, summary) for summary in summaries]
         exact_low, exact_high = share_interval(sum(good for good, _ in counts), sum(total for _, total in counts))
         low, high = min(low, round(exact_low, DECIMALS)), max(high, round(exact_high, DECIMALS))
-    return msgspec.structs.replace(figure, ci95=(max(0.0, low), min(1.0, high)))
+    return msgspec.structs.replace(figure, ci95=(low, min(1.0, high)))
 
 
 def is_thin(summary: Summary, name: str) -> bool:

@@ -66,16 +66,20 @@ def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Do
     shown = [replace(answer, blocks=[scorecard, *tables]), between]
     details: list[Block] = [Disclosure("Results and validity of each repeat", of_runs)]
     for part in others:
-        charts: list[Block] = [_with_folded_caption(block) for block in part.blocks if isinstance(block, ChartRef)]
-        rest = [block for block in part.blocks if not isinstance(block, ChartRef)]
+        has_visible_chart = any(isinstance(block, ChartRef) for block in part.blocks)
+        blocks = part.blocks if has_visible_chart else _unfolded(part.blocks)
+        charts: list[Block] = [_with_folded_caption(block) for block in blocks if isinstance(block, ChartRef)]
+        rest = [block for block in blocks if not isinstance(block, ChartRef)]
         if part.id in FOLDED:
             details.append(Disclosure(part.title, _unfolded(rest)))
-            shown += [replace(part, blocks=charts)] if charts else []
+            shown += [replace(part, blocks=[Disclosure("", charts)])] if charts else []
         elif part.id == "again":
             shown.append(Section("details", "Each repeat", details))
-            shown.append(replace(part, blocks=[Disclosure("Command and settings", _first_command(rest))]))
+            shown.append(replace(part, blocks=[Disclosure("", _first_command(rest))]))
         else:
-            shown.append(replace(part, blocks=[*charts, *rest]))
+            shown.append(
+                replace(part, blocks=[*charts, *rest] if has_visible_chart else [Disclosure("", [*charts, *rest])])
+            )
     return replace(
         document,
         title=f"{pluralise(repeats.runs, 'repeat')}: {workload_sentence(first)}",
@@ -145,7 +149,9 @@ def _dot_strip(figure: FigureOverRuns, factor: float, unit: str) -> DotStrip | N
 
     interval = (position(figure.ci95[0]), position(figure.ci95[1])) if figure.ci95 else None
     listed = ", ".join(significant(value * factor, 4) for value in values)
-    return DotStrip([position(value) for value in values], position(figure.mean), interval, f"Repeats: {listed} {unit}")
+    smallest, largest = (significant(value * factor, 4) for value in (min(values), max(values)))
+    dots = [position(value) for value in values]
+    return DotStrip(dots, position(figure.mean), interval, (smallest, largest), f"Repeats: {listed} {unit}")
 
 
 def _with_folded_caption(chart: ChartRef) -> ChartRef:

@@ -55,6 +55,9 @@ unless chance may explain the difference."""
 HALVES_ERRORS = 3
 """Maximum difference of the halves, in standard errors, that chance may explain. With Poisson arrivals the number in
 flight is Poisson distributed, so its standard error is the square root of its mean."""
+LASTING = 0.5
+"""Minimum growth in the last quarter of an interval, relative to that in the quarter before it, if a queue grows. The
+growth of a server that only fills with requests falls faster."""
 WHOLE_RUN = "the whole run, from the first byte sent to the last end"
 
 
@@ -177,7 +180,8 @@ def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: fl
     from_ns = max(float(arriving.instants[filled[0]]), begins + residence_ns)
     unsteady = _trend_description(steps, from_ns, ends, residence_ns)
     if unsteady:
-        return _whole(frame, "the whole run: no steady state was reached", unsteady=unsteady)
+        whole = _whole(frame, "the whole run: no steady state was reached", unsteady=unsteady)
+        return replace(whole, overloaded=_is_growing(steps, from_ns, ends))
     window = Window(from_ns, ends, "auto", f"about {typical:g} in flight", steady=True)
     objection = _objection(frame, window, steps, residence_ns)
     return _whole(frame, f"the whole run: {objection}") if objection else window
@@ -210,6 +214,17 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
     if high - low <= UNSTEADY_SHARE * high or high - low <= HALVES_ERRORS * math.sqrt(high):
         return ""
     return f"{early:.3g} requests were in flight in the first half, {late:.3g} in the second"
+
+
+def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
+    """Return True if the number of requests in flight grows until the end of a time interval, as a queue does.
+
+    The means of the four quarters of the interval must rise. The last rise must not be much smaller than the one before
+    it, because the number also rises, ever more slowly, while a server fills with requests.
+    """
+    edges = np.linspace(from_ns, to_ns, 5).tolist()
+    first, second, third, last = (_mean(_between(steps, *ends)) for ends in pairwise(edges))
+    return first < second < third < last and last - third >= LASTING * (third - second)
 
 
 def _is_steady(values: Floats) -> bool:

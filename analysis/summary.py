@@ -295,6 +295,8 @@ class MeasuredWindow(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Measured requests that were due in the window."""
     unsteady: str = ""
     """Description of the trend if a load with a constant rate never became steady; otherwise empty."""
+    overloaded: bool = False
+    """True if requests arrived faster than the server completed them until the last request was due."""
     outside: OutsideWindow | None = None
     """Measured requests that were due outside the window; None if there are none."""
 

@@ -134,6 +134,8 @@ class DotStrip(Struct, frozen=True):
     dots: Sequence[float]
     mean: float
     interval: tuple[float, float] | None
+    ends: tuple[str, str]
+    """The smallest and the largest value of the runs, with the positions of their dots as the axis of the picture."""
     text: str
     """The picture in words, for screen readers."""
 
@@ -149,6 +151,8 @@ class Card(Struct, frozen=True):
     """Target of the link on the value: a path relative to the page. Empty for no link."""
     strip: DotStrip | None = None
     """Picture of the figure over several runs. None for a single run."""
+    failed: Sequence[str] = ()
+    """Objectives on this metric that the run fails, such as "`ttft.p99` 653 > 200 ms"."""
 
 
 class Cards(Struct, frozen=True, tag=True):

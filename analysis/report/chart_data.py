@@ -77,6 +77,8 @@ PANELS = {
 }
 """Title of the panel that shows a telemetry curve, by the name of the curve. The rates of prompt tokens and of output
 tokens have separate panels, because they differ widely."""
+MAIN_PANELS = ("requests/s", "requests at the server", "KV cache, %")
+"""Titles of the panels that the chart of the run over time contains (throughput.js). The other panels have a chart."""
 PANELS_BY_UNIT = {"%": "GPU, %", "GiB": "memory, GiB", "W": "power, W", "MHz": "clock, MHz"}
 """Title of the panel of every other telemetry curve, by unit."""
 

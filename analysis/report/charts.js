@@ -36,7 +36,7 @@ const Report = (() => {
 
   function layout(container, traces, changes) {
     const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: false,
-      title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 3 };
+      nticks: 5, title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 3 };
     const merged = {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -188,7 +188,7 @@ const Report = (() => {
   }
 
   function powers(low, high) {
-    const wide = high / low > 1000;
+    const wide = high / low > 100;
     const ticks = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
       for (const factor of wide ? [1] : [1, 2, 5]) ticks.push(factor * 10 ** power);
@@ -329,6 +329,9 @@ const Report = (() => {
   }));
   document.querySelectorAll("[data-zoom-of]").forEach((button) =>
     button.addEventListener("click", () => zoom(element(button.dataset.zoomOf), button.dataset.key)));
+  // A chart that was drawn while its part of the page was folded does not have the width of the page.
+  document.querySelectorAll(".fold").forEach((fold) => fold.addEventListener("toggle", () =>
+    fold.querySelectorAll(".chart").forEach(({ id }) => { if (fold.open && drawn.has(id.slice("chart-".length))) draw(id.slice("chart-".length)); })));
   // A link to a folded section opens it.
   document.querySelectorAll('a[href^="#"]').forEach((link) => link.addEventListener("click", () => {
     const fold = document.querySelector(`${link.hash} > .whole`);

@@ -30,7 +30,6 @@ from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import sorted_samples
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data, request_parts
-from loadgen.analysis.stats import PERCENTILES, samples_needed
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
 
@@ -76,7 +75,7 @@ NOTEBOOK_THEME = {
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 STEPS = {"shape": "hv"}
 INTERVAL = {"type": "data", "symmetric": False, "array": "$above", "arrayminus": "$below"}
-SHARES = {"range": [0, 1.01], "tickvals": [0, 0.25, 0.5, 0.75, 0.9, 1], "tickformat": ".0%"}
+SHARES = {"range": [0, 1.01], "tickvals": [0, 0.5, 0.9, 1], "tickformat": ".0%"}
 
 
 class ChartInput(msgspec.Struct, frozen=True):
@@ -273,8 +272,7 @@ def _distribution_chart(name: str) -> Chart:
         for percentile in ("p50", "p99"):
             mark = "*" if percentile in thin else ""
             texts.append(f"{percentile} {duration(described.of(percentile), 4)}{mark}")
-        needed = f" (* {samples_needed(PERCENTILES[thin[0]]):,} needed)" if thin else ""
-        return f"{', '.join(texts)}; {pluralise(curve['n'], 'sample')}{needed}."
+        return f"{', '.join(texts)}."
 
     edge = {"type": "scatter", "mode": "lines", "x": "$x", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}}
@@ -407,13 +405,19 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
     if not series["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
-    text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s (over {duration(series['bin_s'], 1)}), "
-    text += f"{max(series['in_flight']):,} requests in flight, {max(series['receiving']):,} receiving tokens."
+    text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s over {duration(series['bin_s'], 1)}, "
+    text += f"{max(series['in_flight']):,} requests in flight."
     if warmup:
         text += f" {pluralise(warmup, 'warm-up request')} before time 0, excluded from all figures."
     if not window.whole:
         text += f" Measured from {significant(window.from_s)} s to {significant(window.to_s)} s."
     return text
+
+
+def _has_other_panels(series: Sequence[Series]) -> bool:
+    """Return True if a telemetry curve with a value other than 0 has no panel in the chart of the run over time."""
+    panels = chart_data.telemetry_panels(series)
+    return any(any(panel["y"]) and panel["panel"] not in chart_data.MAIN_PANELS for panel in panels)
 
 
 def _over_time_details(data: Data) -> str:
@@ -447,7 +451,7 @@ def _part_totals(x: str, y: str) -> dict[str, Any]:
 
 
 PARTS = (
-    _bar_trace("waiting for the first token", "$ttft_s", "$group", "@idle"),
+    _bar_trace("TTFT", "$ttft_s", "$group", "@idle"),
     _bar_trace("decode", "$decode_s", "$group", "@run"),
     _bar_trace("stalls", "$stalls_s", "$group", "@bad"),
     _bar_trace("queue", "$server.queue", "$server.queue_group", "@quiet"),
@@ -481,21 +485,21 @@ def _parts_layout(data: Sequence[Data]) -> Data:
 def _parts_caption(parts: Data, _: Summary) -> str:
     total = parts["e2e_s"][-1] or 1.0
     shares = [f"{parts[key][-1] / total:.0%} {name}" for key, name in PART_NAMES.items()]
-    stall = duration(parts["median_gap_s"] * request_parts.STALL_FACTOR)
-    return f"{parts['group'][-1].capitalize()}: {', '.join(shares)} (gaps over {stall})."
+    return f"{parts['group'][-1].capitalize()}: {', '.join(shares)}."
 
 
 def _parts_details(parts: Data) -> str:
     server = parts["server"]
+    stall = f"Gaps over {duration(parts['median_gap_s'] * request_parts.STALL_FACTOR)} are stalls."
     if not server["n"]:
-        return "The server publishes no times of its queue."
+        return f"{stall} The server publishes no times of its queue."
     phases = {"queue": "in the queue", "prefill": "in prefill", "decode": "in decode"}
     phases["inference"] = "in prefill and decode"
     means = [f"{duration(server[key][0])} {name}" for key, name in phases.items() if server[key]]
-    return f"The server's mean of {server['n'][0]:,} requests: {', '.join(means)}."
+    return f"{stall} The server's mean of {server['n'][0]:,} requests: {', '.join(means)}."
 
 
-PART_NAMES = {"ttft_s": "waiting", "decode_s": "decode", "stalls_s": "stalls"}
+PART_NAMES = {"ttft_s": "TTFT", "decode_s": "decode", "stalls_s": "stalls"}
 
 
 def _bounds_layout(data: Sequence[Data]) -> Data:
@@ -543,8 +547,7 @@ def _bounded_axis(run: Data, key: str) -> Data:
 
 
 def _bounds_caption(scatter: Data, _: Summary) -> str:
-    text = f"Bounds {', '.join(f'`{bound}`' for bound in scatter['bounds'])}; "
-    text += f"shares of {pluralise(scatter['n'], 'complete request')}."
+    text = f"Shares of {pluralise(scatter['n'], 'complete request')}."
     if scatter["drawn"] < scatter["n"]:
         text += f" {scatter['drawn']:,} of {scatter['n']:,} points drawn."
     return text
@@ -704,7 +707,7 @@ CHARTS: dict[str, Chart] = {
             typical={"x": lambda parts: max(parts["e2e_s"])},
             note="Complete requests are ordered by E2E and divided into groups; each bar is the mean of a group. "
             f"A stall is a gap of more than {request_parts.STALL_FACTOR} times the median. "
-            "Waiting for the first token is TTFT: the queue, prefill and the network. The last bar is the mean of all "
+            "TTFT contains the queue, prefill and the network. The last bar is the mean of all "
             "requests that the server itself reports; it knows the queue and prefill, but not which request waited.",
             shape="wide",
             zoom="none",
@@ -851,6 +854,15 @@ CHARTS: dict[str, Chart] = {
             script="timeline.js",
             shape="tall",
             zoom="both",
+        ),
+        Chart(
+            "telemetry",
+            "machines",
+            "Other readings over time",
+            lambda chart_input: {"n": len(chart_input.series)} if _has_other_panels(chart_input.series) else None,
+            note="Readings of the server, the GPUs and the hosts that the section “Over time” does not show.",
+            script="throughput.js",
+            shape="tall",
         ),
         Chart(
             "sends",

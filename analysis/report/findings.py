@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from loadgen.analysis.cached_prompts import CachedPrompts
 from loadgen.analysis.client_health import RING_OFF
 from loadgen.analysis.format import (
@@ -79,6 +81,9 @@ PROMPTS_AS_REQUESTED = "all prompt lengths as requested"
 OUTPUTS_AS_REQUESTED = "all output lengths as requested"
 GPUS_NAMED = 4
 """Maximum number of GPUs that get a separate sentence on their memory."""
+OVERLOADED = "overloaded"
+HELD_BACK = "held-back"
+"""Ids of findings that the status of a page names, because they change the meaning of every latency."""
 ERROR_MAX = 0.05
 """Maximum worst-case error of a latency, as a share of its median. A larger error is a warning."""
 
@@ -129,7 +134,16 @@ def findings(summary: Summary) -> list[Finding]:
         level = "warning" if summary.limit.exceeds_limit else "note"
         result.append(Finding("limit", level, hardware_limit_sentence(summary.limit)))
     result += [*_warnings(summary), *filter(None, [seed_finding(summary)])]
+    if any(finding.level in ("warning", "error") for finding in result):
+        # A green "Valid" next to a warning would contradict it.
+        result[0] = replace(result[0], sentence=_without_verdict(result[0].sentence))
     return result
+
+
+def _without_verdict(sentence: str) -> str:
+    """Return a sentence that begins with `Valid: ` without these words. Other sentences are not changed."""
+    text = sentence.removeprefix("Valid: ")
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def sessions_sentence(sessions: SessionFigures) -> str:
@@ -545,7 +559,7 @@ def held_back_finding(summary: Summary) -> Finding | None:
         f"{seen} A proxy or the server buffers the stream, so TTFT, TPOT and ITL describe the buffer. "
         "Remedies: `proxy_buffering off` in nginx, `option http-no-delay` in haproxy, or a --url without the proxy."
     )
-    return Finding("held-back", "warning", text, "latencies")
+    return Finding(HELD_BACK, "warning", text, "latencies")
 
 
 def _counted_by_chunks(summary: Summary) -> int:
@@ -709,7 +723,7 @@ def untested_distribution(summary: Summary) -> str:
     if delivery.ks.due is None or delivery.ks.sent is not None or delivery.queue_wait is not None:
         return ""
     delays = f" of {duration(delivery.late_s.p99)}" if delivery.late_s is not None else ""
-    return f"Arrival distribution not tested: dispatch delays{delays} are not small compared with the gaps."
+    return f"Arrival distribution not tested: dispatch delays{delays} are too long."
 
 
 def _queue_wait_sentence(delivery: Delivery) -> str:
@@ -785,6 +799,12 @@ def _window(summary: Summary) -> list[Finding]:
     """Return findings on the measurement window, on requests outside the window, and on a missing steady state."""
     window = summary.window
     if window.unsteady:
+        if window.overloaded:
+            text = (
+                f"Server overloaded: {window.unsteady}. Requests arrived faster than they completed, so latencies "
+                "depend on the length of the run."
+            )
+            return [Finding(OVERLOADED, "warning", text, "course")]
         text = f"No steady state: {window.unsteady}, so latencies depend on the length of the run."
         return [Finding("window", "warning", text, "course")]
     if window.whole:

@@ -39,6 +39,7 @@ from loadgen.analysis.report.charts import (
 )
 from loadgen.analysis.report.packing import packed
 from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.stats import PERCENTILES, samples_needed
 from loadgen.analysis.summary import ServerInfo, Summary
 from loadgen.analysis.telemetry import all_series, mean_phases
 
@@ -89,6 +90,10 @@ HELP = {
     "lengths": "Totals cover all requests sent, so they differ if requests failed or were rejected.",
 }
 """Explanations of how to read a section, by section id. `_help_values` fills in the placeholders."""
+
+
+FOLDED = ("waiting", "gaps", "sending")
+"""Sections that the page hides until the reader clicks their headings, because few questions need their charts."""
 
 
 class ReportedRun(msgspec.Struct, frozen=True):
@@ -142,13 +147,17 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
     switches = _switches(drawn)
     help_values = _help_values(summaries)
     charts = _charts_by_section(drawn)
-    details = _details_by_section(drawn)
+    curve = charts.pop("goodput", [])
+    telemetry = charts.pop("machines", [])
+    details = _details_by_section(drawn, telemetry)
+    if "goodput" in details:
+        details["goodput"] += [_folded_chart(chart) for chart in curve]
     for name, (title, short) in TITLES.items():
         blocks = [*charts.pop(name, []), *details.get(name, [])]
         if blocks:
             note = HELP.get(name, "").format(**help_values).strip()
-            section = Section(name, title, blocks, short, switches.get(name, []), note)
-            sections.append(_with_one_heading(section))
+            section = _with_one_heading(Section(name, title, blocks, short, switches.get(name, []), note))
+            sections.append(replace(section, blocks=[_folded("", *section.blocks)]) if name in FOLDED else section)
     for title, blocks in charts.items():  # charts in sections that are not in TITLES
         sections.append(Section(re.sub(r"[^a-z0-9]+", "-", title.lower()), title, blocks))
     sections += [_reproduce(runs), DEFINITIONS]
@@ -292,8 +301,10 @@ def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
     return chart.title.replace("the bounds were", words) if words and chart.id == "goodput" else chart.title
 
 
-def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
-    """Return the tables and paragraphs that are shown below the charts, by section id."""
+def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -> dict[str, list[Block]]:
+    """Return the tables and paragraphs that are shown below the charts, by section id.
+
+    `telemetry` contains the chart of the readings that the section on memory shows."""
     several = len(drawn) > 1
     summaries = [run.summary for run in drawn]
     names = [run.name for run in drawn]
@@ -336,6 +347,7 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
             client.append(Paragraph(priority.sentence, priority.level, index))
     client_figures = tables.client(summaries, names)
     return {
+        "latency": _few_samples(summaries),
         **{name: [table] for name, table in optional.items() if table.rows},
         **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),
         **({"sessions": sessions} if any(summary.sessions for summary in summaries) else {}),
@@ -346,8 +358,21 @@ def _details_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
         "client": [*client, _folded("Figures and limits", client_figures)]
         if several
         else [_folded("", *client, client_figures)],
-        "machines": _machines(summaries),
+        "machines": _machines(summaries, telemetry),
     }
+
+
+def _few_samples(summaries: Sequence[Summary]) -> list[Block]:
+    """Return the note on the asterisks in the captions of the latency distributions, if there are any."""
+    thin = {
+        percentile
+        for summary in summaries
+        for name in tables.PAGE_LATENCIES
+        for percentile in ("p50", "p99")
+        if percentile in summary.latencies[name].thin and summary.latencies[name].n
+    }
+    needed = ", ".join(f"{name} needs {samples_needed(PERCENTILES[name]):,}" for name in sorted(thin))
+    return [Paragraph(f"* too few samples: {needed}.", "note")] if thin else []
 
 
 def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
@@ -369,7 +394,14 @@ def _folded(title: str, *blocks: Block) -> Block:
     return doc.Disclosure(title, blocks)
 
 
-def _machines(summaries: Sequence[Summary]) -> list[Block]:
+def _folded_chart(chart: Block) -> Block:
+    """Return a chart that the page hides until the reader clicks its title."""
+    assert isinstance(chart, doc.ChartRef)
+    return _folded(chart.title, Paragraph(chart.help, "note"), replace(chart, help="", titled=False))
+
+
+def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[Block]:
+    """Return what is known about memory and the server's counters. The tables and the chart `telemetry` are folded."""
     blocks: list[Block] = []
     for index, summary in enumerate(summaries):
         blocks += [Paragraph(text, run=index) for text in findings.memory_sentences(summary)]
@@ -387,8 +419,8 @@ def _machines(summaries: Sequence[Summary]) -> list[Block]:
         if missing:
             text = "; ".join(f"{source} ({reason})" for source, reason in missing.items())
             unread.append(Paragraph(f"Not read: {text}.", "note", index))
-    if details or unread:
-        blocks.append(_folded("Memory and counts" if blocks else "", *details, *unread))
+    if details or unread or telemetry:
+        blocks.append(_folded("Memory, counts and other readings" if blocks else "", *details, *unread, *telemetry))
     return blocks
 
 
@@ -417,7 +449,7 @@ def _reproduce(runs: Sequence[ReportedRun]) -> Section:
             blocks.append(Paragraph("", run=index))
         blocks.append(doc.Code(run.command, "Command", copy=True))
         blocks.append(_folded("Settings, versions, host", doc.Facts(facts)))
-    return Section("again", "Run it again", blocks)
+    return Section("again", "Run it again", [_folded("", *blocks)])
 
 
 def _server_facts(server: ServerInfo) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from loadgen.analysis.summary import Summary
 
 NAMED_OBJECTIVES = 2
 """Maximum number of objectives that a chip names."""
+NAMED_WARNINGS = {findings.OVERLOADED: "server overloaded", findings.HELD_BACK: "tokens held back"}
+"""Warnings that the chip names, by the id of the finding, because they change the meaning of every latency."""
 MODELLED = Chip("Simulated", "figures of a model", "note")
 """The chip of a simulation in virtual time, in place of the validity: no client took part."""
 COMPUTED = Chip("Computed", "figures of a model; nothing was measured", "note")
@@ -32,14 +34,20 @@ def validity(summaries: Sequence[Summary]) -> Chip:
     Every finding with the level `warning` or `error` counts as a warning. The page marks these findings.
     """
     verdicts, warnings = [], 0
+    ids = set[str]()
     for summary in summaries:
         known = findings.findings(summary)
         verdicts.append(findings.verdict(summary, known))
-        warnings += sum(finding.level in ("warning", "error") for finding in known)
+        warned = [finding for finding in known if finding.level in ("warning", "error")]
+        warnings += len(warned)
+        ids |= {finding.id for finding in warned}
     invalid = [verdict for verdict in verdicts if verdict.level == "error"]
     if not invalid and all(summary.server.virtual for summary in summaries):
         return MODELLED
     noted = f", {pluralise(warnings, 'warning')}" if warnings else ""
+    named = [text for name, text in NAMED_WARNINGS.items() if name in ids]
+    if named:
+        noted += f": {', '.join(named)}{', …' if warnings > len(named) else ''}"
     if len(summaries) == 1:
         if invalid:
             reason = invalid[0].sentence.removeprefix("Invalid: ").rstrip(".")

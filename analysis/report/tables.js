@@ -74,7 +74,8 @@
   }
 
   function addCopyButton(table) {
-    const button = createElement("button", "Copy table", "copy");
+    const button = createElement("button", "Copy", "copy");
+    button.setAttribute("aria-label", "Copy table");
     button.type = "button";
     button.addEventListener("click", () => copy([...table.rows].map((row) => [...row.cells].map(text).join("\t")).join("\n"), button));
     table.closest(".scroll").before(button);

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
+from msgspec.structs import replace
+
 from loadgen.analysis.client_health import LIMITS, figure_text
 from loadgen.analysis.format import (
     UNKNOWN,
@@ -26,7 +28,7 @@ from loadgen.analysis.format import (
 )
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution, Goodput
-from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings
+from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings, status
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from loadgen.analysis.summary import ErrorExample, PartFigures, RequestCounts, Summary, Throughput
 
@@ -39,10 +41,19 @@ OVERVIEW = (
 )
 OVERVIEW_FACTORS = {"s": 1.0, "ms": 1e3}
 """Factors from seconds to the units in OVERVIEW."""
-TOKEN_CARDS = ("output", "total", "ttft_s", "tpot_s", "itl_s", "normalised")
+TOKEN_CARDS = ("output", "total", "ttft_s", "tpot_s", "itl_s")
 """Cards that are omitted for a run without generated tokens."""
 TURNS_BRIEF = 10
 """Maximum number of turns in the terminal. The page shows all turns."""
+CARD_OF_FIGURE = {
+    **{"ttft": "ttft_s", "ttft_due": "ttft_s", "tpot": "tpot_s", "itl": "itl_s", "e2e": "e2e_s", "e2e_due": "e2e_s"},
+    **{"output_tokens_per_s": "output", "total_tokens_per_s": "total", "requests_per_s": "requests"},
+    **dict.fromkeys(("complete", "truncated", "failed", "rejected", "dropped"), "requests"),
+    **{"attainment": "goodput", "inputs_per_s": "inputs", "input_tokens_per_s": "input"},
+}
+"""Card that shows an objective, by the figure of the objective. Other figures have a card of the same name, or none."""
+DRAIN_CHANGE_MIN = 0.01
+"""Minimum difference between the output throughput with and without the drain, as a share, that the report shows."""
 ERROR_SHARE_MIN = 1e-3
 """Minimum timing error of a rate, as a share of the rate, that the report shows."""
 SHARED_UNIT_MAX = 100_000
@@ -77,7 +88,17 @@ def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *,
 
 
 def cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards at the top of the report, by short name."""
+    """Return the cards at the top of the report, by short name. A card names the failed objectives on its metric."""
+    failed: dict[str, list[str]] = {}
+    for entry in summary.objectives:
+        if entry.verdict == "fail":
+            name = CARD_OF_FIGURE.get(entry.figure, entry.figure)
+            failed.setdefault(name, []).append(status.failure_text(entry))
+    return {name: replace(card, failed=failed.get(name, [])) for name, card in _cards(summary).items()}
+
+
+def _cards(summary: Summary) -> dict[str, Card]:
+    """Return the cards at the top of the report, by short name, without failed objectives."""
     if not summary.requests.complete:
         elapsed = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {summary.requests.planned:,}", elapsed)}
@@ -90,19 +111,13 @@ def cards(summary: Summary) -> dict[str, Card]:
         "total": Card("Total throughput", significant(throughput.total_tokens_per_s, 4), "tokens/s", total),
         "requests": Card("Requests", significant(throughput.requests_per_s, 4), "/s", requests),
         **{name: _median_card(METRICS[name].title, latencies[name]) for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")},
-        "normalised": _duration_card("Normalised latency", latencies["normalised_s"].mean, "mean, per token"),
     }
     if summary.burst.skew_s is not None:
         bounds = summary.burst.skew_range_s
         note = "from the first byte sent to the last"
         if bounds:
-            note = f"{duration(bounds[0])} to {duration(bounds[1])}, given the clock uncertainty"
+            note = f"{duration(max(0.0, bounds[0]))} to {duration(bounds[1])}, given the clock uncertainty"
         result["skew"] = _duration_card("Burst skew", summary.burst.skew_s, note)
-    else:
-        rate = summary.delivery.rate_per_s
-        target = "" if rate.named is None else f"target {significant(rate.named, 4)}"
-        title = "Sessions begun" if summary.run.load.sessions else "Actual load"
-        result["load"] = Card(title, significant(rate.sent, 4), "/s", target)
     if summary.generates:
         return result
     note = _joined(_interval(summary, "input_tokens_per_s"), _timing_error(summary))
@@ -119,10 +134,11 @@ def _goodput_card(summary: Summary) -> Card:
     """Return the card of goodput: good requests per second, the number of good requests, and the measured time."""
     result, span_s = summary.goodput, summary.throughput.span_s
     assert result is not None
-    good = f"{result.good:,} of {result.requests:,} requests good ({percent(result.attainment)})"
+    bounds = " and ".join(result.bounds)
+    good = f"{result.good:,} of {result.requests:,} requests met {bounds} ({percent(result.attainment)})"
     rate = ""
     if result.per_s is not None and span_s is not None and not summary.window.whole:
-        rate = f"{round(result.per_s * span_s):,} good ended in the window of {duration(span_s, 4)}"
+        rate = f"{round(result.per_s * span_s):,} of these ended in the window of {duration(span_s, 4)}"
     elif span_s is not None:
         good += f" in {duration(span_s, 4)}"
     return Card("Goodput", significant(result.per_s), "requests/s", _joined(good, rate))
@@ -133,8 +149,9 @@ def _output_card(summary: Summary) -> Card:
     tokens, without_drain = "", ""
     if throughput.output_tokens is not None:
         tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s, 4)}"
-    if throughput.steady_output_tokens_per_s is not None:
-        steady = significant(throughput.steady_output_tokens_per_s, 4)
+    rate_per_s, steady_per_s = throughput.output_tokens_per_s, throughput.steady_output_tokens_per_s
+    if rate_per_s and steady_per_s is not None and abs(steady_per_s / rate_per_s - 1) >= DRAIN_CHANGE_MIN:
+        steady = significant(steady_per_s, 4)
         without_drain = f"{steady} excluding drain ({percent(throughput.tail_share)} of the run)"
     interval = _interval(summary, "output_tokens_per_s")
     note = _joined(tokens, interval, without_drain, _timing_error(summary))

@@ -1,9 +1,10 @@
-// Draws the run over time: a column of panels on one time axis. The panels show the load, the output, the server's own
-// readings, the latencies, and the requests that did not complete. A vertical line follows the pointer through all panels.
+// Draws the run over time: a column of panels on one time axis. The panels show the load, the output, the server's queue
+// and KV cache, the latencies, and the requests that did not complete. A vertical line follows the pointer through all
+// panels. A second column has the other readings, such as those of GPUs.
 "use strict";
 (() => {
   const { several, chart, line, colour, fade, plain } = Report;
-  const [PANEL, TOP, BOTTOM, TITLE_LINE, LEGEND_LINE, PAGE] = [108, 30, 44, 32, 19, 860]; // heights in pixels
+  const [PANEL, TOP, BOTTOM, TITLE_LINE, LEGEND_LINE, PAGE, MARK] = [108, 30, 44, 32, 19, 860, 8]; // heights in pixels
   const MARGIN = { l: 56, r: 16 };
   const SEND_PANEL = "requests/s";
   const TELLING_TITLES = /^(KV cache|server's)/; // these panels need no legend for a single curve
@@ -11,6 +12,8 @@
   const LATENCIES = [["ttft", "TTFT", 1], ["tpot", "TPOT", 1e-3], ["e2e", "E2E", 1]]; // key, title, unit of the data in s
   const tag = (run) => `<extra>${several ? plain(run.name) : ""}</extra>`;
   const steps = { shape: "hv" };
+  // Returns true if a value has no neighbour, because a line alone would not show this value.
+  const hasIsolated = (values) => values.some((value, index) => value !== null && (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null);
   const largest = (values) => values.reduce((maximum, value) => Math.max(maximum, value ?? 0), 0);
 
   const onPaper = () => document.documentElement.classList.contains("on-paper");
@@ -73,7 +76,7 @@
       const { latencies } = run.data;
       const middles = latencies.x.map((from) => from + latencies.bin_s / 2);
       const y = latencies[`${key}_${figure}`].map((value) => value === null ? null : value * data_s * unit[1]);
-      return line(run, middles, y, { mode: "lines+markers", marker: { size: 3, color: colour(run.colour) }, line: { width, dash }, connectgaps: false, name: figure, showlegend: !several,
+      return line(run, middles, y, { mode: hasIsolated(y) ? "lines+markers" : "lines", marker: { size: 3, color: colour(run.colour) }, line: { width, dash }, connectgaps: false, name: figure, showlegend: !several,
         customdata: latencies[`${key}_n`], hovertemplate: `${title} ${figure} %{y:,.4~g} ${unit[0]} of %{customdata:,}${tag(run)}` });
     }));
     return { key, title: `${title}, ${unit[0]}${several ? " (p50, thin: p99)" : ""}`, curves };
@@ -91,25 +94,39 @@
     return { key: "incomplete", title: "not complete/s", curves };
   }
 
-  // Orders the panels: the load and the server's queue directly above the latencies, machines last.
-  function allPanels() {
+  const withValues = (panels) => panels.filter(({ curves }) => curves.some(({ y }) => y.some((value) => value !== null)));
+
+  // Orders the panels: the load and the server's queue directly above the latencies.
+  function mainPanels() {
     const telemetry = new Map(telemetryPanels().map((panel) => [panel.key, panel]));
-    const take = (key) => { const panel = telemetry.get(key); telemetry.delete(key); return panel ? [panel] : []; };
+    const take = (key) => telemetry.has(key) ? [telemetry.get(key)] : [];
     const sends = sendPanel();
     const throughput = throughputPanel(several && !sends.curves.length);
     const finished = take(SEND_PANEL).flatMap(({ curves }) => curves);
     if (!several) finished.forEach((curve) => { curve.line.color = colour("ink"); });
     sends.curves.push(...finished);
-    const panels = [sends, throughput, streamPanel(), ...take("requests at the server"), ...take("KV cache, %"), ...LATENCIES.map(latencyPanel), incompletePanel(), ...telemetry.values()];
-    return panels.filter(({ curves }) => curves.some(({ y }) => y.some((value) => value !== null)));
+    return withValues([sends, throughput, streamPanel(), ...take("requests at the server"), ...take("KV cache, %"), ...LATENCIES.map(latencyPanel), incompletePanel()]);
   }
 
-  // Marks the end of each request that did not complete, on the baseline of every panel.
+  // Returns the panels of readings that the first column does not have.
+  const otherPanels = () => withValues(telemetryPanels().filter(({ key }) => ![SEND_PANEL, "requests at the server", "KV cache, %"].includes(key)));
+
+  // Returns the trace that marks the end of each request that did not complete, still without points. Its axis is the
+  // first one after those of the panels.
   function failureMarks(panels) {
+    if (!DATA.runs.some((run) => run.data.latencies?.incomplete_s.length)) return [];
+    return [{ type: "scatter", mode: "lines", x: [], y: [], yaxis: axisName(panels.length, "y"), name: "not complete", hoverinfo: "skip",
+      showlegend: true, legend: axisName(0, "legend"), line: { color: colour("bad"), width: 1.2 } }];
+  }
+
+  // Places the marks on the baseline of every panel. The marks of all panels are one line, because a path for each mark
+  // would be slow. Their axis spans the whole column.
+  function placeMarks(trace, axes, panels, markHeight) {
     const at = DATA.runs.flatMap((run) => run.data.latencies?.incomplete_s ?? []);
-    if (!at.length) return [];
-    return panels.map((_, index) => ({ type: "scatter", mode: "markers", x: at, y: at.map(() => 0), yaxis: axisName(index, "y"), name: "not complete", cliponaxis: false, hoverinfo: "skip",
-      showlegend: index === 0, legend: axisName(0, "legend"), marker: { symbol: "line-ns-open", size: 8, color: colour("bad"), line: { width: 1.2, color: colour("bad") } } }));
+    const baselines = panels.map((_, index) => axes[axisName(index)].domain[0]);
+    trace.x = baselines.flatMap(() => at.flatMap((time) => [time, time, null]));
+    trace.y = baselines.flatMap((from) => at.flatMap(() => [from, from + markHeight, null]));
+    axes[axisName(panels.length)] = { domain: [0, 1], range: [0, 1], overlaying: "y", visible: false, fixedrange: true };
   }
 
   function timeRange() {
@@ -141,10 +158,10 @@
     });
   }
 
-  function drawOverTime(container) {
-    const panels = allPanels();
+  function drawColumn(container, panels, withFailures) {
     panels.forEach(({ curves }, index) => curves.forEach((curve) => Object.assign(curve, { yaxis: axisName(index, "y"), legend: axisName(index, "legend") })));
-    const traces = [...panels.flatMap(({ curves }) => curves), ...failureMarks(panels)].filter(({ x }) => x.length);
+    const marks = withFailures ? failureMarks(panels) : [];
+    const traces = [...panels.flatMap(({ curves }) => curves).filter(({ x }) => x.length), ...marks];
     if (!DATA.runs.some((run) => run.data.course.course.start_s.length)) return { traces: [] };
     const places = legendPlaces(container, panels, traces);
     const above = places.map((place) => place.above);
@@ -163,9 +180,10 @@
       const titleHeight = places[index].above - (index ? TITLE_LINE : TOP);
       titles.push({ text: `<b>${title}</b>`, xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", yshift: titleHeight + 1, showarrow: false, font: { size: 12.5 } });
       const legend = { orientation: "h", x: places[index].beside ? 1 : 0, xanchor: places[index].beside ? "right" : "left", y: top, yanchor: "bottom", font: { size: 12 } };
-      const axis = { domain: [Math.max(0, top - panelHeight / inner), top], rangemode: "tozero", nticks: panelHeight < 80 ? 3 : 4 };
+      const axis = { domain: [Math.max(0, top - panelHeight / inner), top], rangemode: "tozero", nticks: 3 };
       return [[axisName(index), axis], [axisName(index, "legend"), legend]];
     }));
+    marks.forEach((trace) => placeMarks(trace, axes, panels, MARK / inner));
     const crosshair = { showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: colour("quiet") };
     return { traces, layout: {
       showlegend: true, height, margin: { ...MARGIN, t: above[0], b: BOTTOM }, shapes: shadedAreas(range), annotations: titles,
@@ -176,8 +194,9 @@
   }
 
   // Returns one row per interval and figure that loadgen measured, followed by one row per telemetry reading.
-  const rows = () => [["run", "from_s", "figure", "of", "value", "unit"], ...DATA.runs.flatMap((run) => [...clientRows(run), ...latencyRows(run),
-    ...run.data.course.series.flatMap((curve) => curve.x.map((time, index) => [run.name, time, curve.title, curve.of, curve.y[index], curve.unit]))])];
+  const rows = () => [["run", "from_s", "figure", "of", "value", "unit"], ...DATA.runs.flatMap((run) => [...clientRows(run), ...latencyRows(run), ...readingRows(run)])];
+
+  const readingRows = (run) => run.data.course.series.flatMap((curve) => curve.x.map((time, index) => [run.name, time, curve.title, curve.of, curve.y[index], curve.unit]));
 
   const clientRows = ({ name, data: { course: { course: throughput } } }) => throughput.start_s.flatMap((start, index) => [
     [name, start, "sent", "client", throughput.sent_per_s[index], "requests/s"], [name, start, "output_tokens", "client", throughput.tokens_per_s[index], "tokens/s"],
@@ -188,5 +207,6 @@
       ...["p50", "p99"].map((figure) => [name, start, `${key}_${figure}`, "client", latencies[`${key}_${figure}`][index], data_s === 1 ? "s" : "ms"])]),
     ...["failed", "rejected"].map((state) => [name, start, state, "client", latencies[`${state}_per_s`][index], "requests/s"])]);
 
-  chart("course", { draw: drawOverTime, rows });
+  chart("course", { draw: (container) => drawColumn(container, mainPanels(), true), rows });
+  chart("telemetry", { draw: (container) => drawColumn(container, otherPanels(), false), rows: () => [["run", "at_s", "figure", "of", "value", "unit"], ...DATA.runs.flatMap(readingRows)] });
 })();

@@ -96,5 +96,5 @@ def test_the_page_of_repeats_with_everything_is_short_and_small(browser: Browser
         page.evaluate("Report.drawAll()")
         assert len(page.locator("body").inner_text().split()) <= MAX_WORDS
         assert page.locator(".chart.empty").count() == 0
-        page.locator("summary", has_text="Goodput").click()
+        page.locator("#details summary", has_text="Goodput").click()
         expect(page.locator("table", has_text="all bounds").first).to_be_visible()

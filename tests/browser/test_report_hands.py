@@ -123,6 +123,7 @@ def test_tables_and_the_command_can_be_copied(fresh: Opened) -> None:
     """A table arrives as tab-separated lines without its intervals, the command as it would be typed."""
     page = fresh.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#again summary h2").click()
     page.get_by_role("button", name="Copy command").click()
     assert page.evaluate("navigator.clipboard.readText()") == "loadgen burst --server tgi --n 1000 --seed 7"
     page.locator("#lengths summary h2").click()
@@ -177,6 +178,7 @@ def test_on_paper_nothing_lies_over_a_chart(fresh: Opened) -> None:
 @pytest.mark.parametrize("fresh", [("plain", 1280, "light", False)], indirect=True)
 def test_a_chart_is_saved_as_a_picture(fresh: Opened) -> None:
     """As PNG and as SVG, with its title."""
+    fresh.page.locator("#sending summary h2").click()
     figure = fresh.page.locator("figure", has=fresh.page.locator("#chart-sends"))
     figure.locator("details.data").evaluate("(each) => (each.open = true)")
     for kind, begins in (("PNG", b"\x89PNG\r\n"), ("SVG", b"<svg")):

@@ -19,7 +19,7 @@ def test_the_time_of_slow_requests_is_divided_into_parts(opened: Opened) -> None
     groups = [text.strip() for text in chart.locator(".ytick text").all_text_contents()]
     assert sorted(groups) == sorted(["fastest 50%", "p50 to p90", "p90 to p99", "slowest 1%", "server's mean"])
     assert chart.locator(".legendtext").all_text_contents() == [
-        "waiting for the first token",
+        "TTFT",
         "decode",
         "stalls",
         "queue",

@@ -151,6 +151,15 @@ def test_without_a_steady_state_the_whole_run_counts(records: list[Record], why:
     assert window.chosen == "whole"
     assert why in window.reason
     assert bool(window.unsteady) is unsteady
+    assert window.overloaded is unsteady
+
+
+def test_fewer_requests_in_flight_are_no_overload() -> None:
+    """A server that becomes faster is not steady, but its queue does not grow."""
+    window = window_of(asked_at(evenly(1000, 10), np.linspace(3000, 10, 1000).tolist()), "constant:100")
+    assert window is not None
+    assert window.unsteady
+    assert not window.overloaded
 
 
 def fails(records: Sequence[Record], first: int, last: int, **changes: Any) -> list[Record]:
@@ -367,11 +376,11 @@ def test_a_load_that_outgrows_the_server_is_a_warning(tmp_path: Path) -> None:
     records = asked_at(evenly(1000, 10), np.linspace(10, 8000, 1000).tolist())
     summary = summarise(run_of(tmp_path / "run", records, plan=header(1000).plan | {"arrivals": "constant:100"}))
     assert re.fullmatch(
-        r"No steady state: \d+ requests were in flight in the first half, \d+ in the second, so latencies depend on "
-        r"the length of the run\.",
-        said(summary, "window"),
+        r"Server overloaded: \d+ requests were in flight in the first half, \d+ in the second\. Requests arrived "
+        r"faster than they completed, so latencies depend on the length of the run\.",
+        said(summary, "overloaded"),
     )
-    assert level(summary, "window") == "warning"
+    assert level(summary, "overloaded") == "warning"
 
 
 def level(summary: dict[str, Any], name: str) -> str:

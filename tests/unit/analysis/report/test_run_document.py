@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loadgen.analysis.report import Disclosure, Document, Paragraph, Section, Table, tables
+from loadgen.analysis.report import ChartRef, Disclosure, Document, Paragraph, Section, Table, tables
 from loadgen.analysis.report.run_document import page_document, run_names
 from loadgen.analysis.run.runfile import Telemetry
 from tests.support.runs import burst, healthy, part_of, run_of, summarise, typed
@@ -74,7 +74,8 @@ def test_memory_and_counts_stand_in_rows(tmp_path: Path) -> None:
     document = page_document([part_of(run_of(tmp_path / "run", burst(20, 4), telemetry=telemetry))])
     folded = section(document, "machines").blocks[-1]
     assert isinstance(folded, Disclosure)
-    memory, counters, missing = folded.blocks
+    memory, counters, missing, readings = folded.blocks
+    assert isinstance(readings, ChartRef)
     assert isinstance(memory, Table)
     assert isinstance(counters, Table)
     assert [cell.text for cell in memory.rows[0].cells][:4] == ["GPU 0", "10.0 GiB", "70.0 GiB", "72.0 GiB"]

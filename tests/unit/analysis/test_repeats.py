@@ -48,6 +48,13 @@ def test_shares_are_no_surer_than_their_requests(tmp_path: Path) -> None:
     assert (low, high) == (pytest.approx(reference.binomtest(60, 60).proportion_ci().low), 1.0)
 
 
+def test_no_interval_extends_below_0(tmp_path: Path) -> None:
+    """Three runs that differ widely have a wide interval, but no latency is negative."""
+    low, high = summarise_repeats(summaries(tmp_path, [1.0, 9.0, 1.0])).figures["e2e.p50"].ci95
+    assert low == 0
+    assert high > 0
+
+
 def test_figures_and_order_of_repeats(tmp_path: Path) -> None:
     """Each figure has the value of each run, in order, by the name it has elsewhere; a percentile of too few samples is
     marked."""

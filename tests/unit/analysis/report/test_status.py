@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from loadgen.analysis.compare import Comparison
 from loadgen.analysis.compare import _chips as compare_chips
 from loadgen.analysis.compare.gates import GateResult
+from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import ObjectiveVerdict
-from loadgen.analysis.report import status
+from loadgen.analysis.report import findings, status, tables
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import burst, failed, healthy, run_of, summarise, typed
 
@@ -24,7 +26,7 @@ def verdict(objective: str, measured: float | None, bound: float, unit: Any = "s
     """Return the verdict on an objective such as `tpot.p99 < 50ms`."""
     rest: dict[str, Any] = {"marginal": False, "whole_interval": False, "interval": None, "confidence": 0.95}
     rest |= {"requests": 9, "left_out": 0, "requests_needed": None, "said": ""}
-    figure = objective.partition(".")[0]
+    figure = re.split(r"[. ]", objective)[0]
     return ObjectiveVerdict(
         objective=objective, figure=figure, verdict=result, unit=unit, bound=bound, measured=measured, **rest
     )
@@ -47,6 +49,28 @@ def test_the_requests_chip_names_the_most_frequent_reason(tmp_path: Path) -> Non
     two = [*one, failed(32, "timeout")]
     chip = status.requests([summary_of(tmp_path / "two", two)])
     assert chip.text == "28 of 31 complete (9.7% incomplete, mostly HTTP 500)"
+
+
+def test_a_warning_that_concerns_every_latency_is_named(tmp_path: Path) -> None:
+    """An overload and tokens that a proxy holds back change what latencies mean. A green check never stands beside."""
+    summary = summary_of(tmp_path, burst(30, 4))
+    summary.window.unsteady, summary.window.overloaded = "9 requests were in flight in the first half, 90 later", True
+    chip = status.validity([summary])
+    assert (chip.text, chip.level) == ("valid, 1 warning: server overloaded", "warning")
+    held = HeldBack(examined=30, responses=30, in_one_piece=30, chunks_per_group=4, zero_gap_share=1.0)
+    summary.held_back = held
+    assert status.validity([summary]).text == "valid, 2 warnings: server overloaded, tokens held back"
+    assert not any("Valid" in finding.sentence for finding in findings.findings(summary))
+
+
+def test_tiles_name_the_objectives_that_failed(tmp_path: Path) -> None:
+    """The tile shows the median, so it names the percentile that failed."""
+    summary = summary_of(tmp_path, burst(30, 4))
+    summary.objectives = [verdict("ttft.p99 < 200ms", 0.653, 0.2), verdict("complete > 99%", 0.5, 0.99, "share")]
+    cards = tables.cards(summary)
+    assert cards["ttft_s"].failed == ["`ttft.p99` 653 > 200 ms"]
+    assert cards["requests"].failed == ["`complete` 50% < 99%"]
+    assert cards["tpot_s"].failed == []
 
 
 def test_an_invalid_measurement_says_why(tmp_path: Path) -> None:

@@ -26,9 +26,11 @@ from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.held_back import find_held_back
 from loadgen.analysis.itl_distribution import describe_metrics
 from loadgen.analysis.metrics import METRICS, Metric
+from loadgen.analysis.network_path import describe_path
 from loadgen.analysis.prediction import read_prediction
 from loadgen.analysis.reasoning import find_answered, reasoning_tokens, unanswered
 from loadgen.analysis.request_outcomes import count_outcomes, request_counts
+from loadgen.analysis.response_groups import find_groups
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.session_graphs import session_figures
@@ -124,6 +126,8 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         outputs=find_valid_outputs(frame, stats.share_interval),
         answered=find_answered(frame, stats.share_interval),
         cached_prompts=find_cached_prompts(run, frame, counters),
+        network=describe_path(run, frame, latencies["ttft_s"]),
+        response_groups=find_groups(run, frame),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),
     )

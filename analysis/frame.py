@@ -41,6 +41,7 @@ OTHER_DETAIL = "(other messages)"
 SOURCE_FIELDS = attrgetter("phase", "state", "counted_by", "stamps")
 OUTCOME_FIELDS = attrgetter("phase", "state", "error_kind", "error_detail", "http_status")
 TOKEN_FIELDS = attrgetter("chunk_counts", "counted_by", "hidden_tokens", "refuted_total")
+FLOATS = ("due_ns", "released_ns", "sent_end_ns", "first_byte_ns", "min_rtt_us")
 NUMBERS = ("id", "worker", "late_ns_max", "reads", "coalesced_reads", "reopened", "turn")
 
 
@@ -110,6 +111,8 @@ class Frame(msgspec.Struct, frozen=True):
     first_byte_ns: Floats
     """Arrival of the first byte of the response. If all bytes of a read share a timestamp: arrival of the last byte of
     the first read."""
+    min_rtt_us: Floats
+    """Minimum round-trip time of the request's connection in us; NaN if unknown."""
     end_ns: Floats
     """Arrival of the end marker, or the time when the request was given up. If neither is known: arrival of the last
     chunk."""
@@ -547,7 +550,7 @@ def _columns_of(records: Sequence[Record]) -> dict[str, NDArray[Any]]:
         "sent_ns": sent_ns,
         "first_sent_ns": np.where(sent_again, first_sent_ns, sent_ns),
         "sent_again": sent_again,
-        **{name: column(name) for name in ("due_ns", "released_ns", "sent_end_ns", "first_byte_ns")},
+        **{name: column(name) for name in FLOATS},
         **{name: column(name, np.int64) for name in NUMBERS},
     }
 

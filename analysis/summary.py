@@ -792,6 +792,34 @@ class MachineClock(msgspec.Struct, kw_only=True):
     uncertainty_s: float
 
 
+class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
+    """The network between the client and the server, as the kernel and the responses describe it."""
+
+    rtt_min_s: float | None
+    """Shortest round-trip time over all requests. The round-trip time of a request is the minimum of its connection, so
+    delayed acknowledgements do not make it longer. It covers the way to the first hop, such as a proxy. None if the
+    kernel reported no round-trip time."""
+    rtt_p50_s: float | None
+    rtt_p99_s: float | None
+    ttft_share: float | None
+    """Median round-trip time as a share of the median TTFT."""
+    requests: int
+    """Number of measured requests whose round-trip time is known."""
+    gateways: list[str]
+    """Gateways that name themselves in response headers, with the name of the header."""
+
+
+class ResponseGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """Two separate groups of requests with different TTFT."""
+
+    fast_requests: int
+    slow_requests: int
+    fast_ttft_s: float
+    """Median TTFT of the fast group in seconds."""
+    slow_ttft_s: float
+    """Median TTFT of the slow group in seconds."""
+
+
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The content of summary.json. Fields with default values are omitted if they do not apply to the run."""
 
@@ -826,6 +854,10 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Figures per model, if the requests named several models."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
+    network: NetworkPath | None = None
+    """None if nothing is known about the network, as for runs in virtual time."""
+    response_groups: ResponseGroups | None = None
+    """Two separate groups of requests with different TTFT, as behind a URL with unequal replicas."""
     outputs: ValidOutputs | None = None
     answered: Answered | None = None
     """None if no complete response begins with reasoning."""

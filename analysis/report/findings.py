@@ -75,6 +75,10 @@ OUTPUT_ERRORS_NAMED = 3
 """Maximum number of reasons that a report names for outputs that are not valid."""
 SEVERAL_TOKENS_MIN = 1.05
 """Mean number of tokens per event from which a report mentions that events contain several tokens."""
+RTT_SHOWN_S = 0.001
+"""Round-trip time in seconds from which a report shows it beside TTFT."""
+RTT_SHARE_MAX = 0.2
+"""Round-trip time, as a share of the median TTFT, from which TTFT says more about the network than it should."""
 CAPPED_SHARE = 0.9
 """Rate that was sent, as a share of the target rate, below which a report says that `--concurrency` limited it."""
 PROMPTS_AS_REQUESTED = "all prompt lengths as requested"
@@ -102,6 +106,7 @@ def findings(summary: Summary) -> list[Finding]:
         *filter(None, [valid_outputs_finding(summary)]),
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
+        *filter(None, [response_groups_finding(summary), network_finding(summary)]),
     ]
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
@@ -560,6 +565,45 @@ def held_back_finding(summary: Summary) -> Finding | None:
         "Remedies: `proxy_buffering off` in nginx, `option http-no-delay` in haproxy, or a --url without the proxy."
     )
     return Finding(HELD_BACK, "warning", text, "latencies")
+
+
+def response_groups_finding(summary: Summary) -> Finding | None:
+    """Return a warning if TTFT forms two separate groups, as behind a URL with unequal replicas, or None if not."""
+    groups = summary.response_groups
+    if groups is None:
+        return None
+    text = (
+        f"TTFT forms two separate groups: {groups.fast_requests:,} requests of about {duration(groups.fast_ttft_s)} "
+        f"and {groups.slow_requests:,} of about {duration(groups.slow_ttft_s)}, mixed in time. Means and percentiles "
+        "describe neither group. Probable causes: replicas of different speed behind the URL, or a cache that knew "
+        "some of the prompts. Measure each replica at its own --url."
+    )
+    return Finding("response-groups", "warning", text, "latencies")
+
+
+def network_finding(summary: Summary) -> Finding | None:
+    """Return a finding on the round-trip time and the gateways between the client and the server.
+
+    The finding is a warning if the network is a large part of TTFT. Return None if the round-trip time is negligible
+    and no gateway names itself.
+    """
+    network = summary.network
+    if network is None:
+        return None
+    slow = network.rtt_p50_s is not None and network.rtt_p50_s >= RTT_SHOWN_S
+    texts = []
+    if slow:
+        share = "" if network.ttft_share is None else f" ({percent(network.ttft_share)} of the median TTFT)"
+        texts.append(
+            f"TTFT includes the network: a round trip takes {duration(network.rtt_p50_s)}{share}, "
+            f"p99 {duration(network.rtt_p99_s)}."
+        )
+    if network.gateways:
+        texts.append(f"Responses came through {', '.join(network.gateways)}.")
+    if not texts:
+        return None
+    large = slow and network.ttft_share is not None and network.ttft_share >= RTT_SHARE_MAX
+    return Finding("network", "warning" if large else "note", " ".join(texts), "failures")
 
 
 def _counted_by_chunks(summary: Summary) -> int:

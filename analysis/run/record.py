@@ -131,6 +131,9 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     first_token_merged: bool = False
     """True if the first token was read together with later tokens and has the timestamp of the last one. TTFT is then
     an upper bound. TTFT is too large by at most the time for which the client did not read."""
+    min_rtt_us: Count | None = None
+    """Minimum round-trip time of the request's connection in us, as the kernel measured it up to the end of the
+    response. It covers the way to the first hop that ends the TCP connection, such as a proxy. None if unknown."""
     reopened: Count = 0
     """Number of times that a connection was reopened for this request because the server had closed it."""
 

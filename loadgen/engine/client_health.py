@@ -67,6 +67,8 @@ class Health:
         self._paused_ns = 0
         self.wants_mark = True
         """True until this sample's search for the mark of a simulated server is complete."""
+        self.gateways = set[str]()
+        """Names of the gateways that the searched responses state (loadgen.servers.gateways)."""
         self.mark: Mark | None = None
         """The mark that identifies a simulated server, if a response contained one."""
         self._cpu_ns = time.process_time_ns()
@@ -114,6 +116,8 @@ class Health:
         if waited_ns is not None and self._core_wait_ns is not None:
             values["core_wait_ns"] = waited_ns - self._core_wait_ns
         values["realtime"] = has_realtime()
+        if self.gateways:
+            values["gateways"] = sorted(self.gateways)
         if self.mark is not None:
             values["simulated"] = True
             if self.mark.speed is not None:

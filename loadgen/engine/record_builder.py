@@ -19,6 +19,7 @@ from loadgen.servers.backends.dialect import Answer, Dialect, round_up_to_pieces
 from loadgen.servers.backends.error_messages import error_text, is_rejection, one_line
 from loadgen.servers.backends.output_check import check_output
 from loadgen.servers.errors import decompress
+from loadgen.servers.gateways import gateways_in_head
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
 from loadgen.servers.wire.sse import is_event_stream, payloads_of_chunks, split_events
 from loadgen.servers.wire.stamp_check import checked_instants
@@ -164,6 +165,7 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
         error_detail=exchange.error_detail,
         http_status=exchange.framing.status,
         reads=len(exchange.sizes),
+        min_rtt_us=exchange.min_rtt_us,
     )
     if not exchange.sizes:
         return _Response(exchange, request, record, dialect, array("q"), "", None, ())
@@ -175,7 +177,7 @@ def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start
 
 
 def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
-    """Search these responses for the mark that identifies a simulated server.
+    """Search these responses for the mark that identifies a simulated server, and for the names of gateways.
 
     The search ends at the first response that contains the mark or an event. The server has to be identified only once
     per health sample, so most responses are not searched. Responses without events, such as HTTP errors, do not end the
@@ -183,6 +185,7 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
     """
     for response in responses:
         head = bytes(response.exchange.raw[:HEAD_LIMIT_BYTES]).partition(b"\r\n\r\n")[0]
+        health.gateways |= gateways_in_head(head)
         payloads = response.payloads or ()
         results = (marks.in_payload(payload) for payload in (*payloads[:2], *payloads[-2:]))
         health.mark = health.mark or marks.in_head(head) or next(filter(None, results), None)

@@ -19,6 +19,7 @@ from typing import Any
 from loadgen.servers.proxy import Tunnel
 from loadgen.servers.target import Address, Target
 from loadgen.servers.wire.local_limits import explain_local_limit
+from loadgen.servers.wire.tcp_info import NOTHING_MEASURED, NetworkFacts
 from loadgen.servers.wire.timestamps import PLAIN, TimestampSource
 
 READ_BYTES = 65_536
@@ -42,7 +43,7 @@ class Connection:
     tcp_stream: Any = None  # What TimestampSource.watch returned
     reused: bool = False  # Whether the connection has carried a request before
     received: int = 0  # Number of bytes read from the socket; without TLS, only those of finished responses
-    losses: tuple[int, int] = (0, 0)  # Last result of loadgen.servers.wire.tcp_info.losses
+    network: NetworkFacts = NOTHING_MEASURED  # at the end of the last response
     tls: ssl.SSLObject | None = None
     handshaking: bool = False  # Whether a handshake with the proxy or the TLS server is under way
     tunnel: Tunnel | None = None  # The handshake with a proxy, until the proxy has opened its tunnel

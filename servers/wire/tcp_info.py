@@ -1,22 +1,46 @@
-"""Reads the packet losses and the receive window of a TCP connection from the kernel (tcp(7), TCP_INFO)."""
+"""Reads losses, the round-trip time and the receive window of a TCP connection from the kernel (tcp(7), TCP_INFO)."""
 
 from __future__ import annotations
 
 import socket
 import sys
+from typing import NamedTuple
 
 TOTAL_RETRANS_OFFSET = 100
+MIN_RTT_OFFSET = 148  # since Linux 4.6
 RCV_OOOPACK_OFFSET = 224  # since Linux 5.4
 RCV_WND_OFFSET = 232  # since Linux 6.2
 
 
-def losses(sock: socket.socket) -> tuple[int, int]:
-    """Return two counts of a connection: segments that this machine retransmitted, and segments received out of order.
+NO_RTT = 0xFFFFFFFF
+"""Value of the minimum round-trip time if the kernel has not measured any."""
 
-    Retransmissions by the server are counted only if the segments arrive out of order here. A count is 0 if the kernel
-    does not report it."""
+
+class NetworkFacts(NamedTuple):
+    """Facts that the kernel has measured on a connection since it was opened."""
+
+    retransmits: int
+    """Number of segments that this machine retransmitted."""
+    out_of_order: int
+    """Number of segments that arrived out of order. Retransmissions by the server are counted only here, if the
+    segments arrive out of order."""
+    min_rtt_us: int | None
+    """Minimum round-trip time in us. None if the kernel has measured none. A peer that delays its acknowledgements
+    cannot make the minimum longer, because the handshake of TCP is acknowledged at once."""
+
+
+NOTHING_MEASURED = NetworkFacts(0, 0, None)
+
+
+def network_facts(sock: socket.socket) -> NetworkFacts:
+    """Return the losses and the round-trip time of a connection. A count is 0 if the kernel does not report it."""
     info = _info(sock, RCV_OOOPACK_OFFSET + 4)
-    return _uint32(info, TOTAL_RETRANS_OFFSET) or 0, _uint32(info, RCV_OOOPACK_OFFSET) or 0
+    rtt_us = _uint32(info, MIN_RTT_OFFSET)
+    return NetworkFacts(
+        _uint32(info, TOTAL_RETRANS_OFFSET) or 0,
+        _uint32(info, RCV_OOOPACK_OFFSET) or 0,
+        None if rtt_us in (None, 0, NO_RTT) else rtt_us,
+    )
 
 
 def receive_window(sock: socket.socket) -> int | None:

@@ -22,7 +22,7 @@ from loadgen.servers.wire.connection import READ_BYTES, Connection
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming
 from loadgen.servers.wire.local_limits import NO_BUFFER_ERRORS
 from loadgen.servers.wire.poller import Poller
-from loadgen.servers.wire.tcp_info import losses, receive_window
+from loadgen.servers.wire.tcp_info import network_facts, receive_window
 from loadgen.servers.wire.timestamps import CONTROL_BYTES, TIMESPEC_BYTES
 
 RESPONSE_LIMIT_BYTES = 64 << 20
@@ -80,6 +80,7 @@ class Exchange:
     window_checks: int = 0  # Number of checks of the receive window, each before a read that may have been late
     full_windows: int = 0  # Number of these checks that found the receive window full or nearly full
     losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
+    min_rtt_us: int | None = None  # Minimum round-trip time of the connection up to the end of the response
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
     gives_up: Callable[[Exchange], str] | None = None
@@ -310,8 +311,10 @@ class Exchange:
             if self.size >= INTO_BYTES:
                 reads = enumerate(pairwise((0, *self.sizes)))
                 self.cut_reads = [index for index, (start, end) in reads if end - start == INTO_BYTES]
-        before, connection.losses = connection.losses, losses(connection.sock)
-        self.losses = (connection.losses[0] - before[0], connection.losses[1] - before[1])
+        before = connection.network
+        connection.network = after = network_facts(connection.sock)
+        self.losses = (after.retransmits - before.retransmits, after.out_of_order - before.out_of_order)
+        self.min_rtt_us = after.min_rtt_us
         if self.sent_ns is not None:
             if self.sent_end_ns is None:
                 self._poller.loop.remove_writer(connection.sock)

@@ -22,12 +22,15 @@ from loadgen.servers.errors import decompress
 from loadgen.servers.gateways import gateways_in_head
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
 from loadgen.servers.wire.sse import is_event_stream, payloads_of_chunks, split_events
-from loadgen.servers.wire.stamp_check import checked_instants
-from loadgen.servers.wire.timestamps import Instants, SocketTimestamps, TimestampSource
+from loadgen.servers.wire.stamp_check import LIMIT_NS, checked_instants
+from loadgen.servers.wire.timestamps import Instants, SocketTimestamps, TimestampSource, kernel_stamps
 from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.request import Request
 
 COMPRESSED = "the response is compressed ({}), which hides when its tokens came: turn it off in the server or proxy"
+EARLY = "the server sent a response before the request"
+EARLY_NS = 20_000_000
+"""Uncertainty of the age of the last data in ns (Exchange.last_data_age_ms): twice the slowest timer of a kernel."""
 ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
 """Number of bytes at the beginning of a response that are searched for its head."""
@@ -75,6 +78,13 @@ def build_records(
         _read_response(exchange, request, exchange.dialect or dialect, start_ns) for exchange, request in exchanges
     ]
     received = [response for response in responses if response.exchange.sizes]
+    for response in received:
+        if _came_early(response.exchange, clocks):
+            response.record.state, response.record.error_kind, response.record.error_detail = (
+                "failed",
+                "protocol",
+                EARLY,
+            )
     if health.wants_mark:
         _look_for_mark(received, health)
 
@@ -98,6 +108,24 @@ def build_records(
         full_reads = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
         health.add(late, record.coalesced_reads, full_reads, exchange.window_checks, *exchange.losses)
     return [response.record for response in responses]
+
+
+def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
+    """Return True if the whole response arrived before the request was sent.
+
+    Such a response is no answer to the request. The age of the last data proves an early arrival alone if it exceeds
+    the time since the request by more than its uncertainty. Otherwise, the kernel's timestamp must be earlier than the
+    request too. A timestamp alone proves nothing, because a step of the wall clock shifts it.
+    """
+    if exchange.sent_ns is None or exchange.ended_at_ns is None:
+        return False
+    age_ns, since_sent_ns = exchange.last_data_age_ms * 1_000_000, exchange.ended_at_ns - exchange.sent_ns
+    if age_ns > since_sent_ns + EARLY_NS:
+        return True
+    if age_ns + EARLY_NS < since_sent_ns:  # nearly always
+        return False
+    stamps = kernel_stamps(exchange)
+    return stamps is not None and clocks.to_monotonic(stamps[-1:])[0] < exchange.sent_ns - LIMIT_NS
 
 
 def first_token_end(raw: bytes, dialect: Dialect) -> int | None:

@@ -35,6 +35,8 @@ FIRST_STRIDE = 16
 """First change of `power` in the search."""
 MIN_POWER = -140
 """Lowest `power` in the search: about one request per minute, where requests do not overlap."""
+MAX_POWER = 389
+"""Highest `power` in the search: about 100,000 requests per second, more than any server can answer."""
 SIMULATED_S = 60
 """Duration of a simulation in s, long enough for a growing queue to show."""
 REQUEST_COUNTS = range(1000, 5001)
@@ -126,7 +128,8 @@ class Replica:
         latencies are multiplied by `slowdown` before they are compared with the objectives. This is equivalent to a
         server that is slower by this factor, at the rate `RATE_STEP**power / slowdown`.
 
-        The search begins at the exponent `start`. Return None if the objectives are not met at any rate.
+        The search begins at the exponent `start`. Return None if the objectives are not met at any rate. Raises
+        PlanError if they are met at every rate, up to MAX_POWER.
         """
 
         def meets(power: int) -> bool:
@@ -134,17 +137,24 @@ class Replica:
 
         if not meets(MIN_POWER):
             return None
-        low = start
+        low = min(start, MAX_POWER - 1)
         stride = FIRST_STRIDE
         while low > MIN_POWER and not meets(low):
             low = max(MIN_POWER, low - stride)
             stride *= 2
         stride = FIRST_STRIDE
-        high = low + stride
+        high = min(MAX_POWER, low + stride)
         while meets(high):
+            if high == MAX_POWER:
+                raise PlanError(
+                    f"the objectives limit no rate: {self._server_model.gpu} meets them at {RATE_STEP**high:,.0f} "
+                    "requests/s",
+                    f"Use bounds that requests can exceed within {SIMULATED_S} s, the length of a simulation, such as "
+                    "--objective 'ttft.p99 < 1s'.",
+                )
             low = high
             stride *= 2
-            high = low + stride
+            high = min(MAX_POWER, low + stride)
         while high - low > 1:
             middle = (low + high) // 2
             if meets(middle):

@@ -186,7 +186,9 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
     }
     parallel = command.parallel if spec.tensor_parallel > 1 else ()
     words = [word.format_map(values) for word in (*command.arguments, *parallel)]
-    env = dict(command.env)
+    # `python -m` would import a Python file of the working directory in place of a library with the same name. Python
+    # 3.11 and newer have this setting, and older versions ignore it.
+    env = {"PYTHONSAFEPATH": "1"} | dict(command.env)
     if folder:
         env["HF_HUB_OFFLINE"] = "1"
         if is_ladder(folder):

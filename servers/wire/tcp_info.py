@@ -6,6 +6,7 @@ import socket
 import sys
 from typing import NamedTuple
 
+LAST_DATA_RECV_OFFSET = 52
 TOTAL_RETRANS_OFFSET = 100
 MIN_RTT_OFFSET = 148  # since Linux 4.6
 RCV_OOOPACK_OFFSET = 224  # since Linux 5.4
@@ -27,19 +28,23 @@ class NetworkFacts(NamedTuple):
     min_rtt_us: int | None
     """Minimum round-trip time in us. None if the kernel has measured none. A peer that delays its acknowledgements
     cannot make the minimum longer, because the handshake of TCP is acknowledged at once."""
+    last_data_age_ms: int
+    """Time since data last arrived, in ms. It has the resolution of the kernel's timer, at worst 10 ms. 0 if the kernel
+    does not report it."""
 
 
-NOTHING_MEASURED = NetworkFacts(0, 0, None)
+NOTHING_MEASURED = NetworkFacts(0, 0, None, 0)
 
 
 def network_facts(sock: socket.socket) -> NetworkFacts:
-    """Return the losses and the round-trip time of a connection. A count is 0 if the kernel does not report it."""
+    """Return the losses, the round-trip time and the age of the last data of a connection. A count is 0 if the kernel does not report it."""
     info = _info(sock, RCV_OOOPACK_OFFSET + 4)
     rtt_us = _uint32(info, MIN_RTT_OFFSET)
     return NetworkFacts(
         _uint32(info, TOTAL_RETRANS_OFFSET) or 0,
         _uint32(info, RCV_OOOPACK_OFFSET) or 0,
         None if rtt_us in (None, 0, NO_RTT) else rtt_us,
+        _uint32(info, LAST_DATA_RECV_OFFSET) or 0,
     )
 
 

@@ -80,6 +80,7 @@ class Exchange:
     window_checks: int = 0  # Number of checks of the receive window, each before a read that may have been late
     full_windows: int = 0  # Number of these checks that found the receive window full or nearly full
     losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
+    last_data_age_ms: int = 0  # Time from the last arrival of data to the end; 0 if the kernel does not report it
     min_rtt_us: int | None = None  # Minimum round-trip time of the connection up to the end of the response
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
@@ -315,6 +316,7 @@ class Exchange:
         connection.network = after = network_facts(connection.sock)
         self.losses = (after.retransmits - before.retransmits, after.out_of_order - before.out_of_order)
         self.min_rtt_us = after.min_rtt_us
+        self.last_data_age_ms = after.last_data_age_ms
         if self.sent_ns is not None:
             if self.sent_end_ns is None:
                 self._poller.loop.remove_writer(connection.sock)

@@ -225,6 +225,7 @@ def test_commands_are_made_for_a_burst(python: Path, tmp_path: Path, monkeypatch
     assert made.words[-2:] == ("--dtype", "bfloat16")
     assert {"--no-enable-prefix-caching", "--max-num-seqs"} <= set(made.words)
     assert made.env == {
+        "PYTHONSAFEPATH": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "1",

@@ -22,7 +22,8 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     found = json.loads(file.read_text("utf-8"))
     again = as_dict(typed(found))
     found["run"] = {
-        name: again["run"][name] for name in ("load", "batch_size", "ignore_eos", "going_on", "over_limit")
+        name: again["run"][name]
+        for name in ("load", "batch_size", "ignore_eos", "going_on", "over_limit", "seed_choice")
     } | found["run"]
     found["delivery"].setdefault("queue_wait", None)
     found["requests"] = {"rejected": 0, "abandoned": 0} | found["requests"]

@@ -62,6 +62,13 @@ def test_what_is_too_slow_alone_carries_nothing() -> None:
     assert Queue(idle_s=0.6).highest_power(MET, 1.0, 50) is None
 
 
+def test_a_bound_that_nothing_exceeds_is_a_mistake() -> None:
+    """The search ends at a rate that no server answers, and the message says what to do."""
+    with pytest.raises(PlanError, match=r"the objectives limit no rate: .* meets them at 98,555 requests/s") as mistake:
+        Queue().highest_power(lambda _figures, _slowdown: True, 1.0, 50)
+    assert "within 60 s" in mistake.value.hint
+
+
 def test_figures_are_those_of_the_report() -> None:
     """Of the requests in the window; None where any was lost."""
     run = run_in_memory(PLAN.replaced(arrivals="poisson:4", n=300), ServerModel(gpu="H100", model="llama-3.1-8b"))

@@ -84,82 +84,17 @@ class ClosedLoop:
         return self._until_ns is not None
 
 
-class Sessions:
-    """The request queue of a workload with sessions, which are chats with several turns.
+class SessionQueue:
+    """The request queue of a workload with sessions. It starts sessions, and counts those that are active.
 
-    `starts` is the request queue (open loop or closed loop) that decides when each session starts. Each later turn is
-    due after a think time, which begins when the response to the previous turn has been decoded. `slot_of` encodes a
-    turn, given its due time.
+    `starts` is the request queue (open loop or closed loop) that decides when each session starts. It yields the first
+    request of each session. `following` decides when the other requests of a session become due.
     """
 
-    def __init__(self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[Session, int], ScheduledRequest]) -> None:
+    def __init__(self, starts: OpenLoop | ClosedLoop, following: Turns | GraphRequests) -> None:
+        self.following = following
         self._starts = starts
-        self._slot_of = slot_of
         self._active = 0
-
-    def group(self) -> list[ScheduledRequest]:
-        """Return the first turn of each session that starts next. Sessions that start at the same time are returned
-        together."""
-        group = self._starts.group()
-        self._active += len(group)
-        return group
-
-    def draw(self) -> bool:
-        """Build and encode the first turn of a session before it is due. Return True if a turn was built."""
-        return self._starts.draw()
-
-    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the first turn of the session that starts because another session has ended at `ended_ns`.
-
-        Return None in an open loop, and when no more sessions start.
-        """
-        self._active -= 1
-        slot = self._starts.next_after_completion(ended_ns)
-        self._active += slot is not None
-        return slot
-
-    def next_turn(self, conversation: Session, answer: str, decoded_ns: int) -> ScheduledRequest | None:
-        """Return the next turn of a session after the server's answer, or None if the session is over.
-
-        The think time before the turn begins at `decoded_ns`, in ns from the run's start.
-        """
-        following = conversation.after(answer)
-        return None if following is None else self._slot_of(following, following.due_after(decoded_ns))
-
-    @property
-    def closed(self) -> bool:
-        """Return True if the end of a session makes another session due."""
-        return self._starts.closed
-
-    @property
-    def timed(self) -> bool:
-        """Return True if the run starts sessions one after the other until a given duration has passed."""
-        return isinstance(self._starts, ClosedLoop) and self._starts.timed
-
-    @property
-    def more(self) -> bool:
-        """Return True while another session will start or an active session may continue."""
-        return self._starts.more or self._active > 0
-
-
-class GraphSessions:
-    """The request queue of a workload whose sessions are graphs (loadgen.workloads.session_graph).
-
-    `starts` is the request queue that decides when each session starts. It yields the first request of each session.
-    `slot_of` encodes a request, given its due time. The other requests of a session become due after the start or end
-    of earlier requests, as the file with the sessions says.
-    """
-
-    def __init__(
-        self, starts: OpenLoop | ClosedLoop, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]
-    ) -> None:
-        self._starts = starts
-        self._slot_of = slot_of
-        self._active = 0
-        self._unbuilt: deque[tuple[SessionProgress, int]] = deque()
-        """Requests whose prompts need no response, and that follow a request in flight. They are built in advance."""
-        self._built: dict[tuple[int, int], ScheduledRequest] = {}
-        """Requests built in advance, by the id of the session's first request and the index of the node."""
 
     def group(self) -> list[ScheduledRequest]:
         """Return the first request of each session that starts next. Sessions that start together are returned
@@ -181,6 +116,55 @@ class GraphSessions:
         slot = self._starts.next_after_completion(ended_ns)
         self._active += slot is not None
         return slot
+
+    @property
+    def closed(self) -> bool:
+        """Return True if the end of a session makes another session due."""
+        return self._starts.closed
+
+    @property
+    def timed(self) -> bool:
+        """Return True if the run starts sessions one after the other until a given duration has passed."""
+        return self._starts.timed
+
+    @property
+    def more(self) -> bool:
+        """Return True while another session will start or an active session may continue."""
+        return self._starts.more or self._active > 0
+
+
+class Turns:
+    """The later turns of sessions that are chats with several turns.
+
+    Each turn is due after a think time, which begins when the response to the previous turn has been decoded. `slot_of`
+    encodes a turn, given its due time.
+    """
+
+    def __init__(self, slot_of: Callable[[Session, int], ScheduledRequest]) -> None:
+        self._slot_of = slot_of
+
+    def next_turn(self, conversation: Session, answer: str, decoded_ns: int) -> ScheduledRequest | None:
+        """Return the next turn of a session after the server's answer, or None if the session is over.
+
+        The think time before the turn begins at `decoded_ns`, in ns from the run's start.
+        """
+        following = conversation.after(answer)
+        return None if following is None else self._slot_of(following, following.due_after(decoded_ns))
+
+
+class GraphRequests:
+    """The later requests of sessions that are graphs (loadgen.workloads.session_graph).
+
+    They become due after the start or end of earlier requests, as the file with the sessions says. `slot_of` encodes a
+    request, given its due time.
+    """
+
+    def __init__(self, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]) -> None:
+        self._slot_of = slot_of
+        self._unbuilt: deque[tuple[SessionProgress, int]] = deque()
+        """Requests whose prompts need no response, and that follow a request in flight. They are built in advance."""
+        self._built: dict[tuple[int, int], ScheduledRequest] = {}
+        """Requests built in advance, by the id of the session's first request and the index of the node."""
 
     def build_next(self) -> bool:
         """Build and encode one request that will soon be due. Return False if there was none to build."""
@@ -226,21 +210,6 @@ class GraphSessions:
             slots.append(slot)
         return slots
 
-    @property
-    def closed(self) -> bool:
-        """Return True if the end of a session makes another session due."""
-        return self._starts.closed
-
-    @property
-    def timed(self) -> bool:
-        """Return True if the run starts sessions one after the other until a given duration has passed."""
-        return self._starts.timed
-
-    @property
-    def more(self) -> bool:
-        """Return True while another session will start or an active session may continue."""
-        return self._starts.more or self._active > 0
-
 
 def answer_text(exchange: Exchange, dialect: Dialect) -> str:
     """Return the text of a complete response. The prompt of the session's next turn contains this text."""
@@ -248,4 +217,4 @@ def answer_text(exchange: Exchange, dialect: Dialect) -> str:
     return dialect.text(split_events(body)[0])
 
 
-RequestQueue = OpenLoop | ClosedLoop | Sessions | GraphSessions
+RequestQueue = OpenLoop | ClosedLoop | SessionQueue

@@ -35,7 +35,7 @@ from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.engine.back_off import AT_ONCE_NS, GIVE_UP_NS, BackOff, was_refused
 from loadgen.engine.client_health import FirstTokens, Health, LiveCounters
 from loadgen.engine.clock import ClockPairs, SystemClock
-from loadgen.engine.closed_loop import GraphSessions, RequestQueue, Sessions, answer_text
+from loadgen.engine.closed_loop import GraphRequests, RequestQueue, SessionQueue, Turns, answer_text
 from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes, tpot_ns
 from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.record_builder import build_records, first_token_end, tokens_so_far
@@ -113,6 +113,7 @@ class Driver:
         closed loop, `in_flight_max` is None: the number of clients already limits the requests in flight.
         """
         self._queue = queue
+        self._following = queue.following if isinstance(queue, SessionQueue) else None
         self._pool = pool
         self._exchange = exchange
         self._clock = clock
@@ -374,20 +375,20 @@ class Driver:
 
         The prompts of requests that wait for its end are built while the response arrives.
         """
-        assert isinstance(self._queue, GraphSessions)
-        self._queue.on_sent(slot)
+        assert isinstance(self._following, GraphRequests)
+        self._following.on_sent(slot)
         if not self._building:
             self._building = True
             asyncio.get_running_loop().call_soon(self._build_ahead)
         if slot.starts_others and slot.first_sent_ns is None:
             sent_ns = (exchange.sent_ns or 0) - self._recorder.start_ns
-            for following in self._queue.after_start(slot, sent_ns):
+            for following in self._following.after_start(slot, sent_ns):
                 self._wait(following)
 
     def _build_ahead(self) -> None:
         """Build one request that will soon be due. The method schedules itself again until none is left to build."""
-        assert isinstance(self._queue, GraphSessions)
-        self._building = not self._interrupted and self._queue.build_next()
+        assert isinstance(self._following, GraphRequests)
+        self._building = not self._interrupted and self._following.build_next()
         if self._building:
             asyncio.get_running_loop().call_soon(self._build_ahead)
 
@@ -535,11 +536,11 @@ class Driver:
         if slot.progress is not None:
             self._on_node(slot, slot.progress, record, answer)
             return
-        assert isinstance(self._queue, Sessions)
+        assert isinstance(self._following, Turns)
         assert slot.conversation is not None
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         continues = record.state == "complete" and not self._interrupted
-        following = self._queue.next_turn(slot.conversation, answer, now_ns) if continues else None
+        following = self._following.next_turn(slot.conversation, answer, now_ns) if continues else None
         if following is not None:
             self._wait(following)
             return
@@ -559,18 +560,18 @@ class Driver:
 
         If the request failed, the requests that can no longer become due are recorded as not sent.
         """
-        assert isinstance(self._queue, GraphSessions)
+        assert isinstance(self._following, GraphRequests)
         now_ns = self._clock.now_ns() - self._recorder.start_ns
         if record.state == "complete" and not self._interrupted:
             end_ns = now_ns if record.end_ns is None else record.end_ns
-            for following in self._queue.after_end(slot, end_ns, answer):
+            for following in self._following.after_end(slot, end_ns, answer):
                 self._wait(following)
         else:
             error = f" ({record.error_kind})" if record.error_kind != record.state else ""
             why = f"not sent, request {record.id} of its session was {record.state}{error}"
             kind: ErrorKind = "abandoned" if record.state == "abandoned" else "session_ended"
             ending = NOT_SENT if self._interrupted else (kind, why)
-            for request in self._queue.drop(slot):
+            for request in self._following.drop(slot):
                 self._recorder.take(ScheduledRequest(request, b"", now_ns), None, *ending)
         if not progress.unfinished:
             self._close_session(slot)

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
-from loadgen.engine.closed_loop import ClosedLoop, GraphSessions, RequestQueue, Sessions
+from loadgen.engine.closed_loop import ClosedLoop, GraphRequests, RequestQueue, SessionQueue, Turns
 from loadgen.engine.priority import raised_priority
 from loadgen.engine.request_queue import OpenLoop, Schedule, ScheduledRequest
 from loadgen.engine.session_progress import SessionProgress
@@ -211,8 +211,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
         else:
             queue = OpenLoop(slots)
         if self.prompts.has_graphs:
-            return GraphSessions(queue, self.schedule_node)
-        return Sessions(queue, self.schedule_turn) if self.prompts.has_sessions else queue
+            return SessionQueue(queue, GraphRequests(self.schedule_node))
+        return SessionQueue(queue, Turns(self.schedule_turn)) if self.prompts.has_sessions else queue
 
     def warmup_queue(self, requests: Sequence[Request]) -> RequestQueue:
         """Return a queue of these warm-up requests."""

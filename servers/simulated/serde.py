@@ -1,8 +1,8 @@
 """A JSON parser with the error messages of serde_json and axum, including line and column.
 
-TGI's router is written in Rust and reports these errors for an invalid request body. The body is first decoded with
-msgspec, which is fast. If msgspec fails or the value has the wrong type, this module parses the body again, byte by
-byte, to find the message and the position that the real server reports.
+The routers of TGI and TEI are written in Rust and report these errors for an invalid request body. The body is first
+decoded with msgspec, which is fast. If msgspec fails or the value has the wrong type, this module parses the body
+again, byte by byte, to find the message and the position that the real server reports.
 
 Sources: serde_json 1.0.140 (`src/de.rs`, `src/read.rs`, `src/error.rs`), serde 1.0.219, serde_path_to_error 0.1.17 and
 axum 0.7.9 (`axum/src/json.rs`).
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from loadgen.servers.errors import DECODE_ERRORS
+from loadgen.servers.simulated.protocol import TEXT_TYPE, ErrorReply, Reply
 
 _MAX_DEPTH = 127  # serde_json fails at 128 levels
 _BLANKS = re.compile(rb"[ \n\t\r]*")
@@ -64,6 +65,18 @@ class JsonType(Protocol):
     def read(self, reader: Reader) -> Any:
         """Read a value from `reader`. Raises BodyError if the value does not have this type."""
         ...
+
+
+def read_fields(routes: Mapping[str, Struct], path: str, body: bytes | bytearray) -> Mapping[str, Any]:
+    """Return the fields of a request body, whose type depends on the path.
+
+    Raises ErrorReply with axum's plain-text message if the body is invalid. A body for a path that is not in `routes`
+    may be any JSON value."""
+    try:
+        result = decode(body, routes.get(path) or AnyValue())
+    except BodyError as error:
+        raise ErrorReply(Reply(error.text.encode(), 400 if error.syntax else 422, TEXT_TYPE)) from None
+    return result if isinstance(result, dict) else {}
 
 
 def decode(body: bytes | bytearray, json_type: JsonType) -> Any:

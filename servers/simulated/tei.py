@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from loadgen.servers.simulated import protocol, tei_bodies, tokenizer
+from loadgen.servers.simulated import protocol, serde, tei_bodies, tokenizer
 from loadgen.servers.simulated.pooling import VECTOR
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Headers, Reply
 from loadgen.servers.simulated.state import (
@@ -345,7 +346,7 @@ PROTOCOL = ServerProtocol(
         ("POST", "/tokenize"): _tokenize,
     },
     wrong_content_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
-    read_body=tei_bodies.read,
+    read_body=partial(serde.read_fields, tei_bodies.ROUTES),
     too_large=Reply(b"Failed to buffer the request body: length limit exceeded", 413, protocol.TEXT_TYPE),
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods.replace(", ", ",")),)),

@@ -1,4 +1,4 @@
-"""The types of TEI 1.9.3's request bodies, and the errors for bodies of the wrong type.
+"""The types of TEI 1.9.3's request bodies.
 
 Source: `router/src/http/types.rs` at that tag.
 """
@@ -6,13 +6,8 @@ Source: `router/src/http/types.rs` at that tag.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from loadgen.servers.simulated import protocol, serde
-from loadgen.servers.simulated.protocol import ErrorReply, Reply
 from loadgen.servers.simulated.serde import (
-    AnyValue,
-    BodyError,
     Boolean,
     JsonType,
     ListOf,
@@ -78,13 +73,3 @@ ROUTES: Mapping[str, Struct] = {
     "/predict": PREDICT,
     "/tokenize": TOKENIZE,
 }
-
-
-def read(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
-    """Return the fields of a request body. Raises ErrorReply with axum's plain-text message if the body is invalid."""
-    json_type = ROUTES.get(path)
-    try:
-        result = serde.decode(body, json_type or AnyValue())
-    except BodyError as error:
-        raise ErrorReply(Reply(error.text.encode(), 400 if error.syntax else 422, protocol.TEXT_TYPE)) from None
-    return result if isinstance(result, dict) else {}

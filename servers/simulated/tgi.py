@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from loadgen.servers.simulated import protocol, tgi_answers, tgi_bodies, tgi_checks, tgi_tools, tokenizer
+from loadgen.servers.simulated import protocol, serde, tgi_answers, tgi_bodies, tgi_checks, tgi_tools, tokenizer
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, ErrorReply, Reply
 from loadgen.servers.simulated.state import Page, ServerProtocol, ServerState, SumAndCount, exponential_buckets
 from loadgen.servers.simulated.tgi_answers import ChatOptions, TextPrompt
@@ -256,7 +256,7 @@ PROTOCOL = ServerProtocol(
         ("POST", "/chat_tokenize"): _chat_tokenize,
     },
     wrong_content_type=Reply(b"Expected request with `Content-Type: application/json`", 415, protocol.TEXT_TYPE),
-    read_body=tgi_bodies.read,
+    read_body=partial(serde.read_fields, tgi_bodies.ROUTES),
     too_large=Reply(b"Failed to buffer the request body: length limit exceeded", 413, protocol.TEXT_TYPE),
     not_found=Reply(status=404, headers=()),
     not_allowed=lambda methods: Reply(status=405, headers=(("allow", methods.replace(", ", ",")),)),

@@ -26,6 +26,8 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         for name in ("load", "batch_size", "ignore_eos", "going_on", "over_limit", "seed_choice")
     } | found["run"]
     found["delivery"].setdefault("queue_wait", None)
+    for turn in found.get("turns", ()):
+        turn.setdefault("cached_share", None)
     found["requests"] = {"rejected": 0, "abandoned": 0} | found["requests"]
     for name in ("streamed_by", "unstreamed", "unstreamed_requests", "spread_per_chunk"):
         found["tokens"].setdefault(name, again["tokens"][name])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine.closed_loop import ClosedLoop, GraphSessions
+from loadgen.engine.closed_loop import ClosedLoop, GraphRequests, SessionQueue
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.engine.session_progress import SessionProgress
 from loadgen.workloads.session_graph import DraftNode, SessionGraph, graph_of
@@ -62,7 +62,7 @@ async def run(
     monkeypatch.setattr(Answering, "cut", cut)
     slots = (noted(SessionProgress(one), 0, due_ns) for one, due_ns in zip(graphs, dues, strict=True))
     starts = ClosedLoop(slots, clients) if clients else OpenLoop(slots)
-    net, kept, counts = await drive(GraphSessions(starts, noted), FakeClock(), ANSWER_NS, patience_s=200)
+    net, kept, counts = await drive(SessionQueue(starts, GraphRequests(noted)), FakeClock(), ANSWER_NS, patience_s=200)
     records = {record.id: record for record in kept.records}
     assert len(records) == len(kept.records) == counts.due == sum(len(one.nodes) for one in graphs)
     return dict(net.sends), records, net
@@ -159,7 +159,7 @@ async def test_memory_follows_what_is_in_flight(monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(FakeNet, "exchange", answering)
         tracemalloc.start()
-        queue = GraphSessions(ClosedLoop(sessions(), 1), slot_of)
+        queue = SessionQueue(ClosedLoop(sessions(), 1), GraphRequests(slot_of))
         await drive(queue, FakeClock(), ANSWER_NS, patience_s=200)
         tracemalloc.stop()
         return max(after - before for before, after in pairwise(progress[2:]))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.engine.closed_loop import ClosedLoop, Sessions
+from loadgen.engine.closed_loop import ClosedLoop, SessionQueue, Turns
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.workloads.sessions import Conversation, Turn
 from tests.unit.loadgen.engine.test_driver import FakeClock, FakeExchange, FakeNet, drive
@@ -73,7 +73,7 @@ async def run(
 
     monkeypatch.setattr(FakeNet, "exchange", exchange)
     monkeypatch.setattr(Answering, "cut", cut)
-    feed = Sessions(starts(noted(conversation, due) for conversation, due in given), noted)
+    feed = SessionQueue(starts(noted(conversation, due) for conversation, due in given), Turns(noted))
     net, held, counts = await drive(feed, FakeClock(), ANSWER_NS, in_flight)
     records = {record.id: record for record in held.records}
     assert len(records) == len(held.records) == counts.due == sum(len(one.turns) for one, _ in given)
@@ -124,7 +124,8 @@ async def test_a_dropped_turn_ends_its_session(monkeypatch: pytest.MonkeyPatch) 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 4), st.data())
 def test_a_feed_gives_every_turn_once_and_in_order(turns: list[int], clients: int, data: st.DataObject) -> None:
     """Whatever order answers come in: each turn once, each after the one before, `more` until the last has ended."""
-    feed = Sessions(ClosedLoop((slot_of(one, 0) for one in sessions(turns)), clients), slot_of)
+    later_turns = Turns(slot_of)
+    feed = SessionQueue(ClosedLoop((slot_of(one, 0) for one in sessions(turns)), clients), later_turns)
     open_slots, seen, now = feed.group(), [], 0
     while open_slots:
         assert feed.more
@@ -132,7 +133,7 @@ def test_a_feed_gives_every_turn_once_and_in_order(turns: list[int], clients: in
         slot = open_slots.pop(data.draw(st.integers(0, len(open_slots) - 1)))
         seen.append((slot.request.session, slot.request.turn))
         assert slot.conversation is not None
-        following = feed.next_turn(slot.conversation, "a", now)
+        following = later_turns.next_turn(slot.conversation, "a", now)
         if following is None:
             following = feed.next_after_completion(now)
         else:

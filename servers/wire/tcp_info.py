@@ -37,7 +37,9 @@ NOTHING_MEASURED = NetworkFacts(0, 0, None, 0)
 
 
 def network_facts(sock: socket.socket) -> NetworkFacts:
-    """Return the losses, the round-trip time and the age of the last data of a connection. A count is 0 if the kernel does not report it."""
+    """Return the losses, the round-trip time and the age of the last data of a connection.
+
+    A number is 0 if the kernel does not report it."""
     info = _info(sock, RCV_OOOPACK_OFFSET + 4)
     rtt_us = _uint32(info, MIN_RTT_OFFSET)
     return NetworkFacts(

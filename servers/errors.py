@@ -118,6 +118,10 @@ class HostsError(ServerError):
     """The hosts file, which lists the hosts of a test matrix, is invalid. The message lists every mistake."""
 
 
+class CacheResetError(ServerError):
+    """The server could not empty its prefix cache, or still uses it afterwards."""
+
+
 class LaunchError(ServerError):
     """The server could not be started, or exited during startup."""
 

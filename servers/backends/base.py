@@ -67,6 +67,13 @@ class ProcessCommand(msgspec.Struct, frozen=True):
     )
 
 
+class CacheReset(NamedTuple):
+    """The route that empties the prefix cache of a server."""
+
+    path: str  # Of a POST request without fields
+    hint: str  # What to do if the server has no such route
+
+
 class KnownFault(NamedTuple):
     """A known startup failure of a server, recognised by a pattern in the server's output."""
 
@@ -123,6 +130,7 @@ class Backend(msgspec.Struct, frozen=True):
     ids: Route[list[int]] | None = None  # Returns the token ids of a text, without special tokens
     metrics: MetricNames | None = None
     process: ProcessCommand | None = None  # Command that starts the server without a container, if there is one
+    cache_reset: CacheReset | None = None  # Route that empties the prefix cache, if there is one
     faults: tuple[KnownFault, ...] = ()  # Startup failures of this backend, in addition to servers/launch/faults.toml
     simulated: str = ""  # `module:attribute` of the simulated server. Empty: there is none.
     simulated_models: Mapping[str, str] = {}  # Default model names of the simulated server, by endpoint

@@ -15,9 +15,9 @@ contain the documents, the whole prompt is the query.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,7 +35,7 @@ PATHS = {
 QUERY_WORDS = 8
 """Number of words of the query. Of a short input, half of the words."""
 QUERY_FIELDS = {"rerank": ("query", "documents"), "score": ("text_1", "text_2")}
-"""The fields of the query and of the documents, by endpoint."""
+"""The fields of the query and of the documents, by endpoint. SGLang has other names for `score`."""
 
 
 class PoolingUsage(msgspec.Struct, gc=False):
@@ -50,10 +50,12 @@ class PoolingUsage(msgspec.Struct, gc=False):
 class PoolingAnswer(msgspec.Struct, gc=False):
     """A response from a pooling endpoint.
 
-    `results` holds rerank scores, and `data` the results of the other endpoints. Their content is not decoded."""
+    `results` holds rerank scores, `scores` the scores of SGLang, and `data` the results of the other endpoints. Their
+    content is not decoded."""
 
     data: list[msgspec.Raw] | None = None
     results: list[msgspec.Raw] | None = None
+    scores: list[msgspec.Raw] | None = None
     usage: PoolingUsage | None = None
 
 
@@ -67,7 +69,7 @@ def decode(payloads: Sequence[bytes]) -> Answer:
     for index, event in enumerate(events):
         usage = event.usage or PoolingUsage()
         answer.prompt_tokens = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-        note_results(answer, event.data or event.results or (), index, payloads[index])
+        note_results(answer, event.data or event.results or event.scores or (), index, payloads[index])
     return finalise(answer, 0, broken)
 
 
@@ -85,22 +87,42 @@ def note_results(answer: Answer, results: Sequence[Any], index: int, payload: by
         answer.error_detail = one_line(f"neither embeddings nor scores: {payload.decode('utf-8', 'replace')}")
 
 
-def pooling_dialect(server: str, endpoint: str, **others: Any) -> Dialect:
+def prompt_tokens(answer: Any) -> int:
+    """Return the number of prompt tokens in a decoded response with a `usage` object."""
+    usage = answer["usage"]
+    return int(usage["prompt_tokens"] if "prompt_tokens" in usage else usage["total_tokens"])
+
+
+class PoolingFormat(NamedTuple):
+    """The format of requests and responses of a pooling endpoint, where it differs between servers."""
+
+    path: str
+    query_fields: tuple[str, str] | None = None
+    """The fields of the query and of the documents. None for an endpoint whose inputs have no query."""
+    constants: Mapping[str, Any] = {}
+    """Fields with fixed values that the server requires."""
+    decode: Callable[[Sequence[bytes]], Answer] = decode
+    prompt_tokens: Callable[[Any], int] = prompt_tokens
+    """Function that reads the number of prompt tokens from a decoded response."""
+
+
+def pooling_dialect(server: str, endpoint: str, format_: PoolingFormat | None = None, **others: Any) -> Dialect:
     """Return the dialect (the request and response format) of a server for an endpoint in PATHS.
 
-    `others` are further fields of Dialect."""
-    fields = partial(_fields, endpoint)
+    By default, the format is that of vLLM. `others` are further fields of Dialect."""
+    used = format_ or PoolingFormat(PATHS[endpoint], QUERY_FIELDS.get(endpoint))
+    fields = partial(_fields, used)
     return Dialect(
         server,
         endpoint,
-        PATHS[endpoint],
+        used.path,
         encode=lambda request, model: encode_body({"model": model, **fields(request)}, request),
-        decode=decode,
+        decode=used.decode,
         text=lambda _: "",
         count_by_running=Route(
-            PATHS[endpoint],
+            used.path,
             lambda text, model: {"model": model, **fields(Request(0, text, 0, 0))},
-            _prompt_tokens,
+            used.prompt_tokens,
             generates=True,
         ),
         streams=False,
@@ -114,12 +136,13 @@ def inputs_of(endpoint: str) -> Inputs:
     return "pairs" if endpoint in QUERY_FIELDS else "several"
 
 
-def _fields(endpoint: str, request: Request) -> dict[str, Any]:
-    if endpoint not in QUERY_FIELDS:
-        return {"input": one_or_all(request)}
-    query_field, documents_field = QUERY_FIELDS[endpoint]
+def _fields(format_: PoolingFormat, request: Request) -> dict[str, Any]:
+    if format_.query_fields is None:
+        return {"input": one_or_all(request), **format_.constants}
+    query_field, documents_field = format_.query_fields
     query, documents = query_and_documents(request, documents_field)
-    return {query_field: query, documents_field: documents} if documents else {query_field: query}
+    inputs: dict[str, Any] = {query_field: query, documents_field: documents} if documents else {query_field: query}
+    return {**inputs, **format_.constants}
 
 
 def one_or_all(request: Request) -> Any:
@@ -144,8 +167,3 @@ def query_and_documents(request: Request, documents_field: str) -> tuple[str, li
     query = " ".join(words[0][:common])
     # A document keeps the space before it, so that both parts together have as many tokens as the whole text.
     return query, [text[len(query) :] for text in texts]
-
-
-def _prompt_tokens(answer: Any) -> int:
-    usage = answer["usage"]
-    return int(usage["prompt_tokens"] if "prompt_tokens" in usage else usage["total_tokens"])

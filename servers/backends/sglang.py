@@ -1,8 +1,9 @@
 """The SGLang backend, checked with version 0.5.23.
 
 The endpoints are `/v1/completions` (native, accepts token ids), `/v1/chat/completions`, SGLang's `/generate` and
-`/v1/embeddings`. Events of `/generate` repeat the whole text and all token ids so far, so a response of N tokens has a
-size in the order of N * N. The default endpoint is therefore `/v1/completions`.
+`/v1/score`. A server for embeddings has `/v1/embeddings`, `/v1/rerank` and `/v1/classify`. Events of `/generate` repeat
+the whole text and all token ids so far, so a response of N tokens has a size in the order of N * N. The default
+endpoint is therefore `/v1/completions`.
 
 An event may contain several tokens, because of the server option `--stream-interval` or because the server's HTTP
 process is busy. A chat stream has no event for a token without text. The tokens of an event are therefore counted by
@@ -57,7 +58,20 @@ class TextEvent(msgspec.Struct, gc=False):
     meta_info: MetaInfo | None = None
 
 
+class RerankInfo(msgspec.Struct, gc=False):
+    """The object `meta_info` of a document in a response of `/v1/rerank`."""
+
+    prompt_tokens: TokenCount | None = None
+
+
+class RankedDocument(msgspec.Struct, gc=False):
+    """A document in a response of `/v1/rerank`. A decoder-only reranker sends no `meta_info`."""
+
+    meta_info: RerankInfo | None = None
+
+
 _EVENTS = msgspec.json.Decoder(GenerateEvent)
+_RANKED = msgspec.json.Decoder(list[RankedDocument])
 _TEXT_EVENTS = msgspec.json.Decoder(TextEvent)
 _TOP_LEVEL_FIELDS = frozenset(
     {
@@ -111,6 +125,24 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
     return answer
 
 
+def _decode_rerank(payloads: Sequence[bytes]) -> Answer:
+    """Decode a response of `/v1/rerank`, which is a list with one object per document."""
+    rankings, broken = decode_events(payloads, _RANKED)
+    answer = Answer([0] * len(payloads))
+    for index, documents in enumerate(rankings):
+        counts = [document.meta_info.prompt_tokens if document.meta_info else None for document in documents]
+        known = [count for count in counts if count is not None]
+        answer.prompt_tokens = sum(known) if known and len(known) == len(counts) else None
+        pooling.note_results(answer, documents, index, payloads[index])
+    if broken:  # an error is an object
+        note_error(answer, payloads[len(rankings)])
+    return finalise(answer, 0, "" if answer.error_kind else broken)
+
+
+def _ranked_tokens(documents: Any) -> int:
+    return sum(int(document["meta_info"]["prompt_tokens"]) for document in documents)
+
+
 def _note_finish(answer: Answer, reason: Any, payload: bytes) -> None:
     """Store the finish reason in the answer, and the error if the server aborted the request.
 
@@ -135,6 +167,11 @@ def _text(payloads: Sequence[bytes]) -> str:
     return join_halves(last.text or "")
 
 
+EMBEDDING_ENDPOINTS = ("embeddings", "rerank", "classify", "score")
+"""Endpoints of a server with `--is-embedding`, the default first. Any other server has all endpoints but these, and
+`score`."""
+
+
 def _exact(request: Request) -> dict[str, Any]:
     return {"ignore_eos": request.ignore_eos} | RUNNING_USAGE
 
@@ -148,7 +185,8 @@ def _identify(get_json: base.GetJson, url: str) -> base.ServerFacts | None:
     limits = base.known_limits(SGLANG.limits, info | card)
     routes = ("/tokenize",) if base.route_exists(get_json, "/tokenize") else ()
     version = str(info.get("version") or "")
-    return base.ServerFacts("sglang", url, version, str(card.get("id", "")), limits, routes)
+    endpoints = EMBEDDING_ENDPOINTS if info.get("is_embedding") is True else ()
+    return base.ServerFacts("sglang", url, version, str(card.get("id", "")), limits, routes, endpoints=endpoints)
 
 
 def _server_info(get_json: base.GetJson) -> dict[str, Any]:
@@ -196,7 +234,26 @@ SGLANG = base.Backend(
             token_ids=True,
             fixed_output=True,
         ),
-        "embeddings": pooling.pooling_dialect("sglang", "embeddings", count=_COUNT_TEXT),
+        "embeddings": pooling.pooling_dialect("sglang", "embeddings", count=_COUNT_TEXT, token_ids=True),
+        "rerank": pooling.pooling_dialect(
+            "sglang",
+            "rerank",
+            pooling.PoolingFormat(
+                "/v1/rerank", ("query", "documents"), decode=_decode_rerank, prompt_tokens=_ranked_tokens
+            ),
+            count_text=_COUNT_TEXT,
+        ),
+        # A model that generates text returns the probabilities of these tokens after query and item. The ids do not
+        # change the work.
+        "score": pooling.pooling_dialect(
+            "sglang",
+            "score",
+            pooling.PoolingFormat("/v1/score", ("query", "items"), {"label_token_ids": [0, 1]}),
+            count_text=_COUNT_TEXT,
+        ),
+        "classify": pooling.pooling_dialect(
+            "sglang", "classify", pooling.PoolingFormat("/v1/classify"), count=_COUNT_TEXT
+        ),
     },
     identify=_identify,
     port=8004,
@@ -252,6 +309,12 @@ SGLANG = base.Backend(
         ),
         parallel=("--tp-size", "{tensor_parallel}"),
     ),
+    cache_reset=base.CacheReset("/flush_cache", "a gateway may not forward this route: name the server itself"),
     simulated="loadgen.servers.simulated.sglang:PROTOCOL",
-    notes={"memory_option": "--mem-fraction-static", "memory_taken": "80 to 90% by default, depending on the GPU"},
+    simulated_models={"embeddings": "embedding-model", "rerank": "reranker", "classify": "classifier"},
+    notes={
+        "memory_option": "--mem-fraction-static",
+        "memory_taken": "80 to 90% by default, depending on the GPU",
+        "counts_inputs": True,
+    },
 )

@@ -159,6 +159,9 @@ VLLM = base.Backend(
         env={"VLLM_NO_USAGE_STATS": "1"},
         ladder=str(PLUGIN_FOLDER),
     ),
+    cache_reset=base.CacheReset(
+        "/reset_prefix_cache", "start the server with VLLM_SERVER_DEV_MODE=1 in its environment"
+    ),
     faults=(
         base.KnownFault(
             r"(Available memory on node \d+ \([^)]*\)) on startup is less than desired CPU memory utilization",

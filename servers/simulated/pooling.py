@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadgen.servers.simulated import protocol
-from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply
+from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Reply
 from loadgen.servers.simulated.state import ServerState
 
 PromptTokens = Callable[[ServerState, Mapping[str, Any], Any], int]
@@ -114,10 +114,14 @@ def _encoding(
         "created": request.created_s,
         "model": state.config.model,
     }
-    reply = protocol.json_reply({**identity, **content, "usage": usage})
+    return pooled(counts, protocol.json_reply({**identity, **content, "usage": usage}))
+
+
+def pooled(counts: Sequence[int], reply: Reply) -> Encoding:
+    """Return the encoding of a response without tokens. `counts` is the number of tokens of each input."""
     completion = Completion(
         False,
-        prompt_tokens,
+        sum(counts),
         0,
         [0],
         [b""],

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from loadgen.servers.simulated import protocol, segments, sglang_checks, tokenizer
+from loadgen.servers.simulated import protocol, segments, sglang_checks, sglang_pooling, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, EventEncoder, Reply
 from loadgen.servers.simulated.state import (
     DURATION_HISTOGRAMS,
@@ -390,6 +390,7 @@ def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
             "tp_size": config.tensor_parallel,
             "disable_radix_cache": False,
             "enable_cache_report": False,
+            "is_embedding": sglang_pooling.is_embedding(state),
             "stream_interval": config.tokens_per_event,
             "host": config.host,
             "port": config.port,
@@ -402,7 +403,8 @@ def _server_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 def _model_info(state: ServerState, _: Mapping[str, Any]) -> Reply:
     model = state.config.model
-    info = {"model_path": model, "served_model_name": model, "tokenizer_path": model, "is_generation": True}
+    info: dict[str, Any] = {"model_path": model, "served_model_name": model, "tokenizer_path": model}
+    info["is_generation"] = not sglang_pooling.is_embedding(state)
     return protocol.json_reply({**info, "weight_version": "default", "model_type": "llama", **state.mark})
 
 
@@ -500,7 +502,15 @@ PROTOCOL = ServerProtocol(
     head_suffix="vary: Origin\r\n",
     keep_alive_s=5,
     body_limit=64 << 20,
-    generate={"/v1/completions": completions, "/v1/chat/completions": chat, "/generate": generate},
+    generate={
+        "/v1/completions": completions,
+        "/v1/chat/completions": chat,
+        "/generate": generate,
+        "/v1/embeddings": sglang_pooling.embeddings,
+        "/v1/rerank": sglang_pooling.rerank,
+        "/v1/score": sglang_pooling.score,
+        "/v1/classify": sglang_pooling.classify,
+    },
     pages={
         **{("GET", path): page for path, page in _PAGES.items()},
         **{("GET", path): _EMPTY for path in ("/health", "/health_generate", "/ping", "/ready")},

@@ -113,6 +113,14 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
     )
 
 
+def _reset_prefix_cache(state: ServerState, _: Mapping[str, Any]) -> Reply:
+    """Empty the prefix cache, unless requests are running or waiting. The real server has this route only with
+    VLLM_SERVER_DEV_MODE=1, and does not say whether the cache was emptied.
+    """
+    state.flush_cache()
+    return Reply(headers=())
+
+
 def _tokenize(state: ServerState, fields: Mapping[str, Any]) -> Reply:
     vllm_checks.check_model(state, fields)
     is_chat = "messages" in fields
@@ -222,6 +230,7 @@ PROTOCOL = ServerProtocol(
         ("GET", "/v1/models"): _models,
         ("GET", "/metrics"): _metrics,
         ("POST", "/v1/messages/count_tokens"): vllm_messages.count_tokens,
+        ("POST", "/reset_prefix_cache"): _reset_prefix_cache,
         ("POST", "/tokenize"): _tokenize,
         ("POST", "/detokenize"): _detokenize,
     },

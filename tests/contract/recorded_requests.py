@@ -453,6 +453,7 @@ SGLANG = (
     _sglang("models", "/v1/models", method="GET"),
     _sglang("health", "/health", method="GET"),
     _sglang("metrics", "/metrics", method="GET"),
+    _sglang("embeddings", OPENAI_EMBEDDINGS, {"model": "tiny", "input": TEXT}),
     _sglang("flush_cache", "/flush_cache"),
     _sglang("flush_cache_get", "/flush_cache", method="GET"),
     _sglang("tokenize", "/tokenize", {"model": "tiny", "prompt": TEXT}),

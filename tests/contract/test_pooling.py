@@ -23,7 +23,7 @@ def test_a_request_is_these_bytes() -> None:
     for server in ("vllm", "sglang", "tei", "openai"):
         body = POOLING[server, "embeddings"].encode(asked(), "m")
         assert body == b'{"model":"m","input":"the one and the other of them"}'
-    for server in ("vllm", "openai"):
+    for server in ("vllm", "sglang", "openai"):
         body = POOLING[server, "rerank"].encode(asked(), "m")
         assert body == b'{"model":"m","query":"the one and","documents":[" the other of them"]}'
     assert POOLING["vllm", "embeddings"].encode(asked((5, 6)), "m") == b'{"model":"m","input":[5,6]}'
@@ -38,6 +38,9 @@ def test_several_inputs_are_a_list_or_documents_of_one_query() -> None:
     body = b'{"model":"m","%b":"the one","%b":[" of us"," with no name"," we see"]}'
     assert POOLING["vllm", "rerank"].encode(request, "m") == body % (b"query", b"documents")
     assert POOLING["openai", "score"].encode(request, "m") == body % (b"text_1", b"text_2")
+    labels = b'"label_token_ids":[0,1]}'
+    assert POOLING["sglang", "score"].encode(request, "m") == body[:-1] % (b"query", b"items") + b"," + labels
+    assert POOLING["sglang", "classify"].encode(request, "m") == b'{"model":"m","input":%b}' % listed
     ids = asked((5, 6), batch=((7, 8),), inputs=2)
     assert POOLING["vllm", "embeddings"].encode(ids, "m") == b'{"model":"m","input":[[5,6],[7,8]]}'
 
@@ -81,6 +84,39 @@ def test_what_is_no_answer_is_an_error(payload: bytes, kind: str, said: str) -> 
     found = pooling.decode([payload])
     assert (found.end_event, found.error_kind) == (None, kind)
     assert found.error_detail.startswith(said)
+
+
+RANKED = b'[{"score":0.5,"index":1,"meta_info":{"prompt_tokens":7}},{"score":0.1,"index":0,"meta_info":%b}]'
+
+
+@pytest.mark.parametrize(("info", "tokens"), [(b'{"prompt_tokens":9}', 16), (b"null", None)])
+def test_a_ranking_of_sglang_is_a_list(info: bytes, tokens: int | None) -> None:
+    """Each document has its number of tokens, except with a model that generates text."""
+    found = POOLING["sglang", "rerank"].decode([RANKED % info])
+    assert (found.end_event, found.counts, found.prompt_tokens) == (0, {"inputs": 2}, tokens)
+    assert found.error_kind == ""
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind", "said"),
+    [
+        (b'{"object":"error","message":"no room","type":"x","code":400}', "in_band_error", "no room (x, 400)"),
+        (b"[]", "protocol", "neither embeddings nor scores"),
+        (RANKED[:20], "protocol", "event 0 is not of this dialect"),
+    ],
+)
+def test_what_is_no_ranking_is_an_error(payload: bytes, kind: str, said: str) -> None:
+    """The error of the server is an object, not a list."""
+    found = POOLING["sglang", "rerank"].decode([payload])
+    assert (found.end_event, found.error_kind) == (None, kind)
+    assert found.error_detail.startswith(said)
+
+
+def test_scores_of_sglang_are_counted() -> None:
+    """One row of label probabilities per item."""
+    answer = b'{"scores":[[0.5,0.5],[0.1,0.9]],"usage":{"prompt_tokens":7,"total_tokens":7},"object":"scoring"}'
+    found = POOLING["sglang", "score"].decode([answer])
+    assert (found.counts, found.prompt_tokens, found.end_event) == ({"inputs": 2}, 7, 0)
 
 
 def test_nothing_is_no_end() -> None:

@@ -13,12 +13,21 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, accounted, burst, in_process, summary_of
 from tests.support.simulated import running
 
+SERVERS = ("vllm", "sglang")
+ENDPOINTS = ("embeddings", "rerank", "score", "classify")
 
-@pytest.mark.parametrize("endpoint", ["embeddings", "rerank", "score", "classify"])
-def test_a_burst_has_the_metrics_that_make_sense(endpoint: str, tmp_path: Path) -> None:
+
+def config(server: str, model: str = "embedding-model") -> SimulatedConfig:
+    """A fast simulated server. SGLang has all of these endpoints only for a model that embeds."""
+    return SimulatedConfig(server=server, **FAST, model=model)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_burst_has_the_metrics_that_make_sense(server: str, endpoint: str, tmp_path: Path) -> None:
     """Prompts of exactly the length asked for; E2E, requests and prompt tokens per second; nothing of tokens."""
-    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
-        common = ["--server", "vllm", "--url", simulated.url, "--endpoint", endpoint, "--n", "12"]
+    with running(config(server)) as simulated:
+        common = ["--server", server, "--url", simulated.url, "--endpoint", endpoint, "--n", "12"]
         more = ["--input-tokens", "40", "--warmup", "2"]
         code, out, err = burst(tmp_path, *common, *more, report=True)
     assert code in (0, 5), err
@@ -37,11 +46,12 @@ def test_a_burst_has_the_metrics_that_make_sense(endpoint: str, tmp_path: Path) 
     assert runfile.read(tmp_path / "run").header.plan["output_tokens"] == 0
 
 
-@pytest.mark.parametrize("endpoint", ["embeddings", "rerank", "score", "classify"])
-def test_several_inputs_per_request(endpoint: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_several_inputs_per_request(server: str, endpoint: str, tmp_path: Path) -> None:
     """Lengths stay exact, inputs are a rate of their own, and the server's counters of inputs agree."""
-    with running(SimulatedConfig(server="vllm", **FAST)) as simulated:
-        common = ["--server", "vllm", "--url", simulated.url, "--endpoint", endpoint, "--n", "6", "--workers", "2"]
+    with running(config(server)) as simulated:
+        common = ["--server", server, "--url", simulated.url, "--endpoint", endpoint, "--n", "6", "--workers", "2"]
         more = ["--input-tokens", "40", "--warmup", "1", "--batch-size", "4"]
         code, out, err = burst(tmp_path, *common, *more, report=True)
     assert code in (0, 5), err
@@ -125,3 +135,42 @@ def test_the_simulated_server_embeds_and_ranks_several() -> None:
     assert "vllm:generation_tokens_total{" in page
     generated = next(line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{"))
     assert generated.endswith(" 0.0")
+
+
+@pytest.mark.parametrize("endpoint", ["embeddings", "rerank", "classify"])
+def test_sglang_embeds_only_with_its_option(endpoint: str, tmp_path: Path) -> None:
+    """A server for text refuses the request, and the run shows its message."""
+    with running(config("sglang", "llama-2-7b")) as simulated:
+        common = ["--server", "sglang", "--url", simulated.url, "--endpoint", endpoint, "--n", "2"]
+        code, out, err = burst(tmp_path, *common, "--input-tokens", "40", "--lengths", "approximate")
+    assert code in (1, 3, 5), out
+    assert "Please add `--is-embedding` when launching the server" in " ".join((out + err).split())
+
+
+def test_sglang_scores_with_a_model_for_text(tmp_path: Path) -> None:
+    """The probabilities of two tokens after query and item. Without `--endpoint`, such a server generates text."""
+    with running(config("sglang", "llama-2-7b")) as simulated:
+        common = ["--server", "sglang", "--url", simulated.url, "--n", "2", "--input-tokens", "40"]
+        code, _, err = burst(tmp_path, *common, "--endpoint", "score")
+        answer = httpx.post(f"{simulated.url}/v1/score", json={"query": "a b", "items": ["c"]})
+    assert code in (0, 5), err
+    assert (answer.status_code, "label_token_ids is required" in answer.text) == (400, True)
+
+
+def test_a_server_for_embeddings_is_measured_on_its_endpoint(tmp_path: Path) -> None:
+    """`/server_info` says so, and no endpoint needs to be named."""
+    with running(config("sglang")) as simulated:
+        code, _, err = burst(tmp_path, "--url", simulated.url, "--n", "2", "--input-tokens", "40")
+    assert code in (0, 5), err
+    found: dict[str, Any] = summary_of(tmp_path)
+    assert found["server"]["endpoint"] == "embeddings"
+
+
+def test_documents_of_sglang_are_ranked(tmp_path: Path) -> None:
+    """The response is a list with one object per document, or with the best `top_n` of them."""
+    with running(config("sglang", "reranker")) as simulated:
+        body = {"query": "a b", "documents": ["c d", "e"], "top_n": 1, "return_documents": False}
+        ranked = httpx.post(f"{simulated.url}/v1/rerank", json=body).json()
+        refused = httpx.post(f"{simulated.url}/v1/rerank", json=body | {"documents": []}).json()
+    assert [(document["index"], "document" in document) for document in ranked] == [(0, False)]
+    assert refused["message"] == "Documents cannot be empty"

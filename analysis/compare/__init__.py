@@ -231,9 +231,10 @@ def compare(
     if too_short:
         notes.append(TOO_SHORT.format(", ".join(too_short), percent(run_variation)))
     marks = [simulated(run.summary) for run in (*a, *b)]
+    name_a, name_b = _side_names(a, b)
     return Comparison(
-        name_a=_group_name(a),
-        name_b=_group_name(b),
+        name_a=name_a,
+        name_b=name_b,
         runs_a=len(a),
         runs_b=len(b),
         mark=next(filter(None, marks), ""),
@@ -249,8 +250,24 @@ def compare(
     )
 
 
-def _group_name(group: Sequence[ComparedRun]) -> str:
-    return ", ".join(dict.fromkeys(run.name.partition("/")[0] for run in group))
+def _side_names(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> tuple[str, str]:
+    """Return the names of A and B, which differ. They are as short as possible.
+
+    Normally a name is that of a folder. If A and B come from the same folder, the names contain the repeats, or the
+    start times of the runs."""
+
+    def name(group: Sequence[ComparedRun], name_of: Callable[[ComparedRun], str]) -> str:
+        return ", ".join(dict.fromkeys(map(name_of, group)))
+
+    def folder(run: ComparedRun) -> str:
+        return run.name.partition("/")[0]
+
+    name_a, name_b = name(a, folder), name(b, folder)
+    if name_a == name_b:
+        name_a, name_b = (name(group, lambda run: run.name) for group in (a, b))
+    if name_a == name_b:
+        name_a, name_b = (f"{name(group, folder)}, {start_time(group[0].summary)}" for group in (a, b))
+    return name_a, name_b
 
 
 def _method(data: str, rows: Sequence[ComparedFigure], gates: Sequence[Gate], run_variation: float) -> str:

@@ -172,8 +172,8 @@ def _result(
     more = number_needed(row, aim, 1 - error_rate) if aim and (marginal or verdict == "inconclusive") else None
     confidence = 1 - error_rate
     text = (
-        f"{_values_text(gate, row, observed)} (+ is worse), {100 * confidence:.4g}% limits "
-        f"{_percent(low)} and {_percent(high)}"
+        f"{_values_text(gate, row, observed)}{' (+ is worse)' if abs(observed) <= 1 else ''}, "
+        f"{100 * confidence:.4g}% limits {_percent(low)} and {_percent(high)}"
     )
     if verdict == "pass" and smallest is not None:
         text += f"; these runs would have shown {_percent(smallest)} or more"
@@ -240,7 +240,11 @@ def _finite(value: float) -> float | None:
 
 
 def _percent(share: float) -> str:
-    """Return a difference as text, such as `+5.1%`, or `unbounded` if the difference is not finite."""
+    """Return a difference as text, such as `+5.1%`, or as a factor, such as `6.30x`, if a value more than doubles.
+
+    Return `unbounded` if the difference is not finite."""
     if not math.isfinite(share):
         return "unbounded"
-    return f"{share * 100:+,.0f}%" if abs(share) >= 1 else f"{share * 100:+.1f}%"
+    if abs(share) > 1:
+        return f"{significant(1 + abs(share))}x{' better' if share < 0 else ''}"
+    return f"{share * 100:+.1f}%"

@@ -134,7 +134,7 @@ class MatrixReport:
         if self.summary.cells:
             blocks.append(self._figures_table(COMPARED))
         blocks += self._sweeps()
-        for lead, figures in self._ranking():
+        for lead, figures, _ in self._ranking():
             prefix = f"{lead.value.capitalize()}: " if lead.value in (NO_WINNER, NO_RANKING) else ""
             blocks.append(Paragraph(f"{lead.label}: {prefix}{lead.note} {figures}"))
         blocks.append(doc.Findings(self.findings()))
@@ -156,8 +156,10 @@ class MatrixReport:
         latency = doc.Switch("metric", "Latency", [(name, METRICS[name].short) for name in SAMPLED])
         axis = doc.Switch("axis", "Axis", (("linear", "linear"), ("log", "logarithmic")))
         leads = []
-        for lead, _ in self._ranking():
+        for lead, _, others in self._ranking():
             note = typeset_minus(lead.note)
+            if lead.value not in (NO_WINNER, NO_RANKING):
+                note = f"{note} {others}"
             if lead.value == NO_RANKING:
                 note = note[:1].upper() + note[1:]
             leads.append(msgspec.structs.replace(lead, note=note))
@@ -302,11 +304,12 @@ class MatrixReport:
         ]
         return ", ".join(parts)
 
-    def _ranking(self) -> list[tuple[doc.Card, str]]:
+    def _ranking(self) -> list[tuple[doc.Card, str, str]]:
         """Return one ranking of the servers for each host and each group. A group is a pair of model and workload.
 
-        A ranking consists of a card that names the leading server, and a text with all throughputs in descending order.
-        The label of the card names the platform of the host.
+        A ranking consists of a card that names the leading server, a text with all throughputs and their intervals in
+        descending order, and a text with the throughputs of the other servers. The label of the card names the platform
+        of the host.
         """
         result = []
         for group, (host, platform) in product(self.groups, self.platforms.items()):
@@ -316,18 +319,22 @@ class MatrixReport:
             figures = [f"{self.servers[cell.server]} {_with_note(figure(cell, MAIN))}" for cell in cells]
             leader, lead = self._lead(cells) if len(cells) > 1 else (NO_RANKING, "only one server was measured.")
             label = f"{self._group_title(group)}, {platform}" if len(self.groups) > 1 else platform
-            result.append((self._tile(label, leader, lead, cells), f"{', '.join(figures)}."))
+            others = f"{', '.join(self._rates(cells[1:]))} {self._scale(MAIN)[1]}."
+            result.append((self._tile(label, leader, lead, cells), f"{', '.join(figures)}.", others))
         return result
 
     def _tile(self, label: str, leader: str, lead: str, cells: Sequence[CellSummary]) -> doc.Card:
         """Return the card of a ranking. It shows the throughput of the leading server, or of all servers if none leads.
 
         `cells` must be in the order of `_ranked`."""
-        _, unit = self._scale(MAIN)
         if leader not in (NO_WINNER, NO_RANKING):
             return doc.Card(label, leader, figure(cells[0], MAIN).text, lead)
-        rates = [f"{self.servers[cell.server]} {figure(cell, MAIN, (1.0, unit)).text}" for cell in cells]
-        return doc.Card(label, leader, f"{', '.join(rates)} {unit}", lead)
+        return doc.Card(label, leader, f"{', '.join(self._rates(cells))} {self._scale(MAIN)[1]}", lead)
+
+    def _rates(self, cells: Sequence[CellSummary]) -> list[str]:
+        """Return the name of the server of each cell with its throughput, without the unit."""
+        scale = (1.0, self._scale(MAIN)[1])
+        return [f"{self.servers[cell.server]} {figure(cell, MAIN, scale).text}" for cell in cells]
 
     def _ranked(self, group: tuple[str, str], host: str) -> list[CellSummary]:
         """Return the cells of a group (model and workload) on one host, sorted by descending throughput.

@@ -34,9 +34,12 @@ const Report = (() => {
     return Math.ceil(widths.length / Math.max(1, Math.floor(available / Math.max(...widths))));
   }
 
+  // Returns true if the values of an axis, such as `yaxis2`, are names. Each of them needs a label.
+  const hasCategories = (axis, traces) => traces.some((trace) => (trace[axis.slice(0, 5)] ?? axis[0]) === axis.replace("axis", "") && typeof trace[axis[0]]?.[0] === "string");
+
   function layout(container, traces, changes) {
     const axis = { color: colour("quiet"), gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: false,
-      nticks: 5, title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 3 };
+      title: { standoff: 8 }, separatethousands: true, exponentformat: "SI", minexponent: 3 };
     const merged = {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: colour("ink") },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -48,7 +51,7 @@ const Report = (() => {
       ...changes,
     };
     for (const name of Object.keys(merged)) {
-      if (/^[xy]axis/.test(name)) merged[name] = { ...axis, ...merged[name], title: { ...axis.title, ...merged[name].title } };
+      if (/^[xy]axis/.test(name)) merged[name] = { ...axis, nticks: hasCategories(name, traces) ? 0 : 5, ...merged[name], title: { ...axis.title, ...merged[name].title } };
     }
     return merged;
   }

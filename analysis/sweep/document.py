@@ -294,7 +294,7 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
     per = " per GPU" if throughput_field(results) == RATE else ""
     if not per:
         answers.append(Paragraph(WHOLE_SERVERS))
-    steps: list[Block] = []
+    steps = list[Block]()
     for index, sweep in enumerate(results):
         steps += [Paragraph("", run=index)] if several else []
         steps.append(_steps(sweep, throughput_field(results), link))
@@ -311,8 +311,8 @@ def frontier_document(sweeps: Mapping[str, SweepResult], link: Links) -> Documen
                 ChartRef("goodput", "Goodput by load", _goodput_caption(results), "", "none"),
             ],
         ),
-        Section("steps", "Steps", steps),
-        Section("words", "What the terms mean", [doc.Definitions(MEANINGS)], "Terms"),
+        Section("steps", "Steps", [doc.Disclosure("", steps)] if several else steps),
+        Section("words", "What the terms mean", [doc.Disclosure("", [doc.Definitions(MEANINGS)])], "Terms"),
     ]
     mark = next((sweep.mark for sweep in results if sweep.mark), "")
     data = {"runs": _chart_data(sweeps, link), "load": unit, "per": per}
@@ -388,8 +388,8 @@ def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
     if step is None:
         return [doc.Chip("Objectives", f"not met at any load: {names}", level)]
     word = "met" if step.verdict == "met" else "probably met"
-    load = f"{format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
-    return [doc.Chip("Objectives", f"{word} up to {load}: {names}", level)]
+    # The largest measured load is not named: next to the capacity, it would look like another result.
+    return [doc.Chip("Objectives", f"{word} within the capacity: {names}", level)]
 
 
 def _requests_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
@@ -519,10 +519,11 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
         text, note = capacity_texts(sweep)
         cards.append(Card("Capacity", text, UNITS[sweep.over], note, report))
     at_load = f"{'at' if sweep.over == 'rate' else 'with'} {format_load(sweep.over, step.load)} {UNITS[sweep.over]}"
+    largest = f"{at_load}, the largest measured load within the capacity" if sweep.state is not None else at_load
     price = f"{format_price(sweep.gpu_hour_cost, sweep.currency)} per {'GPU hour' if sweep.gpus else 'server hour'}"
     before, after = currency_parts(sweep.currency)
     figures = (
-        (f"Throughput{' per GPU' * bool(sweep.gpus)}", getattr(step, throughput_field([sweep])), "tokens/s", at_load),
+        (f"Throughput{' per GPU' * bool(sweep.gpus)}", getattr(step, throughput_field([sweep])), "tokens/s", largest),
         ("Speed per user", step.tokens_per_s_per_user, "tokens/s", f"1 / median TPOT, {at_load}"),
         ("Cost", step.cost_per_million_tokens, f"{after} per million tokens".strip(), f"{at_load}, {price}"),
         ("Energy", step.joules_per_token, "J per token", f"{at_load}, power {sweep.power}"),

@@ -36,12 +36,14 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
+from msgspec.structs import replace
 
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
 from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.backends.output_check import expected_output
 from loadgen.servers.target import Address, Target
 from loadgen.servers.wire.addresses import ATTEMPT_S, Rotation, error_to_report
 from loadgen.servers.wire.connection import READ_BYTES, Connection
@@ -124,6 +126,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         try:
             with SESSION.turn():
                 body, dialect = target.encoded(request, dialect)
+                request = replace(request, expected=expected_output(body))
         except ValueError as error:  # for example text that UTF-8 cannot hold
             record = run.not_encoded(target.numbered(request), error)
             self._report(record, dialect)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 from loadgen.analysis import report as doc
@@ -26,9 +25,9 @@ from loadgen.analysis.report import (
     TableCell,
     status,
 )
-from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import number_columns, table
 from loadgen.studies.capacity import CapacityOption
+from loadgen.studies.model_page import chart_definition, model_document, run_data
 
 MAX_RATE_FACTOR = 2.0
 """The chart shows rates from 0 to this multiple of the requested rate."""
@@ -78,12 +77,10 @@ def capacity_document(
     currency = next((option.currency for option in lines if option.currency), "")
     cost_title = f"cost per hour, {currency}" if currency else "cost per hour"
     charts = [_chart(rate_per_s, cost_title if priced else "GPUs")]
-    return Document(
+    return model_document(
         "loadgen plan-capacity",
-        title,
+        (title, subtitle),
         sections,
-        subtitle,
-        "SIMULATED (virtual)",
         chips=[
             status.MODELLED,
             Chip(
@@ -93,7 +90,6 @@ def capacity_document(
             ),
         ],
         data={"runs": runs, "charts": charts if lines else []},
-        version=version("llm-loadgen"),
     )
 
 
@@ -176,14 +172,8 @@ def _line(option: CapacityOption, index: int, rate_per_s: float, *, priced: bool
     gpus = [(number + 1) * option.tensor_parallel for number in range(0, replicas, stride)]
     heights = [number * hour_cost if priced else float(number) for number in gpus]
     data = {"x": [*rates, end], "y": [*heights, heights[-1]], "gpus": [*gpus, gpus[-1]]}
-    colours = list(PALETTE)
-    return {
-        "name": f"{option.gpu}, {pluralise(option.tensor_parallel, 'GPU')} per replica",
-        "colour": colours[index % len(colours)],
-        "dash": DASHES[index // len(colours) % len(DASHES)],
-        "window": None,
-        "data": {"cost": data},
-    }
+    name = f"{option.gpu}, {pluralise(option.tensor_parallel, 'GPU')} per replica"
+    return run_data(name, index, {"cost": data})
 
 
 def _chart(rate_per_s: float, y_title: str) -> dict[str, Any]:
@@ -204,4 +194,4 @@ def _chart(rate_per_s: float, y_title: str) -> dict[str, Any]:
         "shapes": [marker | {"line": {"color": "@quiet", "dash": "dash", "width": 1}}],
     }
     columns = {"from requests/s": "x", "GPUs": "gpus", y_title: "y"}
-    return {"id": "cost", "script": "", "traces": [trace], "layout": layout, "table": columns, "scales": {}}
+    return chart_definition("cost", [trace], layout, columns)

@@ -7,7 +7,6 @@ of each run next to those of the twin.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +25,8 @@ from loadgen.analysis.report import (
     Section,
     TableCell,
 )
-from loadgen.analysis.report.charts import DASHES, PALETTE
 from loadgen.analysis.report.tables import Cells, number_columns, table
+from loadgen.studies.model_page import chart_definition, colour, model_document, run_data
 from loadgen.studies.twin_fitting import Floats
 
 POINTS = 201
@@ -73,7 +72,7 @@ def twin_document(
     `facts` are further blocks on the twin, such as its constants. `rates_note` says what the rates cover.
     """
     errors = [error for index, run in enumerate(runs) for error in _errors(run, index)]
-    styles = [RunStyle(run.name, _colour(index), "") for index, run in enumerate(runs)]
+    styles = [RunStyle(run.name, colour(index), "") for index, run in enumerate(runs)]
     charts = [ChartRef("off", "Predicted minus measured", [OFF_CAPTION], "wide", "none")]
     curves = [ChartRef(name, title, [CURVE_CAPTION]) for name, title in LATENCIES.items()]
     blocks: list[Block] = [doc.Cards(_cards(errors, runs))] if errors else []
@@ -90,18 +89,15 @@ def twin_document(
     for entry, run in zip(data, runs, strict=True):
         for name, (factor, _) in scales.items():
             entry["data"][name] = _curve(run, name, factor)
-    return Document(
+    return model_document(
         "loadgen twin",
-        title,
+        (title, subtitle),
         sections,
-        subtitle,
-        "SIMULATED (virtual)",
-        styles,
+        styles=styles,
         chips=[
             Chip("Simulated", f"predictions of a model, compared with {pluralise(len(runs), 'measured run')}", "note")
         ],
         data={"runs": data, "charts": specs},
-        version=version("llm-loadgen"),
     )
 
 
@@ -162,10 +158,6 @@ def _signed(share: float) -> str:
     return "0.0%" if text in ("+0.0%", f"{MINUS}0.0%") else text
 
 
-def _colour(index: int) -> str:
-    return list(PALETTE)[index % len(PALETTE)]
-
-
 def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> dict[str, Any]:
     """Return the data of a run for the chart of errors, in percent."""
     off = {
@@ -174,8 +166,7 @@ def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> di
         "above": [100 * (error.interval[1] - error.error) if error.interval else 0.0 for error in errors],
         "below": [100 * (error.error - error.interval[0]) if error.interval else 0.0 for error in errors],
     }
-    dash = DASHES[index // len(PALETTE) % len(DASHES)]
-    return {"name": run.name, "colour": _colour(index), "dash": dash, "window": None, "data": {"off": off}}
+    return run_data(run.name, index, {"off": off})
 
 
 def _scale(runs: Sequence[ReplayedRun], name: str) -> tuple[float, str]:
@@ -230,7 +221,7 @@ def _off_chart() -> dict[str, Any]:
         "shapes": [zero],
     }
     columns = {"figure": "figure", "difference, %": "error"}
-    return {"id": "off", "script": "", "traces": [trace], "layout": layout, "table": columns, "scales": {}}
+    return chart_definition("off", [trace], layout, columns)
 
 
 def _curve_chart(name: str, unit: str) -> dict[str, Any]:
@@ -254,4 +245,4 @@ def _curve_chart(name: str, unit: str) -> dict[str, Any]:
         "showlegend": True,
     }
     columns = {"share": "share", f"measured, {unit}": "measured", f"twin, {unit}": "twin"}
-    return {"id": name, "script": "", "traces": traces, "layout": layout, "table": columns, "scales": {}}
+    return chart_definition(name, traces, layout, columns)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 from scipy import stats as reference
 
 from benchmarks.same_server import TUNING, Chance, alarms, one_run
@@ -208,6 +209,19 @@ def test_the_number_that_would_tell_does() -> None:
         runs = 3 + more
         margin = reference.t.ppf(0.975, 2 * runs - 2) * 0.1 * (3 / runs) ** 0.5
         assert (margin <= found.effect) == tells
+
+
+def test_a_and_b_never_have_the_same_name(tmp_path: Path) -> None:
+    """Runs of one folder are named by their repeats, and runs of equal names by their start times."""
+    repeats = [run(tmp_path / "h100" / f"repeat-{number}", seed=number) for number in (1, 2)]
+    compared = compare(repeats[:1], repeats[1:])
+    assert (compared.name_a, compared.name_b) == ("h100/repeat-1", "h100/repeat-2")
+    times = ("2026-11-21T09:00:00Z", "2026-11-22T09:00:00Z")
+    facts = repeats[0].summary
+    same = [replace(repeats[0], summary=changed(facts, run=changed(facts.run, started_at=time))) for time in times]
+    compared = compare(same[:1], same[1:])
+    assert compared.name_a == "h100, 2026-11-21 09:00:00 UTC"
+    assert compared.name_b == "h100, 2026-11-22 09:00:00 UTC"
 
 
 def test_everything_equal_is_no_difference(tmp_path: Path) -> None:

@@ -48,6 +48,16 @@ def test_a_gate_fails_if_its_bound_is_exceeded_and_worse_is_shown(
     assert (result.verdict, result.marginal) == (verdict, marginal)
 
 
+def test_a_difference_of_more_than_100_percent_is_a_factor() -> None:
+    """`6.83x` is easier to read than `+583%`. A sign needs an explanation, and a factor needs none."""
+    changes = {"b": 6.83, "ratio": 6.83, "difference": 5.83}
+    said = judged("worse by 5%", **changes).said
+    assert "6.83x, 95% limits 6." in said
+    assert "+ is worse" not in said
+    assert "+10.0% (+ is worse)" in judged("worse by 5%").said
+    assert "6.83x better" in judged("worse by 5%", **changes, direction="higher").said
+
+
 def test_a_pass_names_the_smallest_difference_that_would_have_been_shown() -> None:
     """The text and the field agree: B with a little more would have failed, and with a little less would not."""
     equal = {"b": 1.0, "ratio": 1.0, "difference": 0.0, "error": 0.05}

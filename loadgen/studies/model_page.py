@@ -1,0 +1,49 @@
+"""Shared parts of the pages of `loadgen plan-capacity` and `loadgen twin`, which show the figures of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from loadgen.analysis.report import Chip, Document, RunStyle, Section
+from loadgen.analysis.report.charts import DASHES, PALETTE
+
+MARK = "SIMULATED (virtual)"
+
+
+def model_document(
+    kind: str,
+    titles: tuple[str, str],
+    sections: Sequence[Section],
+    *,
+    chips: Sequence[Chip],
+    data: Mapping[str, Any],
+    styles: Sequence[RunStyle] = (),
+) -> Document:
+    """Return a page that is marked as simulated.
+
+    `kind` is the command, and `titles` are the title and the subtitle. `data` contains the `runs` (`run_data`) and the
+    `charts` (`chart_definition`)."""
+    title, subtitle = titles
+    return Document(
+        kind, title, sections, subtitle, MARK, styles, chips=chips, data=data, version=version("llm-loadgen")
+    )
+
+
+def run_data(name: str, index: int, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chart data of a run or of a line. `index` determines its colour and its line style."""
+    dash = DASHES[index // len(PALETTE) % len(DASHES)]
+    return {"name": name, "colour": colour(index), "dash": dash, "window": None, "data": data}
+
+
+def colour(index: int) -> str:
+    """Return the name of the colour of the run with this index."""
+    return list(PALETTE)[index % len(PALETTE)]
+
+
+def chart_definition(
+    name: str, traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], columns: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a chart in the form that charts.js expects. `columns` maps headings of its table to data columns."""
+    return {"id": name, "script": "", "traces": traces, "layout": layout, "table": columns, "scales": {}}

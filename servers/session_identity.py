@@ -103,7 +103,7 @@ class SessionIdentity:
         if request.session is None or not self._captures:
             return
         if last:
-            self._captured.pop(request.session, None)
+            self.forget(request.session)
             return
         fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
         received = [(name.decode("latin-1").lower(), value.strip().decode("latin-1")) for name, _, value in fields]
@@ -111,6 +111,10 @@ class SessionIdentity:
         changed = before | _headers_to_send(received, self._captures, before)
         if changed:
             self._captured[request.session] = changed
+
+    def forget(self, session: int) -> None:
+        """Forget the captured headers of a session that is over."""
+        self._captured.pop(session, None)
 
 
 def _router(text: str) -> RouterHeaders:

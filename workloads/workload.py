@@ -220,7 +220,7 @@ class Prompts(msgspec.Struct, frozen=True):
         Raises WorkloadError for a workload of multi-turn sessions, for which `conversations` must be used instead."""
         spec = self.spec
         if isinstance(spec.workload, MultiTurn | SessionFile):
-            raise WorkloadError("the turns of a session follow its responses", "use closed:N arrivals")
+            raise WorkloadError("the turns of a session follow its responses", "run whole sessions")
         if spec.trace is not None and isinstance(spec.workload, Synthetic):
             result = spec.trace.requests(self)
         else:

@@ -53,7 +53,7 @@ from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import new_id_prefix
-from loadgen.workloads.session_files import SessionFile
+from loadgen.workloads.session_files import SessionFile, count_requests
 from loadgen.workloads.sessions import MultiTurn
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.text_prompts import no_text
@@ -295,7 +295,10 @@ def build_schedule(plan: Plan) -> Schedule:
         while due - due_ns[first] >= NS_PER_S:
             first += 1
         max_per_s = max(max_per_s, last - first + 1)
-    in_flight = min(len(due_ns), plan.concurrency or plan.max_in_flight or max(IN_FLIGHT_DEFAULT, max_per_s))
+    requests = len(due_ns)
+    if isinstance(plan.prompt_source, SessionFile):  # several requests of a session may be in flight, on one worker
+        requests = plan.workers * count_requests(plan.prompt_source, len(due_ns), plan.seed)
+    in_flight = min(requests, plan.concurrency or plan.max_in_flight or max(IN_FLIGHT_DEFAULT, max_per_s))
     return Schedule(
         due_ns=due_ns,
         count=len(due_ns),

@@ -49,6 +49,7 @@ from loadgen.engine.resolve_server import access_for, dialect_for, request_heade
 from loadgen.engine.telemetry_sampler import PART, SamplerProcess
 from loadgen.errors import PlanError
 from loadgen.folders import check_room
+from loadgen.interactive.user_sessions import first_id_of
 from loadgen.plan import Plan
 from loadgen.servers.auth import fill_fields
 from loadgen.servers.backends.base import ServerFacts
@@ -58,6 +59,7 @@ from loadgen.servers.backends.raw_bodies import complete_body
 from loadgen.servers.discovery import open_tokenizer
 from loadgen.servers.errors import LocalLimitError
 from loadgen.servers.marks import Mark
+from loadgen.servers.session_identity import SessionIdentity
 from loadgen.servers.target import Target, connection_error, resolve_target
 from loadgen.servers.wire.addresses import Rotation, describe_addresses, select_addresses
 from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
@@ -66,6 +68,9 @@ from loadgen.workloads.arrivals import INTERACTIVE
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request, new_id_prefix
+from loadgen.workloads.session_files import SessionFile
+from loadgen.workloads.session_graph import SessionGraph
+from loadgen.workloads.sessions import MultiTurn, Session
 from loadgen.workloads.workload import Prompts
 
 SIMULATED_STREAMS = 4_000
@@ -115,6 +120,7 @@ class LiveTarget(msgspec.Struct):
     _headers: dict[str, dict[str, str]] = {}
     _prompts: dict[str, Prompts] = {}
     _draws: dict[str, Iterator[Request]] = {}
+    _sessions: dict[str, Iterator[SessionGraph | Session]] = {}
     _ids: Iterator[int] = msgspec.field(default_factory=count)
 
     def dialect(self, endpoint: str | None) -> Dialect:
@@ -172,6 +178,23 @@ class LiveTarget(msgspec.Struct):
         mix = self.plan.model_mix
         return result if mix is None else mix.with_model(self.plan.seed, result)
 
+    def session(self, dialect: Dialect) -> tuple[SessionGraph | Session, int]:
+        """Return the plan's next session, and the number by which its request ids must be shifted.
+
+        The ids of the session's requests are thereby reserved. After the last session of a file, the first one follows.
+        """
+        if dialect.endpoint not in self._sessions:
+            self._sessions[dialect.endpoint] = _endless_sessions(self.prompts(dialect))
+        session = next(self._sessions[dialect.endpoint])
+        requests = session.nodes if isinstance(session, SessionGraph) else session.turns
+        ids = [next(self._ids) for _ in requests]
+        return session, ids[0] - first_id_of(session)
+
+    def with_model(self, request: Request) -> Request:
+        """Return a request of a session with its model, if the plan splits sessions over models."""
+        mix = self.plan.model_mix
+        return request if mix is None else mix.with_model(self.plan.seed, request)
+
     def prompts(self, dialect: Dialect) -> Prompts:
         """Return the prompts for an endpoint. The first call builds them.
 
@@ -193,16 +216,19 @@ class LiveTarget(msgspec.Struct):
 
     @property
     def _is_from_file(self) -> bool:
-        return isinstance(self.plan.prompt_source, Dataset | RawRequests)
+        source = self.plan.prompt_source
+        return isinstance(source, Dataset | RawRequests | SessionFile) or (
+            isinstance(source, MultiTurn) and source.path is not None
+        )
 
     def with_plan(self, plan: Plan) -> LiveTarget:
         """Return a LiveTarget for the same server with another plan."""
         plan = prepare.with_file_endpoint(plan)
-        return replace(self, plan=plan, _dialects={}, _headers={}, _prompts={}, _draws={}, _ids=count())
+        return replace(self, plan=plan, _dialects={}, _headers={}, _prompts={}, _draws={}, _sessions={}, _ids=count())
 
     def restarted(self) -> LiveTarget:
         """Return a copy of this target that starts again with the first prompt and the request id 0."""
-        return replace(self, _draws={}, _ids=count())
+        return replace(self, _draws={}, _sessions={}, _ids=count())
 
 
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
@@ -225,6 +251,16 @@ def _endless(prompts: Prompts) -> Iterator[Request]:
         raise PlanError("the workload holds no prompt", "Name another file.")
     while True:
         yield from prompts.requests()
+
+
+def _endless_sessions(prompts: Prompts) -> Iterator[SessionGraph | Session]:
+    def sessions() -> Iterator[SessionGraph | Session]:
+        return prompts.graphs() if prompts.has_graphs else prompts.conversations()
+
+    if next(sessions(), None) is None:
+        raise PlanError("the workload holds no session", "Name another file.")
+    while True:
+        yield from sessions()
 
 
 class NewestSamples:
@@ -273,6 +309,8 @@ class LiveFigures:
         self.states = Counter[str]()
         self.cut_off = 0
         """Requests that were cut off because their users were stopped. The run file counts them as failed."""
+        self.never_sent = 0
+        """Requests of sessions that were not sent, because their session or user had ended."""
         self.failures = Counter[tuple[str, str]]()
         self.tokens = 0
         self.send_late = NewestSamples(REQUEST_SAMPLES)
@@ -297,6 +335,7 @@ class LiveFigures:
     def add(self, record: Record) -> None:
         """Count a request that has ended. `digest` computes its latencies later."""
         self.states[record.state] += 1
+        self.never_sent += record.sent_ns is None and record.error_kind in ("session_ended", "cancelled")
         self.tokens += generated_tokens(record)
         self._pending.append(record)
         if record.error_kind == "cancelled":
@@ -437,6 +476,7 @@ class LiveRun:
         header.command = list(command)
         header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
+        self.identity = SessionIdentity(target.plan.session_header, target.plan.session_capture)
         self.id_prefix = header.client["request_ids"] = new_id_prefix()
         header.client["calibration"] = host.load_calibration(header.host, lambda _: None)
         with ExitStack() as raised:
@@ -466,6 +506,10 @@ class LiveRun:
     def not_encoded(self, request: Request, error: Exception) -> Record:
         """Record a request that was not sent, because it could not be encoded. Return its Record."""
         return self._add(unsent_record(request, "not_encoded", encoding_problem(error)), time.monotonic_ns())
+
+    def not_sent(self, request: Request, kind: ErrorKind, detail: str) -> Record:
+        """Record a request of a session that is not sent, because its session or its user has ended."""
+        return self._add(unsent_record(request, kind, detail), time.monotonic_ns())
 
     def _add(self, record: Record, due_ns: int) -> Record:
         record.due_ns = due_ns - self.start_ns
@@ -522,7 +566,8 @@ class LiveRun:
             self._part.add_line(line)
         states: Mapping[str, int] = self.figures.states
         counts = {state: states[state] for state in ("complete", "truncated", "failed", "rejected", "dropped")}
-        footer = Footer(ended_ns=ended_ns, sent=sum(states.values()), interrupted=interrupted, notes=notes, **counts)
+        sent = sum(states.values()) - self.figures.never_sent
+        footer = Footer(ended_ns=ended_ns, sent=sent, interrupted=interrupted, notes=notes, **counts)
         self._part.add(footer)
         rescued = self._part.close()
         if rescued is None:

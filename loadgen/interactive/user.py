@@ -38,10 +38,12 @@ from locust import User, between, constant, constant_pacing, task
 from locust.exception import StopUser
 from msgspec.structs import replace
 
-from loadgen.analysis.run.record import Record
+from loadgen.analysis.run.record import ErrorKind, Record
 from loadgen.analysis.run.token_counts import generated_tokens
+from loadgen.engine.closed_loop import answer_text
 from loadgen.interactive.live_run import LiveTarget, detail_of
 from loadgen.interactive.session import EXPECTED, SESSION
+from loadgen.interactive.user_sessions import SentRequest, first_id_of, run_chat, run_graph
 from loadgen.servers.backends.dialect import Dialect
 from loadgen.servers.backends.output_check import expected_output
 from loadgen.servers.target import Address, Target
@@ -52,7 +54,8 @@ from loadgen.servers.wire.local_limits import explain_late_error
 from loadgen.servers.wire.poller import Poller
 from loadgen.servers.wire.timestamps import TimestampSource
 from loadgen.servers.wire.transport import Exchange
-from loadgen.workloads.request import merged_headers, wire_id
+from loadgen.workloads.request import Request, merged_headers, wire_id
+from loadgen.workloads.session_graph import SessionGraph
 
 __all__ = ["LoadgenUser", "between", "constant", "constant_pacing", "task"]
 
@@ -86,19 +89,79 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         target = SESSION.target
         assert target is not None
         self._connection = UserConnection(target, SESSION.stamps)
+        self._more_connections: list[UserConnection] = []
+        """Further connections of sessions with several requests in flight, which are not in use."""
 
     def on_start(self) -> None:
         """Open the user's connection, so that the first request does not have to wait for a connection."""
         self._connection.open()
 
     def on_stop(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """Close the connections."""
+        for connection in (self._connection, *self._more_connections):
+            connection.close()
 
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:
-        """Send the next prompt of the workload that is chosen in the form on Locust's start page."""
-        self.ask()
+        """Send the next prompt of the workload that is chosen in the form on Locust's start page.
+
+        If the workload has sessions, run the next session from its first to its last request. The end of the run time
+        cuts no session off, but the page's Stop button does."""
+        if SESSION.target is not None and SESSION.target.plan.uses_sessions:
+            self.run_session()
+        else:
+            self.ask()
+
+    def run_session(self, endpoint: str | None = None) -> None:
+        """Run the next session of the workload that is chosen in the form on Locust's start page.
+
+        `endpoint` is the name of an endpoint, such as `chat`, as for `ask`."""
+        target = SESSION.target
+        if target is None or SESSION.run is None:
+            raise StopUser
+        try:
+            self._session_dialect = dialect = target.dialect(endpoint)
+            target.prompts(dialect)
+            with SESSION.turn():
+                session, offset = target.session(dialect)
+        except EXPECTED as error:
+            SESSION.fail(error)
+            raise StopUser from None
+        try:
+            if isinstance(session, SessionGraph):
+                run_graph(self, session, offset)
+            else:
+                run_chat(self, session, offset)
+        finally:
+            SESSION.run.identity.forget(offset + first_id_of(session))
+
+    def send_in_session(self, request: Request, due_ns: int, on_sent: Callable[[int], object]) -> SentRequest:
+        """Send a request of a session, wait for the end of its response, and return both.
+
+        `on_sent` is called with the time of sending in ns (CLOCK_MONOTONIC)."""
+        target = SESSION.target
+        assert target is not None
+        assert SESSION.run is not None
+        request = target.with_model(request)
+        connection = self._more_connections.pop() if self._more_connections else self._new_connection(target)
+        try:
+            record, exchange = self._exchange(request, self._session_dialect, connection, due_ns, on_sent)
+        finally:
+            self._more_connections.append(connection)
+        complete = exchange is not None and record.state == "complete"
+        answer = answer_text(exchange, exchange.dialect or self._session_dialect) if complete and exchange else ""
+        return SentRequest(record, answer, SESSION.run.start_ns + (record.end_ns or 0))
+
+    def record_unsent(self, request: Request, kind: ErrorKind, detail: str) -> None:
+        """Record a request of a session that is not sent."""
+        if SESSION.run is not None:
+            SESSION.run.not_sent(request, kind, detail)
+
+    def _new_connection(self, target: LiveTarget) -> UserConnection:
+        if self._connection.in_use:
+            return UserConnection(target, SESSION.stamps)
+        self._connection.in_use = True
+        return self._connection
 
     def ask(
         self, prompt: str | None = None, *, output_tokens: int | None = None, endpoint: str | None = None
@@ -123,37 +186,58 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         except EXPECTED as error:
             SESSION.fail(error)
             raise StopUser from None
+        return self._exchange(request, dialect, self._connection, None, lambda _: None)[0]
+
+    def _exchange(
+        self,
+        request: Request,
+        dialect: Dialect,
+        user_connection: UserConnection,
+        due_ns: int | None,
+        on_sent: Callable[[int], object],
+    ) -> tuple[Record, Exchange | None]:
+        """Send a request on a connection, and return its Record. The Exchange is None if nothing was sent.
+
+        `due_ns` is the due time of a request of a session, which has its final id. None: the request is due now, and
+        gets its id when it is sent. `on_sent` is called with the time of sending."""
+        target, run = SESSION.target, SESSION.run
+        assert target is not None
+        assert run is not None
+        number = target.numbered if due_ns is None else _unchanged
         try:
             with SESSION.turn():
                 body, dialect = target.encoded(request, dialect)
                 request = replace(request, expected=expected_output(body))
         except ValueError as error:  # for example text that UTF-8 cannot hold
-            record = run.not_encoded(target.numbered(request), error)
+            record = run.not_encoded(number(request), error)
             self._report(record, dialect)
-            return record
-        due_ns = monotonic_ns()
+            return record, None
+        due_ns = monotonic_ns() if due_ns is None else due_ns
         try:
-            connection = self._connection.take()
+            connection = user_connection.take()
         except OSError as error:
-            record = run.give_up(target.numbered(request), due_ns, error)
+            record = run.give_up(number(request), due_ns, error)
             self._report(record, dialect)
-            return record
+            return record, None
         # If Locust stops the user while it connects, nothing is sent. The request exists only from here on.
-        request = target.numbered(request)
+        request = number(request)
         address = target.address
         headers = {"X-Request-Id": wire_id(run.id_prefix, request.id)}
+        headers |= run.identity.headers(request, run.id_prefix)
         headers = merged_headers(headers, target.headers(dialect), request.headers, address.proxy_headers)
         payload = encode_post(address.request_target(dialect.path), address.host_field, headers, body)
-        exchange = self._connection.send(connection, payload)
+        exchange = user_connection.send(connection, payload)
         run.in_flight.add(exchange)
+        on_sent(exchange.sent_ns or monotonic_ns())
         with contextlib.ExitStack() as stack:
             try:
-                self._connection.wait(exchange)
+                user_connection.wait(exchange)
                 stack.enter_context(SESSION.turn())
             finally:  # also when the user is being stopped: the received part is kept, and the stop goes on
+                run.identity.capture(request, exchange.framing.head, last=False)
                 record = run.take(exchange, request, dialect, due_ns, connection.opened_ns)
                 self._report(record, dialect)
-        return record
+        return record, exchange
 
     def _report(self, record: Record, dialect: Dialect) -> None:
         """Report a request to Locust's own table, history and CSV, with the milliseconds from send to end.
@@ -178,6 +262,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         )
 
 
+def _unchanged(request: Request) -> Request:
+    return request
+
+
 class PromptUser(LoadgenUser):
     """A user that sends the prompts of a workload one after the other, without pauses.
 
@@ -192,6 +280,8 @@ class UserConnection:
     them, and waits for sockets with gevent's hub.
     """
 
+    in_use = False
+    """True if the connection was used by a session of its user."""
     late = False
     largest_read = 0
     bytes_read = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import accounted, events_sent, in_process, start, summary_of, wait_for
 from tests.support.simulated import running
 
+MS = 1_000_000
 TOKEN = "a token of the tests"
 SLOW = {"ttft_s": 1.0, "itl_s": 60.0}
 """Streams that do not end by themselves while a test looks."""
@@ -253,3 +255,50 @@ def test_what_cannot_begin_says_why(
     code, _, err = in_process(tmp_path, *arguments)
     assert (code, said in err) == (2, True), err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("load", [("--concurrency", "3"), ()])
+def test_machines_share_the_sessions_of_a_file(load: tuple[str, ...], tmp_path: Path, started: list[Process]) -> None:
+    """Two machines run every session once, each on one machine, with its order and its delays."""
+    nodes = [
+        {"id": "a", "input_tokens": 48, "output_tokens": 4, "blocks": [1, 2, 3]},
+        {"id": "b", "after": [{"node": "a", "delay_s": 0.05}], "input_tokens": 60, "output_tokens": 5}
+        | {"blocks": [1, 2, 3, 4]},
+        {"id": "c", "after": ["a"], "role": "sub-agent", "history": "fresh", "input_tokens": 30, "output_tokens": 3},
+        {"id": "d", "after": ["b", "c"], "history": "fresh", "input_tokens": 20, "output_tokens": 2, "tool_s": 0.02},
+    ]
+    rows = [{"session": f"{number}", "at_s": 0.05 * number, "block_tokens": 16, "nodes": nodes} for number in range(12)]
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with running(SimulatedConfig(server="vllm", ttft_s=0.02, itl_s=0.002)) as simulated:
+        common = ["--server", "vllm", "--url", simulated.url, "--no-report", "--workload", f"sessions:{trace}", *load]
+        several = ["--distributed", "--expect-workers", "2", "--bind", "127.0.0.1:0", "--endpoint", "completions"]
+        master = start(tmp_path, *common, *several, command="run", LOADGEN_TOKEN=TOKEN)
+        started.append(master)
+        assert master.stdout is not None
+        port = next(found[1] for line in master.stdout if (found := re.search(r":(\d+)$", line.strip())))
+        workers = [
+            start(tmp_path / name, "--master", f"127.0.0.1:{port}", command="worker", LOADGEN_TOKEN=TOKEN)
+            for name in ("one", "two")
+        ]
+        started += workers
+        out, err = master.communicate(timeout=120)
+        assert master.returncode in (0, 5), out + err
+        assert [worker.wait(timeout=60) for worker in workers] == [0, 0]
+    records = {record.id: record for record in runfile.read(tmp_path / "run").records}
+    assert sorted(records) == list(range(48))
+    assert {record.state for record in records.values()} == {"complete"}
+    assert len({record.worker for record in records.values()}) == 2
+    for first in range(0, 48, 4):
+        a, b, c, d = (records[first + node] for node in range(4))
+        assert {record.session for record in (a, b, c, d)} == {first}
+        assert len({record.worker for record in (a, b, c, d)}) == 1
+        # Each machine's times are converted to the master's clock, which moves due times and ends by microseconds.
+        assert b.due_ns == pytest.approx((a.end_ns or 0) + 50_000_000, abs=MS)
+        assert c.due_ns == pytest.approx(a.end_ns, abs=MS)
+        assert d.due_ns == pytest.approx(max(b.end_ns or 0, c.end_ns or 0) + 20_000_000, abs=MS)
+        if not load:
+            assert a.due_ns == pytest.approx(first // 4 * 50_000_000, abs=MS)
+    assert all(record.prompt_tokens == record.prompt_tokens_asked for record in records.values())

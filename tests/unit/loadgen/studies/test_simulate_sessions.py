@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.engine import prepare
 from loadgen.plan import Plan
 from loadgen.studies import simulate
 from loadgen.studies.simulate import ServerModel
@@ -38,3 +39,17 @@ def test_graphs_run_in_virtual_time(arrivals: str, tmp_path: Path) -> None:
         ]
         assert not due or record.due_ns == max(due)
     assert records[3].prompt_tokens == 90 + 8 + 12
+
+
+@pytest.mark.parametrize(("sessions", "options"), [(1, {}), (2, {"workers": 2}), (2, {"max_in_flight": 4})])
+def test_sub_agents_at_once_are_not_dropped(sessions: int, options: dict[str, int], tmp_path: Path) -> None:
+    """The default maximum of requests in flight counts requests, and not sessions. A stated maximum holds."""
+    trace = tmp_path / "trace.jsonl"
+    children = [NODES[1] | {"id": f"{number}", "output_tokens": 40} for number in range(6)]
+    lines = [{"session": f"{number}", "nodes": [NODES[0], *children]} for number in range(sessions)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = Plan(server="vllm", workload=f"sessions:{trace}", arrivals=f"starts:{trace}", **options)
+    records = simulate.run_in_memory(plan, ServerModel()).records
+    dropped = sum(record.state == "dropped" for record in records)
+    assert (dropped > 0) == ("max_in_flight" in options)
+    assert prepare.build_schedule(plan).in_flight == options.get("max_in_flight", sessions * 7 * plan.workers)

@@ -36,6 +36,8 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
     "valid_output": ("valid output", "valid json", "schema compliance"),
     "answered": ("answered", "answer rate", "with answer"),
     "cached": ("cached", "cached tokens", "cache hit rate", "hit rate", "prefix cache hit rate"),
+    "canary": ("canary", "canaries", "correct", "correct answers", "accuracy"),
+    "expected": ("expected", "expected text", "expected answers"),
     "goodput": ("goodput", "request goodput"),
     "attainment": ("attainment", "slo attainment"),
 }

@@ -135,7 +135,7 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
     """
     if figure.partition(".")[0] == "goodput":
         return 1.0, "requests/s"
-    if figure in SHARE_TITLES or figure == "cached" or figure.endswith("_share"):
+    if figure in SHARE_TITLES or figure in ("cached", "canary", "expected") or figure.endswith("_share"):
         return 100.0, "%"
     if figure.partition(".")[0] in {metric.key for metric in METRICS.values() if metric.unit == "tokens"}:
         return 1.0, "tokens"

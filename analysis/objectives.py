@@ -39,6 +39,9 @@ SKEW = METRICS["skew_s"].key
 RESPONSE_SHARES = ("valid_output", "answered")
 """Shares of the responses. `valid_output` is defined only for requests with tools or a JSON schema, and `answered`, the
 share of responses that reach an answer, only for responses with reasoning."""
+RUN_SHARES = ("canary", "expected")
+"""Shares that are defined only for a whole run: `canary`, the share of canaries (--verify) whose answer under load is
+that without load, and `expected`, the share of responses that contain the text that their request expects."""
 CACHED = "cached"
 """Share of prompt tokens that came from the server's prefix cache. It is defined only if the server reports it."""
 GOODPUT_FIGURES = ("goodput", "attainment")
@@ -53,7 +56,7 @@ is the float nearest to the scaled decimal number."""
 
 HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
-               {", ".join(RATES)}, {", ".join((*GOODPUT_FIGURES, *RESPONSE_SHARES, CACHED))}
+               {", ".join(RATES)}, {", ".join((*GOODPUT_FIGURES, *RESPONSE_SHARES, CACHED, *RUN_SHARES))}
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
@@ -315,7 +318,7 @@ def _objective(text: str) -> Objective:
         if statistic not in STATISTICS and not (match and 1 <= float(match[1]) <= 99.9):
             similar = did_you_mean(suggest_figure(f"{figure}.{statistic}") if statistic.isalpha() else None)
             raise ValueError(f"{statistic!r} is not a statistic; use p1 to p99.9 or {', '.join(STATISTICS)}{similar}")
-    elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES, *RESPONSE_SHARES, CACHED):
+    elif figure not in (*STATES, *RATES, SKEW, *GOODPUT_FIGURES, *RESPONSE_SHARES, CACHED, *RUN_SHARES):
         name = figure_text.strip()
         raise ValueError(f"{name!r} is not a figure of a run{did_you_mean(suggest_figure(name))}")
     elif dot:
@@ -358,6 +361,6 @@ def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
         return TOKENS
     if figure in LATENCIES or figure == SKEW:
         return TIME
-    if figure in ("attainment", *RESPONSE_SHARES, CACHED):
+    if figure in ("attainment", *RESPONSE_SHARES, CACHED, *RUN_SHARES):
         return SHARE
     return NUMBER if figure in STATES else RATE

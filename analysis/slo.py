@@ -37,6 +37,7 @@ from loadgen.analysis.objectives import (
     GOODPUT_FIGURES,
     LATENCIES,
     RESPONSE_SHARES,
+    RUN_SHARES,
     SKEW,
     STATES,
     Goodput,
@@ -45,7 +46,7 @@ from loadgen.analysis.objectives import (
 )
 from loadgen.analysis.reasoning import Answered
 from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
-from loadgen.analysis.shares import counts_of
+from loadgen.analysis.shares import Counts, counts_of
 from loadgen.analysis.summary import PartFigures, RequestCounts, Summary, Throughput
 from loadgen.analysis.valid_outputs import ValidOutputs
 
@@ -84,6 +85,8 @@ class _JudgedPart(msgspec.Struct):
     skew_s: float | None
     cached_share: float | None
     """Share of prompt tokens that came from the server's prefix cache. None if the server does not report it."""
+    run_shares: dict[str, Counts] = {}
+    """Numerator and denominator of the shares in RUN_SHARES. Empty for a part of a run."""
 
     @property
     def incomplete(self) -> int:
@@ -101,6 +104,10 @@ def judge(
     """
     cached = None if summary.cached_prompts is None else summary.cached_prompts.share
     everything = _judged_part(frame, summary, summary.burst.skew_s, cached)
+    if summary.canaries:
+        everything.run_shares["canary"] = summary.canaries.same, summary.canaries.answers
+    if summary.expected_texts:
+        everything.run_shares["expected"] = summary.expected_texts.expected, summary.expected_texts.checked
     judged: dict[str, _JudgedPart | None] = {"": everything}
     verdicts = []
     for objective in objectives:
@@ -175,8 +182,10 @@ def _evidence(objective: Objective, part: _JudgedPart, confidence: float) -> _Ev
         if objective.unit == "requests":
             return _of_this_run(count, planned)
         return _share(count, planned, objective.bound, confidence)
-    if objective.figure in RESPONSE_SHARES:
-        return _share(*counts_of(objective.figure, part), objective.bound, confidence)
+    if objective.figure in (*RESPONSE_SHARES, *RUN_SHARES):
+        is_whole = objective.figure in RUN_SHARES
+        good, total = part.run_shares.get(objective.figure, (0, 0)) if is_whole else counts_of(objective.figure, part)
+        return _share(good, total, objective.bound, confidence)
     if objective.figure in GOODPUT_FIGURES:
         return _goodput_evidence(objective, part.goodput, confidence)
     own = {SKEW: part.skew_s, CACHED: part.cached_share}

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.analysis.cached_prompts import CachedPrompts
+from loadgen.analysis.canaries import CanaryFigures
+from loadgen.analysis.checked_texts import ExpectedTexts
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
@@ -858,6 +860,13 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """None if nothing is known about the network, as for runs in virtual time."""
     response_groups: ResponseGroups | None = None
     """Two separate groups of requests with different TTFT, as behind a URL with unequal replicas."""
+    canaries: CanaryFigures | None = None
+    """Answers to canaries under load (--verify); None without this option."""
+    expected_texts: ExpectedTexts | None = None
+    """Responses that contain the text that their request expects; None if no request expects one."""
+    suspect_texts: dict[str, int] = {}
+    """Number of responses with a suspect text, by kind: `blank_text`, `looping_text`, `replacement_text`, `cut_json`.
+    Texts are checked with --verify only."""
     outputs: ValidOutputs | None = None
     answered: Answered | None = None
     """None if no complete response begins with reasoning."""

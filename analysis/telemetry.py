@@ -248,7 +248,11 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
             if counter in COMPARED:
                 check.why = obstacle
                 if not obstacle:
-                    _compare(check, counter, growth, frame, counted, run)
+                    by_canaries = _growth_by_canaries(run, counter, first)
+                    _compare(check, counter, growth - by_canaries, frame, counted, run)
+                    check.client = (check.client or 0) + by_canaries
+                    if check.client_most is not None:
+                        check.client_most += by_canaries
     if not checks.keys() & {"draft_tokens", "accepted_draft_tokens"}:  # TGI counts steps without drafts too
         checks.pop("draft_steps", None)
     return checks
@@ -331,6 +335,21 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
     known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]
     _, growth = since_first([(0.0, value) for value in known])[-1]
     return growth, sum(now < before for before, now in pairwise(known))
+
+
+def _growth_by_canaries(run: Run, counter: str, first: Reading | None) -> int:
+    """Return by how much a counter of the server has grown because of canaries (--verify).
+
+    The last reading of the counters is before the canaries after the load. `first` is the first reading, which may be
+    before the canaries before the load.
+    """
+    moments = ("before", "during") if first and first.moment == "idle" else ("during",)
+    asked = [canary for canary in run.canaries if canary.moment in moments]
+    if counter == "requests_finished":
+        return sum(canary.state == "complete" for canary in asked)
+    if counter not in ("prompt_tokens", "output_tokens"):
+        return 0
+    return sum(getattr(canary, counter) or 0 for canary in asked)
 
 
 def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:

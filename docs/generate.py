@@ -39,12 +39,13 @@ line with any other number is damaged."""
 def run_file() -> str:
     """Return the page of all fields of a run file, from the annotations and docstrings of its structs."""
     modules = [
-        ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8")) for name in ("runfile.py", "record.py")
+        ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8"))
+        for name in ("runfile.py", "record.py", "canary.py")
     ]
     structs = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     sections = [
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
-        for name in ("Header", "Record", "Telemetry", "Footer")
+        for name in ("Header", "Record", "Canary", "Telemetry", "Footer")
     ]
     return "\n".join([f"# Run file\n\n{NOTE}\n\n{RUN_FILE}\n", *sections])
 
@@ -93,6 +94,8 @@ def _summary_structs() -> dict[str, ast.ClassDef]:
         "hardware_limit",
         "held_back",
         "cached_prompts",
+        "canaries",
+        "checked_texts",
         "reasoning",
         "speculation",
         "valid_outputs",

@@ -52,6 +52,7 @@ from loadgen.servers.session_identity import check_captures, check_session_heade
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, cancellation, lengths, model_mix, workload
 from loadgen.workloads.arrival_facts import Arrivals
+from loadgen.workloads.canaries import MAX_CANARIES
 from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
@@ -220,6 +221,9 @@ class Plan:
     counts as dropped. With --concurrency such a request waits instead."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Load")] = 0
     """Number of warm-up requests. They are sent before the run, and results do not include them."""
+    verify: Annotated[int, in_range(0, MAX_CANARIES), RunOption("Advanced")] = 0
+    """Number of canaries: prompts whose answers under load are compared with those without load (default 0). Up to 8
+    further requests are then in flight."""
     workers: Annotated[int, in_range(1, 256), RunOption("Advanced")] = 1
     """Number of worker processes that share the load."""
     timeout_s: Annotated[float, POSITIVE, RunOption("Advanced", "start")] = 600.0

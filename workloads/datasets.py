@@ -91,6 +91,7 @@ class Sample(msgspec.Struct, frozen=True):
     the body contains the messages as the file has them."""
     model: str = ""  # Model that the file states
     headers: Mapping[str, str] = {}  # Headers that the file states
+    expect: str = ""  # Text that the response must contain
 
     @property
     def has_messages(self) -> bool:
@@ -300,7 +301,7 @@ def _line_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _line_options(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model and the headers that a line states, as fields of a Sample."""
+    """Return the model, the headers and the expected text that a line states, as fields of a Sample."""
     model = item.get("model")
     headers = item.get("headers", {})
     if not isinstance(model, str | None):
@@ -309,7 +310,11 @@ def _line_options(item: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError("has headers that are not an object of texts")
     for name, value in headers.items():
         check_header(name, value)
-    return {"model": model or "", "headers": headers}
+    expect = item.get("expect", "")
+    if not isinstance(expect, str):
+        raise TypeError(f"has an expect that is not text: {expect!r}"[:120])
+    check_text(expect, "expect")
+    return {"model": model or "", "headers": headers, "expect": expect}
 
 
 def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -503,6 +508,7 @@ class Dataset(msgspec.Struct, frozen=True):
                 images=sample.images,
                 model=sample.model,
                 headers=sample.headers,
+                expect=sample.expect,
             )
 
     def __str__(self) -> str:

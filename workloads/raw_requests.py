@@ -57,6 +57,7 @@ class LineFields(msgspec.Struct, forbid_unknown_fields=True):
     at: float | None = None
     session: str | int | None = None
     custom_id: str = ""
+    expect: str = ""
     method: Literal["POST"] = "POST"
 
 
@@ -150,6 +151,7 @@ def _line(text: bytes) -> RawLine:
         headers=fields.headers,
         raw=body,
         ignore_eos=known.ignore_eos is True,
+        expect=fields.expect,
     )
     implied_path = next((path for name, path in PATHS_BY_FIELD.items() if getattr(known, name) is not None), "")
     at_ns = None if fields.at is None else round(fields.at * NS_PER_S)

@@ -64,6 +64,8 @@ class Request(msgspec.Struct, frozen=True):
     """Conditions of a request in a session that is a graph. The request is due when all of them are met."""
     tool_ns: int = 0
     """Time in ns before the request during which tools run, as part of the delays of `parents`."""
+    expect: str = ""
+    """Text that the response must contain, which the file with the request states. Empty: any text."""
     expected: Any = None
     """Tools and JSON schema that the response is checked against, which loadgen.servers.backends.output_check reads
     from the encoded body. None: the response is not checked."""

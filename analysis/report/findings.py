@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from loadgen.analysis.cached_prompts import CachedPrompts
+from loadgen.analysis.canaries import WRONG, CanaryFigures
+from loadgen.analysis.checked_texts import SUSPECT
 from loadgen.analysis.client_health import RING_OFF
 from loadgen.analysis.format import (
     byte_size,
@@ -67,6 +69,13 @@ INCOMPLETE = {
     "worker_lost": "lost with their worker",
 }
 """Reasons why requests are not complete, by error kind. A number precedes each reason in texts."""
+CANARY_KINDS = {
+    "other_prompt": "to another prompt",
+    "empty": "without text",
+    "replacement": "with U+FFFD",
+    "different": "different from the beginning",
+}
+"""Kinds of wrong answers to canaries. A number precedes each kind in texts."""
 OK_STATUS = 200
 """HTTP status of responses whose stream was accepted. A server can still reject the request inside the stream."""
 P_VALUE_MIN = 0.001
@@ -103,7 +112,7 @@ def findings(summary: Summary) -> list[Finding]:
         *filter(None, [abandoned_finding(summary)]),
         Finding("lengths", _lengths_level(summary), lengths_sentence(summary), "lengths"),
         *streaming_findings(summary),
-        *filter(None, [valid_outputs_finding(summary)]),
+        *filter(None, [valid_outputs_finding(summary), *canary_findings(summary), expected_finding(summary)]),
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
         *filter(None, [response_groups_finding(summary), network_finding(summary)]),
@@ -509,6 +518,81 @@ def seed_finding(summary: Summary) -> Finding | None:
         return None
     text = f"The seed was drawn at random. --seed {summary.run.seed} sends the same requests again."
     return Finding("seed", "note", text)
+
+
+def canary_findings(summary: Summary) -> list[Finding]:
+    """Return findings on the answers to canaries (--verify), and on responses with suspect texts."""
+    result = []
+    canaries = summary.canaries
+    if canaries is not None:
+        result.append(Finding("canaries", _canaries_level(canaries), canaries_sentence(canaries)))
+    if summary.suspect_texts:
+        counts = [f"{count:,} {SUSPECT[mark]}" for mark, count in summary.suspect_texts.items()]
+        level: Level = "warning" if summary.suspect_texts.keys() - {"looping_text"} else "note"
+        text = f"Responses with suspect texts: {', '.join(counts)}."
+        if "looping_text" in summary.suspect_texts:
+            text += " Models often repeat themselves after the end of an answer, which --no-ignore-eos avoids."
+        result.append(Finding("suspect-texts", level, text))
+    return result
+
+
+def _canaries_level(canaries: CanaryFigures) -> Level:
+    """Return `error` for wrong answers of a server whose answers are reproducible without load."""
+    if canaries.wrong:
+        return "error" if canaries.alone_same == canaries.alone else "warning"
+    if not canaries.answers or canaries.failed:
+        return "warning"
+    return "ok" if canaries.same == canaries.answers else "note"
+
+
+def canaries_sentence(canaries: CanaryFigures) -> str:
+    """Return sentences on the answers to canaries, with the level of load from which they are wrong."""
+    if not canaries.answers or canaries.share_ci95 is None:
+        return (
+            f"Answers under load were not checked: {canaries.canaries} canaries were answered before the load, and "
+            f"none during the load. {canaries.failed:,} requests with canaries failed."
+        )
+    low, high = (f"{end * 100:.3g}" for end in canaries.share_ci95)
+    text = (
+        f"{canaries.same:,} of {canaries.answers:,} canaries had the same answer under load as without load "
+        f"({percent(canaries.share)}, 95% CI {low}\u2013{high}%)"
+    )
+    parts = [f"{text}."]
+    if canaries.wrong:
+        kinds = ", ".join(f"{canaries.kinds[kind]:,} {CANARY_KINDS[kind]}" for kind in WRONG if kind in canaries.kinds)
+        parts.append(f"{canaries.wrong:,} answers are wrong: {kinds}.")
+        if canaries.right_to is not None:
+            parts.append(
+                f"Answers are right with up to {canaries.right_to:,} requests in flight, and wrong from "
+                f"{canaries.wrong_from:,} on."
+            )
+    diverging = canaries.kinds.get("diverges", 0)
+    if diverging:
+        parts.append(
+            f"{pluralise(diverging, 'answer')} begin{'s' if diverging == 1 else ''} in the same way and then "
+            f"differ{'s' if diverging == 1 else ''}, which rounding errors in other batches also cause."
+        )
+    if canaries.alone_same < canaries.alone:
+        parts.append(
+            f"Without load, {canaries.alone - canaries.alone_same:,} of {canaries.alone:,} answers after the load also "
+            "differ from those before, so the server's answers are not reproducible."
+        )
+    if canaries.failed:
+        parts.append(f"{pluralise(canaries.failed, 'request')} with canaries failed.")
+    return " ".join(parts)
+
+
+def expected_finding(summary: Summary) -> Finding | None:
+    """Return a finding on responses that contain the text that their request expects, or None if no request does."""
+    texts = summary.expected_texts
+    if texts is None:
+        return None
+    low, high = (f"{end * 100:.3g}" for end in texts.share_ci95)
+    text = (
+        f"{texts.expected:,} of {texts.checked:,} responses contain the expected text ({percent(texts.share)}, 95% CI "
+        f"{low}\u2013{high}%)."
+    )
+    return Finding("expected-texts", "ok" if texts.expected == texts.checked else "warning", text)
 
 
 def cached_prompts_finding(summary: Summary) -> Finding | None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.record import Count, Integer, Record
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
@@ -247,9 +248,11 @@ class Run(msgspec.Struct):
     damaged_lines: int = 0
     going_on: bool = False
     """True if a process on this machine is still writing the run."""
+    canaries: list[Canary] = []
+    """Answers to canaries (--verify), which are in no figure of the load."""
 
 
-_LINE = msgspec.json.Decoder(Header | Record | Telemetry | Footer)
+_LINE = msgspec.json.Decoder(Header | Record | Canary | Telemetry | Footer)
 
 
 class RunWriter:
@@ -265,7 +268,7 @@ class RunWriter:
         self.error: OSError | None = None
         """Error of the last flush, or None if every line was written."""
 
-    def add(self, item: Record | Telemetry | Footer) -> None:
+    def add(self, item: Record | Canary | Telemetry | Footer) -> None:
         """Encode an item and add it to the buffer. The buffer is written to disk once it holds FLUSH_BYTES."""
         self.add_line(self._encoder.encode(item) + b"\n")
 
@@ -338,6 +341,8 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
                 seen.add(item.id)
                 item.stamps = STAMPS_RENAMED.get(item.stamps, item.stamps)
                 on_record(item)
+        elif isinstance(item, Canary):
+            run.canaries.append(item)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):
@@ -357,9 +362,9 @@ def _note_simulated(run: Run) -> None:
             return
 
 
-def _decoded(line: bytes) -> Header | Record | Telemetry | Footer:
+def _decoded(line: bytes) -> Header | Record | Canary | Telemetry | Footer:
     """Decode and check a line. Raises one of DECODE_ERRORS for a malformed or inconsistent line."""
-    item: Header | Record | Telemetry | Footer = _LINE.decode(line)
+    item: Header | Record | Canary | Telemetry | Footer = _LINE.decode(line)
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
         raise msgspec.ValidationError("Expected a token count for each chunk")
     if isinstance(item, Telemetry):

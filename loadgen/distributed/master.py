@@ -34,6 +34,7 @@ from loadgen.engine.resolve_server import Say
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler, open_sampler
 from loadgen.engine.worker import WorkerTask
+from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.wire.timestamp_sources import least_exact_source
@@ -108,6 +109,8 @@ def run(
     Raises DistributedError if the run cannot begin or the Locust process ends, and every error that `prepare.run`
     raises.
     """
+    if plan.verify:
+        raise PlanError("--verify: canaries are asked from one machine only", "Leave --verify or --distributed out.")
     protocol.require_locust()
     bind = spread.bind.numeric
     if not protocol.token_of(os.environ) and not host.is_loopback(bind.host):  # strangers could reach the master

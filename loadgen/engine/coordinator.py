@@ -54,6 +54,8 @@ class Worker(msgspec.Struct):
     """Name of the worker's timestamp source. Empty until its connections are open."""
     scheduling: SchedulingFacts = SchedulingFacts()
     """Scheduling priority of the worker while it sends requests and reads responses."""
+    drained: bool = False
+    """True if the worker has ended its load and waits for the order to ask canaries again."""
     done: bool = False
     rescued: Path | None = None
     """File with the lines that could not be written to the run's disk, if there are any."""
@@ -158,8 +160,12 @@ def run_workers(
         )
         start_ns = begin(least_exact_source(worker.stamps for worker in workers), workers)
         _order(workers, ("stop",) if interrupts.count or start_ns is None else ("start", start_ns))
-        _wait_until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
+
+        # One worker may ask canaries again after the load, which has to end on every worker first.
+        _wait_until(workers, lambda worker: worker.drained, interrupts, lambda: on_progress("running", workers))
         end()
+        _order(workers, ("stop",) if interrupts.count else ("go on",))
+        _wait_until(workers, lambda worker: worker.done, interrupts, lambda: on_progress("running", workers))
     finally:
         for worker in workers:
             worker.process.join(1 if worker.done else 0)
@@ -234,6 +240,8 @@ def _receive(worker: Worker) -> None:
         word, value = "done", None
     if word == "ready":
         worker.stamps, worker.scheduling = value
+    elif word == "drained":
+        worker.drained = True
     else:
         worker.done = True
         worker.rescued = value

@@ -729,6 +729,11 @@ class Recorder:
     """Called after each Record. This is the best time for work that takes a while."""
     on_head: Callable[..., None] | None = None
     """Called with the request and the head of the response after each turn of a session."""
+    on_response: Callable[[ScheduledRequest, Exchange | None, Record], None] | None = None
+    """Called with each request, its response and its Record, before the Record is written. The exchange is None if the
+    request was not sent. None, the usual case: no function needs the responses."""
+    samples_client = True
+    """True if samples of the client's health are taken. The recorder of canaries leaves them to that of the load."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
     """Called after a turn of a session was recorded, with the Record and the text of the answer. If the turn is not
     complete, the text is empty."""
@@ -803,6 +808,8 @@ class Recorder:
     def sample(self, now_ns: int) -> None:
         """Read CLOCK_REALTIME and CLOCK_MONOTONIC, and write a sample of the client's health to the part file."""
         self._clocks.take()
+        if not self.samples_client:
+            return
         values = self.health.sample() | self._stamps.counts() | {"sweep_ns_max": self._max_read_delay_ns()}
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
@@ -852,6 +859,8 @@ class Recorder:
             record.released_ns = slot.released_ns
             record.reopened = slot.reopened
             record.first_sent_ns = None if slot.first_sent_ns is None else slot.first_sent_ns - self.start_ns
+            if self.on_response is not None:
+                self.on_response(slot, exchange, record)
             self._sink.add(record)
             self._count(exchange, record)
             setattr(self.counts, record.state, getattr(self.counts, record.state) + 1)

@@ -48,6 +48,7 @@ from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.backends.raw_bodies import dialect_for_path
 from loadgen.servers.session_identity import SessionIdentity
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
+from loadgen.workloads.canaries import build_canaries
 from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
 from loadgen.workloads.prompts import COMMON_WORDS, load_tokenizer
@@ -62,6 +63,7 @@ from loadgen.workloads.workload_facts import about_tokens
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer, Header
+    from loadgen.engine.canaries import CanaryTask
     from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.request_queue import Schedule
     from loadgen.engine.worker import WorkerTask
@@ -185,6 +187,7 @@ def prepare(
         for line in raw.lines(plan):
             say(line)
         id_prefix = new_id_prefix()
+        canaries = canary_task(plan, dialect, say)
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             WorkerTask(
                 worker=worker,
@@ -205,6 +208,8 @@ def prepare(
                 stamps=plan.stamps,
                 client_priority=plan.client_priority,
                 part=folder / f"part-{worker}.jsonl",
+                canaries=None if worker else canaries,
+                checks_texts=plan.verify > 0,
             )
             for worker in range(plan.workers)
         ]
@@ -216,6 +221,21 @@ def prepare(
         sent_before = "" if plan.simulated else note_seed(facts.url, facts.model, plan.seed)
         header.client |= {"sent_before": sent_before} if sent_before else {}
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
+
+
+def canary_task(plan: Plan, dialect: Dialect, say: Say) -> CanaryTask | None:
+    """Return the canaries of a plan, or None if it has none. Raises PlanError if the responses have no text."""
+    from loadgen.engine.canaries import CanaryTask
+    from loadgen.servers.auth import fill_fields
+
+    if not plan.verify:
+        return None
+    if not dialect.streams:
+        raise PlanError(
+            f"--verify: responses of --endpoint {dialect.endpoint} have no text", "Leave --verify out, or use chat."
+        )
+    say(f"{plan.verify} canar{'y' if plan.verify == 1 else 'ies'} before, during and after the load (--verify)")
+    return CanaryTask(build_canaries(plan.verify, plan.seed), fill_fields(plan.extra_body))
 
 
 def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: str) -> str:

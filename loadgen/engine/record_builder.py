@@ -269,9 +269,11 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
 
 
 def _check_output(response: _Response, dialect: Dialect) -> None:
-    """Compare the tool calls or the JSON of a complete response with the schema of its request, if it has one."""
+    """Compare a complete response with what its request expects: a text, or tool calls or JSON that fit a schema."""
     request, record = response.request, response.record
     expected = request.expected
+    if request.expect and response.payloads:
+        record.marks = record.marks | {"expected_text": int(request.expect in dialect.text(response.payloads))}
     if expected is None or not response.payloads:
         return
     calls = dialect.calls(response.payloads) if expected.tools else ()

@@ -5,7 +5,9 @@ imports, encodes                reads the server's metrics for the first time
             <── ("connect",) ──
 connect ... ── ("ready", (stamps, scheduling)) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
-drive   ... ── ("done", rescue) ──>         and exit
+drive   ... ── ("drained", None) ──>        only the worker that asks canaries
+            <── ("go on",) ──               when every worker has ended its load
+canaries... ── ("done", rescue) ──>         and exit
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from itertools import chain, islice, repeat
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import structs
@@ -32,6 +34,7 @@ from msgspec.structs import replace
 
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
+from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryTask, check_text
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, GraphRequests, RequestQueue, SessionQueue, Turns
 from loadgen.engine.priority import raised_priority
@@ -62,6 +65,20 @@ if TYPE_CHECKING:
     from loadgen.engine.record_buffer import RecordBuffer
     from loadgen.servers.wire.pool import ConnectionUse
     from loadgen.servers.wire.timestamps import Share, TimestampSource
+
+
+class BuildDriver(Protocol):
+    """Builds a driver of a worker, as `_driver_builder` describes."""
+
+    def __call__(
+        self,
+        queue: RequestQueue,
+        sink: RunWriter | RecordBuffer,
+        counts: LiveCounters,
+        spare: int,
+        canary_log: CanaryLog | None = None,
+    ) -> Driver: ...
+
 
 CONNECT_LIMIT_S = 30.0
 """Maximum time in seconds to open a connection. A shorter request timeout also limits it."""
@@ -95,6 +112,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
     client_priority: str
     """`auto`, `realtime` or `normal` (loadgen.engine.priority)."""
     part: Path
+    canaries: CanaryTask | None = None
+    """The canaries that this worker asks. None: another worker asks them, or the run has none."""
+    checks_texts: bool = False
+    """True if the text of each response is checked."""
 
     def requests(self) -> Iterator[Request]:
         """Yield this worker's Requests in order of id. Every call yields the same Requests.
@@ -292,18 +313,70 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     """Send this worker's requests and write their Records to `part`."""
     import asyncio
 
+    from loadgen.engine.record_buffer import RecordBuffer
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(partial(_crash, part))
+    build_driver = _driver_builder(task, loop, stamps)
+
+    # Encode the first requests, then wait until the coordinator allows connections.
+    driver = build_driver(task.request_queue(counts), part, counts, task.schedule.spare)
+    drivers = [driver]
+    orders = _Orders(allowed=loop.create_future(), started=loop.create_future(), goes_on=loop.create_future())
+    loop.add_reader(pipe.fileno(), _on_order, pipe, drivers, orders)
+    await orders.allowed
+
+    # Send the warm-up requests. Their Records are kept in memory until the start time of the run is known.
+    warmup = RecordBuffer()
+    warmup_requests = task.warmup()
+    warmup_start_ns = 0
+    if warmup_requests:
+        spare = len(warmup_requests) if task.schedule.due_ns is not None else task.schedule.clients
+        drivers.append(build_driver(task.warmup_queue(warmup_requests), warmup, LiveCounters(), spare))
+        await drivers[-1].open()
+        warmup_start_ns = time.monotonic_ns()
+        await drivers[-1].run(warmup_start_ns)
+
+    # Ask the canaries without load. Their answers are kept in memory, too.
+    asker: CanaryAsker | None = None
+    if task.canaries is not None:
+        asker = _canary_asker(task, task.canaries, build_driver, drivers)
+        await asker.ask_alone("before")
+
+    # Open the connections, report that this worker is ready, and wait for the start.
+    await driver.open()
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a run makes hardly any reference cycles, and a collection would delay reads
+    with raised_priority(task.client_priority, own_session=True) as scheduling:
+        with contextlib.suppress(OSError):  # the coordinator has ended: `_on_order` notices it
+            pipe.send(("ready", (stamps.active_source.name, scheduling)))
+        start_ns = await orders.started
+        for record in warmup.records:
+            part.add(shift_record(structs.replace(record, phase="warmup"), warmup_start_ns - start_ns))
+        if asker is None:
+            await driver.run(start_ns)
+        else:
+            await _run_with_canaries(driver, asker, start_ns, pipe, orders.goes_on)
+            for canary in asker.log.shifted(-start_ns):
+                part.add(canary)
+    loop.remove_reader(pipe.fileno())
+
+
+def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: TimestampSource) -> BuildDriver:
+    """Return a function that builds the drivers of a worker.
+
+    The arguments of the function are the requests of the driver, the writer of their Records, live counters, the number
+    of connections to open in advance, and the log of the answers if the requests are canaries.
+    """
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
-    from loadgen.engine.record_buffer import RecordBuffer
     from loadgen.servers.wire.addresses import Connector
     from loadgen.servers.wire.deferred_reads import RECEIVE_BUFFER_BYTES, SELDOM, ReadPacer
     from loadgen.servers.wire.disk_spill import DiskSpill
     from loadgen.servers.wire.poller import Poller
     from loadgen.servers.wire.pool import Pool
     from loadgen.servers.wire.transport import Exchange
-
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(partial(_crash, part))
 
     # Where packets are timestamped, reads may be deferred. A burst then needs larger receive buffers.
     pacer: ReadPacer | None = None
@@ -319,13 +392,23 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     clock = SystemClock(loop)
     exchange = partial(Exchange, Poller(loop, pacer))
 
-    def build_driver(queue: RequestQueue, sink: RunWriter | RecordBuffer, counts: LiveCounters, spare: int) -> Driver:
+    def build(
+        queue: RequestQueue,
+        sink: RunWriter | RecordBuffer,
+        counts: LiveCounters,
+        spare: int,
+        canary_log: CanaryLog | None = None,
+    ) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
         connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.worker)
         pool = Pool(connector, spare=spare, meanwhile=queue.draw, use=task.connections)
         max_read_delay_ns = pacer.widest_ns if pacer else int
         recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, max_read_delay_ns, disk_spill)
         recorder.on_head = task.identity.capture
+        if canary_log is not None:
+            recorder.on_response, recorder.samples_client = canary_log.take, False
+        elif task.checks_texts:
+            recorder.on_response = partial(check_text, task.dialect)
         in_flight_max = None if queue.closed else task.schedule.in_flight
         return Driver(
             queue,
@@ -338,38 +421,38 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
             queues=task.schedule.queues,
         )
 
-    # Encode the first requests, then wait until the coordinator allows connections.
-    driver = build_driver(task.request_queue(counts), part, counts, task.schedule.spare)
-    drivers = [driver]
-    allowed: asyncio.Future[None] = loop.create_future()
-    started: asyncio.Future[int] = loop.create_future()
-    loop.add_reader(pipe.fileno(), _on_order, pipe, drivers, allowed, started)
-    await allowed
+    return build
 
-    # Send the warm-up requests. Their Records are kept in memory until the start time of the run is known.
-    warmup = RecordBuffer()
-    warmup_requests = task.warmup()
-    warmup_start_ns = 0
-    if warmup_requests:
-        spare = len(warmup_requests) if task.schedule.due_ns is not None else task.schedule.clients
-        drivers.append(build_driver(task.warmup_queue(warmup_requests), warmup, LiveCounters(), spare))
-        await drivers[-1].open()
-        warmup_start_ns = time.monotonic_ns()
-        await drivers[-1].run(warmup_start_ns)
 
-    # Open the connections, report that this worker is ready, and wait for the start.
-    await driver.open()
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # a run makes hardly any reference cycles, and a collection would delay reads
-    with raised_priority(task.client_priority, own_session=True) as scheduling:
-        with contextlib.suppress(OSError):  # the coordinator has ended: `_on_order` notices it
-            pipe.send(("ready", (stamps.active_source.name, scheduling)))
-        start_ns = await started
-        for record in warmup.records:
-            part.add(shift_record(structs.replace(record, phase="warmup"), warmup_start_ns - start_ns))
-        await driver.run(start_ns)
-    loop.remove_reader(pipe.fileno())
+def _canary_asker(
+    task: WorkerTask, canaries: CanaryTask, build_driver: BuildDriver, drivers: list[Driver]
+) -> CanaryAsker:
+    """Return the object that asks the canaries. Its drivers are appended to `drivers`, so that they can be stopped."""
+    from loadgen.engine.record_buffer import RecordBuffer
+
+    log = CanaryLog(task.dialect)
+
+    def build(queue: RequestQueue, clients: int) -> Driver:
+        drivers.append(build_driver(queue, RecordBuffer(), LiveCounters(), clients, log))
+        return drivers[-1]
+
+    return CanaryAsker(canaries, log, task.schedule_request, build)
+
+
+async def _run_with_canaries(
+    driver: Driver, asker: CanaryAsker, start_ns: int, pipe: Pipe, goes_on: asyncio.Future[bool]
+) -> None:
+    """Send the load and canaries together. When the load of every worker has ended, ask the canaries alone."""
+    import asyncio
+
+    during = asyncio.create_task(asker.ask_during(start_ns))
+    await driver.run(start_ns)
+    asker.stop()
+    await during
+    with contextlib.suppress(OSError):  # the coordinator has ended: `_on_order` notices it
+        pipe.send(("drained", None))
+    if await goes_on:
+        await asker.ask_alone("after")
 
 
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
@@ -389,24 +472,33 @@ def _read_policy(task: WorkerTask) -> tuple[float, float]:
     return MODERATE
 
 
-def _on_order(
-    pipe: Pipe, drivers: Sequence[Driver], allowed: asyncio.Future[None], started: asyncio.Future[int]
-) -> None:
-    """Carry out an order of the coordinator: connect, start or stop."""
+class _Orders(NamedTuple):
+    """Futures for the orders of the coordinator."""
+
+    allowed: asyncio.Future[None]
+    """Done when the worker may open its connections."""
+    started: asyncio.Future[int]
+    """The start time of the run in ns (CLOCK_MONOTONIC)."""
+    goes_on: asyncio.Future[bool]
+    """True if canaries are asked after the load. False if the run was stopped."""
+
+
+def _on_order(pipe: Pipe, drivers: Sequence[Driver], orders: _Orders) -> None:
+    """Carry out an order of the coordinator: connect, start, stop, or go on with canaries after the load."""
     try:
         order = pipe.recv()
     except (EOFError, OSError):  # the coordinator has ended, so no process would read the results
-        started.get_loop().remove_reader(pipe.fileno())
+        orders.started.get_loop().remove_reader(pipe.fileno())
         order = ("stop",)
-    if not allowed.done():
-        allowed.set_result(None)
-    if order[0] == "connect":
-        return
+    if not orders.allowed.done():
+        orders.allowed.set_result(None)
     if order[0] == "stop":
         for driver in drivers:
             driver.interrupt()
-    if not started.done():
-        started.set_result(order[1] if order[0] == "start" else time.monotonic_ns())
+    if order[0] in ("stop", "go on") and not orders.goes_on.done():
+        orders.goes_on.set_result(order[0] == "go on")
+    if order[0] in ("stop", "start") and not orders.started.done():
+        orders.started.set_result(order[1] if order[0] == "start" else time.monotonic_ns())
 
 
 def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -450,6 +450,8 @@ class CompletionHandler:
             self._refuse("refused")
             reset_connection(self._transport)
             return False
+        if fault == "wrong-answer" and len(self._state.streams) + 1 <= (self._fault_k or 0):
+            self._line.fault = ""  # there are too few requests for the fault
         if fault.isdigit():
             self._refuse("failed")
             return self._protocol.failure(int(fault))

@@ -9,6 +9,7 @@ import csv
 import gc
 import sys
 import time
+import zlib
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,6 +41,9 @@ _COLLECT_PAUSE_S = 1.0
 _ANSWER_STRIDE = 1_000_003  # answers to one request begin in the vocabulary like requests whose indices differ by this
 
 DURATION_HISTOGRAMS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "decode_s", "queue_s", "prefill_s", "inference_s")
+PROMPT_FIELDS = ("prompt", "messages", "inputs", "input", "text", "input_ids", "system")
+"""Fields of request bodies that hold the prompt, in every API."""
+PARAMETER_FIELDS = ("parameters", "sampling_params")
 LENGTH_HISTOGRAMS = ("prompt_tokens", "output_tokens", "requested_tokens")
 Buckets = Callable[[int], Mapping[str, Sequence[float]]]
 """Function that returns the bucket bounds of each histogram in DURATION_HISTOGRAMS and LENGTH_HISTOGRAMS, from
@@ -134,6 +138,7 @@ class ServerState:
         self.mark_word = marks.word(config.speed)
         self.max_model_len = config.max_model_len
         self.vocabulary = Vocabulary(config.seed, config.max_model_len)
+        self._previous_key = 0
         self.requests = 0
         self.finished_by_reason: Counter[str] = Counter()  # by the server's finish reason, or `abort` if cut short
         self.refused_by_reason: Counter[str] = Counter()  # by `overloaded`, `validation`, ...
@@ -166,12 +171,27 @@ class ServerState:
         """
         output_tokens = min(requested_tokens, request.stop_after or requested_tokens)
         words = self.vocabulary
-        start = words.start(request.index + answer * _ANSWER_STRIDE)
+        key = self._answer_key(request) if not answer else self._previous_key
+        start = words.start(key + answer * _ANSWER_STRIDE)
         end = start + output_tokens
         reason = "length" if output_tokens == requested_tokens else stop_reason
         return Completion(
             request.streamed, prompt_tokens, requested_tokens, words.ids[start:end], words.texts[start:end], reason
         )
+
+    def _answer_key(self, request: CompletionRequest) -> int:
+        """Return the number that determines the words of the answer to a request.
+
+        Like a model that decodes greedily, the simulated model gives equal prompts equal answers. Answers to requests
+        that ask for sampling differ. With the fault `wrong-answer`, a request gets the answer to the prompt before it.
+        """
+        body = request.body
+        parameters = [fields for name in PARAMETER_FIELDS if isinstance(fields := body.get(name), Mapping)]
+        if any(fields.get("temperature") or fields.get("do_sample") for fields in (body, *parameters)):
+            return request.index
+        key = zlib.crc32(msgspec.json.encode([body.get(name) for name in PROMPT_FIELDS]))
+        previous, self._previous_key = self._previous_key, key
+        return previous if request.fault == "wrong-answer" else key
 
     def on_request_end(self, line: LogLine, stream: Stream | None = None) -> None:
         """Record the end of a request that generates tokens. `stream` is None if the request was refused.

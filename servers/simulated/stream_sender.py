@@ -254,6 +254,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "coalesced": Fault("the events of K tokens in one send", partial(_coalesce, False)),
     "early-stop": Fault("the model stops after K tokens"),
+    "wrong-answer": Fault("with more than K requests in flight, the answer to another prompt (0)"),
     "invalid-json": Fault("with --structured: the JSON of the response lacks its last character"),
     "wrong-json": Fault("with --structured: the JSON of the response does not fit the schema"),
 }

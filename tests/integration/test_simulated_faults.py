@@ -261,6 +261,21 @@ def test_json_of_a_structured_response_may_be_wrong(kind: str, fault: str, parse
     assert (parses and isinstance(json.loads(text).get("days"), int)) == fits
 
 
+@pytest.mark.parametrize(("fault", "same"), [("", True), ("wrong-answer", False), ("wrong-answer@1", True)])
+def test_a_wrong_answer_is_that_to_another_prompt(fault: str, same: bool) -> None:
+    """Equal prompts get equal answers. With the fault, a prompt gets the answer to the prompt before it."""
+    bodies = [{"prompt": prompt, "max_tokens": 8} for prompt in ("one", "two", "one")]
+    with running(SimulatedConfig(server="vllm", ttft_s=0)) as server:
+        answers = [
+            ask(server, ("/v1/completions", body), header)[0]
+            for body, header in zip(bodies, ("", "", fault), strict=True)
+        ]
+    texts = [json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] for answer in answers]
+    assert texts[0] != texts[1]
+    assert (texts[2] == texts[0]) == same
+    assert (texts[2] == texts[1]) == (not same)
+
+
 def test_every_fault_is_tried_here() -> None:
     """A fault that is added to the registry is added to these tests."""
     text = Path(__file__).read_text("utf-8")

@@ -1,0 +1,47 @@
+"""Counts responses whose text is suspect, and responses that contain the text that their request expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from loadgen.analysis.frame import Frame
+
+SUSPECT = {
+    "blank_text": "without text",
+    "looping_text": "that end in a loop",
+    "replacement_text": "with U+FFFD, which stands for bytes that are not UTF-8",
+    "cut_json": "with incomplete JSON",
+}
+"""Marks of responses with a suspect text, and the words for such responses in a report."""
+
+
+class ExpectedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """Complete responses to requests that state an expected text (`expect` in a file of requests)."""
+
+    checked: int
+    expected: int
+    """Number of responses that contain the expected text."""
+    share: float
+    """`expected / checked`."""
+    share_ci95: tuple[float, float]
+    """95% interval of the share (Wilson)."""
+
+
+def find_expected_texts(frame: Frame, interval: Callable[[int, int], tuple[float, float]]) -> ExpectedTexts | None:
+    """Return how many responses contain their expected text, or None if no request states one."""
+    marks = frame.mark("expected_text")[frame.measured & frame.complete]
+    checked, expected = int((marks >= 0).sum()), int((marks == 1).sum())
+    if not checked:
+        return None
+    return ExpectedTexts(
+        checked=checked, expected=expected, share=expected / checked, share_ci95=interval(expected, checked)
+    )
+
+
+def count_suspect_texts(frame: Frame) -> dict[str, int]:
+    """Return the number of complete responses by suspect mark, without marks that no response has."""
+    rows = frame.measured & frame.complete
+    counts = {mark: int((frame.mark(mark)[rows] > 0).sum()) for mark in SUSPECT}
+    return {mark: count for mark, count in counts.items() if count}

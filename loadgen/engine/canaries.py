@@ -1,0 +1,197 @@
+"""Asks canaries (--verify) before, during and after the load, and checks the texts of all responses.
+
+The first worker of a run asks the canaries on connections that no request of the load uses. Before and after the load
+it asks each canary alone, one after the other. During the load, a few clients ask canary after canary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, cycle
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.analysis.run.canary import MAX_TEXT, Canary, Moment
+from loadgen.analysis.run.record import Record
+from loadgen.engine.closed_loop import ClosedLoop, answer_text
+from loadgen.engine.request_queue import ScheduledRequest
+from loadgen.servers.auth import hide_secrets
+from loadgen.servers.backends.dialect import Dialect
+from loadgen.servers.wire.transport import Exchange
+from loadgen.workloads.canaries import CanaryPrompt, canary_request
+from loadgen.workloads.request import Request
+
+if TYPE_CHECKING:
+    from loadgen.engine.driver import Driver
+
+CLIENTS = 8
+"""Maximum number of canaries that are in flight together, in addition to the load."""
+THINK_NS = 500_000_000
+"""Time in ns between an answer and the next canary of the same client."""
+DELAY_NS = 20_000_000
+"""Time in ns after the start of the load at which the first canaries are sent, so that they do not delay a burst."""
+_TAIL = 800
+"""Number of characters at the end of a text that are searched for a loop."""
+_LOOP = re.compile(r"(.{1,100}?)\1{4,}$", re.DOTALL)
+_MIN_LOOP = 100
+"""Minimum number of characters that a loop fills."""
+
+
+class CanaryTask(msgspec.Struct, frozen=True):
+    """The canaries that a worker asks."""
+
+    prompts: Sequence[CanaryPrompt]
+    body: dict[str, object]
+    """Fields that the user adds to each request."""
+
+
+class CanaryLoop(ClosedLoop):
+    """The request queue of the clients that ask canaries during the load. It ends when `stop` is called."""
+
+    stopped = False
+    timed = True  # a server that is down is asked again until the load ends
+
+    def stop(self) -> None:
+        """Send no further canaries. Canaries in flight are answered."""
+        self.stopped = True
+
+    def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
+        """Return the next canary of a client whose last one was answered at `ended_ns`, or None at the end."""
+        return None if self.stopped else super().next_after_completion(ended_ns)
+
+
+class CanaryLog:
+    """Collects the answers to canaries until the start time of the run is known."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.canaries: list[Canary] = []
+        """The answers so far, with times of CLOCK_MONOTONIC."""
+        self.moment: Moment = "before"
+        self._dialect = dialect
+        self._serial = count()
+        self._prompts: dict[int, CanaryPrompt] = {}
+        """The canary of each request that has not been answered, by the id of the request."""
+
+    def request(self, prompt: CanaryPrompt, body: Mapping[str, object]) -> Request:
+        """Return a new request with a canary. `body` holds the fields that the user adds to each request."""
+        request = canary_request(prompt, next(self._serial), body)
+        self._prompts[request.id] = prompt
+        return request
+
+    def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
+        """Store the answer to a canary."""
+        prompt = self._prompts.pop(slot.request.id)
+        text = ""
+        if exchange is not None and record.state == "complete":
+            text = hide_secrets(answer_text(exchange, self._dialect))[:MAX_TEXT]
+        self.canaries.append(
+            Canary(
+                number=prompt.number,
+                code=prompt.code,
+                moment=self.moment,
+                sent_ns=record.sent_ns,
+                end_ns=record.end_ns,
+                state=record.state,
+                error_kind=record.error_kind,
+                error_detail=record.error_detail,
+                prompt_tokens=record.prompt_tokens,
+                output_tokens=record.output_tokens,
+                text=text,
+            )
+        )
+
+    def shifted(self, offset_ns: int) -> Iterator[Canary]:
+        """Yield the answers that are not yielded yet, with `offset_ns` added to their times."""
+        for canary in self.canaries:
+            for name in ("sent_ns", "end_ns"):
+                instant = getattr(canary, name)
+                if instant is not None:
+                    setattr(canary, name, instant + offset_ns)
+            yield canary
+        self.canaries = []
+
+
+class CanaryAsker:
+    """Asks the canaries of a run, alone or during the load.
+
+    `encode` encodes a request with its due time. `build_driver` returns a Driver that sends a queue of requests with a
+    number of clients and passes its Records to `log`.
+    """
+
+    def __init__(
+        self,
+        task: CanaryTask,
+        log: CanaryLog,
+        encode: Callable[[Request, int], ScheduledRequest],
+        build_driver: Callable[[CanaryLoop, int], Driver],
+    ) -> None:
+        self._task = task
+        self.log = log
+        self._encode = encode
+        self._build_driver = build_driver
+        self._loop: CanaryLoop | None = None
+
+    async def ask_alone(self, moment: Moment) -> None:
+        """Ask each canary once, one after the other."""
+        await self._run(moment, self._slots(self._task.prompts), clients=1)
+
+    async def ask_during(self, start_ns: int) -> None:
+        """Ask canary after canary until `stop` is called. The load starts at `start_ns` (CLOCK_MONOTONIC)."""
+        clients = min(CLIENTS, len(self._task.prompts))
+        await self._run("during", self._slots(cycle(self._task.prompts), start_ns + DELAY_NS), clients)
+
+    def stop(self) -> None:
+        """End `ask_during` once the canaries in flight are answered."""
+        if self._loop is not None:
+            self._loop.stop()
+
+    def _slots(self, prompts: Iterable[CanaryPrompt], due_ns: int = 0) -> Iterator[ScheduledRequest]:
+        for prompt in prompts:
+            yield self._encode(self.log.request(prompt, self._task.body), due_ns)
+
+    async def _run(self, moment: Moment, slots: Iterator[ScheduledRequest], clients: int) -> None:
+        self.log.moment = moment
+        self._loop = CanaryLoop(slots, clients, THINK_NS if moment == "during" else 0)
+        driver = self._build_driver(self._loop, clients)
+        await driver.open()
+        await driver.run(0)  # times of the canaries are those of CLOCK_MONOTONIC until the run's start is known
+
+
+def suspect_marks(text: str, finish_reason: str) -> dict[str, int]:
+    """Return marks for a text that a working server rarely generates, as for `Record.marks`.
+
+    - `blank_text`: The text is empty or contains only white space.
+    - `looping_text`: The text ends in a loop: the same characters at least five times, 100 characters or more.
+    - `replacement_text`: The text contains U+FFFD, which stands for bytes that are not UTF-8.
+    - `cut_json`: The text begins like JSON and is not JSON, although the model ended it.
+    """
+    marks = {}
+    if not text.strip():
+        return {"blank_text": 1}
+    loop = _LOOP.search(text[-_TAIL:])
+    if loop is not None and len(loop[0]) >= _MIN_LOOP:
+        marks["looping_text"] = 1
+    if "\ufffd" in text:
+        marks["replacement_text"] = 1
+    if text.lstrip()[0] in "{[" and finish_reason not in ("", "length", "max_tokens") and not _is_json(text):
+        marks["cut_json"] = 1
+    return marks
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def check_text(dialect: Dialect, _slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
+    """Add marks to the Record of a complete response with a suspect text."""
+    if exchange is not None and record.state == "complete":
+        marks = suspect_marks(answer_text(exchange, exchange.dialect or dialect), record.finish_reason)
+        if marks:
+            record.marks = record.marks | marks

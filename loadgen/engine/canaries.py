@@ -20,12 +20,12 @@ from loadgen.engine.closed_loop import ClosedLoop, answer_text
 from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.servers.auth import hide_secrets
 from loadgen.servers.backends.dialect import Dialect
-from loadgen.servers.wire.transport import Exchange
 from loadgen.workloads.canaries import CanaryPrompt, canary_request
 from loadgen.workloads.request import Request
 
 if TYPE_CHECKING:
     from loadgen.engine.driver import Driver
+    from loadgen.servers.wire.transport import Exchange
 
 CLIENTS = 8
 """Maximum number of canaries that are in flight together, in addition to the load."""

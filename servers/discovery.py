@@ -482,6 +482,10 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
         )
 
 
+_NO_ROUTE: Route[int] = Route("", lambda _text, _model: {}, int)
+"""Stands for the counting route of an endpoint whose prompts are not counted. It is never requested."""
+
+
 @contextmanager
 def open_tokenizer(
     facts: ServerFacts, dialect: Dialect, *, timeout_s: float | None = None, access: Access = NO_AUTH
@@ -495,7 +499,7 @@ def open_tokenizer(
     def if_available(route: Route[ResultT] | None) -> Route[ResultT] | None:
         return route if route and route.path in facts.count_routes else None
 
-    route = if_available(dialect.count) or dialect.count_by_running
+    route = if_available(dialect.count) or dialect.count_by_running or _NO_ROUTE
 
     def open_client() -> JsonClient:
         limit_s = timeout_s if route.generates else None

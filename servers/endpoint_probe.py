@@ -157,7 +157,8 @@ def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Requ
     def send(candidate: Dialect) -> Trial:
         test = msgspec.structs.replace(request, output_tokens=request.output_tokens and candidate.test_tokens)
         body = candidate.encode(test, facts.model)
-        return Trial(candidate, body, client.request(candidate.path.partition("?")[0], msgspec.Raw(body)))
+        path = candidate.path.partition("?")[0]
+        return Trial(candidate, body, client.request(path, body, candidate.media_headers))
 
     trial = send(dialect)
     if dialect.request_form is None:

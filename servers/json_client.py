@@ -40,7 +40,9 @@ from loadgen.servers.marks import HEADER, Mark, in_header, in_value
 from loadgen.servers.proxy import ProxyError, credentials_advice, unused_proxy_hint
 from loadgen.servers.target import split_unix_url
 from loadgen.servers.wire import local_limits
+from loadgen.workloads.request import merged_headers
 
+NO_HEADERS: Mapping[str, str] = {}
 TIMEOUT_S = 10.0
 ANSWER_LIMIT_BYTES = 64 << 20
 BUSY_STATUSES = (429, 503)
@@ -171,17 +173,18 @@ class JsonClient:
         """Remember that the server is simulated, if the decoded JSON of a response contains the mark that says so."""
         self.mark = self.mark or in_value(value)
 
-    def request(self, path: str, body: object = None) -> JsonResponse:
+    def request(self, path: str, body: object = None, headers: Mapping[str, str] = NO_HEADERS) -> JsonResponse:
         """Send GET `path`, or POST `path` if there is a `body`, and return the response.
 
+        The body is sent as JSON, or as it is if it consists of bytes. `headers` are those of this request alone.
         If the server is busy (429 or 503), the request is repeated after the time in the header Retry-After. Without
         this header, the request is repeated up to three times within two seconds. Raises UnreachableError if the
         request fails."""
         method = "GET" if body is None else "POST"
-        data = None if body is None else msgspec.json.encode(body)
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         attempt = 0
         while True:
-            response = self._send(method, path + self._query, data, {}, self._timeout_s, ANSWER_LIMIT_BYTES)
+            response = self._send(method, path + self._query, data, headers, self._timeout_s, ANSWER_LIMIT_BYTES)
             delay_s = self._retry_delay_s(response, attempt)
             if delay_s is None:
                 return response
@@ -304,7 +307,7 @@ class JsonClient:
         self._connection.response_class = lambda sock, **options: http.client.HTTPResponse(  # type: ignore[assignment]
             with_deadline(sock), **options
         )
-        self._connection.request(method, self._prefix + path, data, {**self._headers, **headers})
+        self._connection.request(method, self._prefix + path, data, merged_headers(self._headers, headers))
         response = self._connection.getresponse()
         self.mark = self.mark or in_header(response.getheader(HEADER))
         content = response.read(limit_bytes)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from loadgen.errors import PlanError
 from loadgen.servers.backends import BACKENDS
+from loadgen.servers.backends.dialect import JSON_TYPE
 from loadgen.servers.backends.raw_bodies import STREAM, USAGE, complete_body, dialect_for_path
 from loadgen.workloads.arrival_processes import RecordedTimes
 from loadgen.workloads.raw_requests import RawLine, RawRequests
@@ -111,6 +112,11 @@ def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect
         raise PlanError(
             f"{source.path}: {path} is not the path of an endpoint of {plan.server}",
             "Say how its requests and responses look: for example --endpoint chat.",
+        )
+    if result is not None and result.content_type != JSON_TYPE:
+        raise PlanError(
+            f"{source.path}: requests to {path} are uploads, whose bodies are not JSON",
+            "Use --workload audio:FOLDER, which uploads audio files.",
         )
     query = f"?{server.query}" if server.query and "?" not in path else ""
     return (dialect if result is None else result.variant(server.version)).at(path + query)

@@ -240,7 +240,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
         if answer.error_detail:  # text of the server: remove secrets from it before it is shortened
             answer = dialect.decode([*map(hide_secrets, response.payloads)])
         _note_prompt_tokens(answer, response, dialect)
-        _check_inputs(answer, response.request)
+        dialect.complete(answer, response.request)
         sizes = exchange.sizes
         token_ends = [*compress(response.ends, answer.tokens)]
         first_token_read = bisect_left(sizes, token_ends[0] if token_ends else sizes[-1] + 1)
@@ -301,6 +301,9 @@ def _note_other_body(response: _Response, answer: Answer, dialect: Dialect) -> N
     body = join_pieces(response.exchange.raw, response.bounds)
     if answer.error_kind or not body.strip() or (dialect.streams and is_event_stream(body)):
         return
+    takes_json = dialect.may_be_whole or not dialect.streams
+    if takes_json and not response.exchange.framing.ended and body.lstrip()[:1] in (b"{", b"["):
+        return  # the beginning of a response that was cut off
     answer.error_kind = "protocol"
     answer.error_detail = f"a 200 that is not an event stream: {error_text(200, hide_secrets(body))}"
 
@@ -314,24 +317,6 @@ def _note_prompt_tokens(answer: Answer, response: _Response, dialect: Dialect) -
     counts = re.findall(rb"(?im)^%b:[ \t]*(\d{1,8})[ \t]*\r?$" % re.escape(name.encode()), head)
     if counts:
         answer.prompt_tokens = int(counts[-1])
-
-
-def _check_inputs(answer: Answer, request: Request) -> None:
-    """Compare the number of results in the response of a pooling endpoint with the number of inputs of the request.
-
-    Responses of other endpoints are left unchanged.
-
-    Missing results are an error, unless the user's field `top_n` allows them. The user's fields may contain further
-    inputs, so the larger number is stored as the number of inputs."""
-    results = answer.counts.get("inputs")
-    if results is None:
-        return
-    if results < request.inputs and not request.body.get("top_n"):
-        answer.error_kind = "protocol"
-        answer.error_detail = (
-            f"the response has fewer results than the request has inputs: {results} of {request.inputs}"
-        )
-    answer.counts["inputs"] = max(results, request.inputs)
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
@@ -368,13 +353,18 @@ def _bounds(exchange: Exchange, record: Record) -> array[int]:
 def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int]]:
     """Return the payload of each event, and the offset in the received bytes at which each event ends."""
     raw = exchange.raw
-    if dialect.streams and exchange.framing.events and exchange.framing.ended:
+    payloads: Sequence[bytes]
+    ends: Sequence[int]
+    if dialect.streams and exchange.framing.events and exchange.framing.ended and exchange.framing.chunked:
         # The usual case: each chunk is one event.
         chunk_payloads = payloads_of_chunks(raw, bounds)
         if chunk_payloads is not None:
             return chunk_payloads, bounds[1::2]
     body = join_pieces(raw, bounds)
-    if dialect.streams:
+    if dialect.split is not None:
+        payloads = dialect.split(body, exchange.framing.ended and not exchange.framing.by_close)
+        ends = [*accumulate(map(len, payloads))]
+    elif dialect.streams and not (dialect.may_be_whole and body.startswith(b"{")):
         payloads, ends, _ = split_events(body, closed=exchange.framing.ended)
     else:
         payloads = [body] if exchange.framing.ended and body else []
@@ -446,7 +436,11 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
         state = _state_of(kind)
         # Without the number of tokens, so that failures of the same kind have the same text.
         received = "after tokens had come" if record.chunk_ns else "before any token"
-        end = "" if state == "abandoned" else " and without the end marker"
+        marker = "the end marker"
+        if "audio_bytes" in record.marks:
+            received = "after audio had come" if record.marks["audio_bytes"] else "before any audio"
+            marker = "a proven end of the body"
+        end = "" if state == "abandoned" else f" and without {marker}"
         return state, kind, f"{detail}, {received}{end}"
     return _length_verdict(record, exact=exact, piece_tokens=piece_tokens)
 

@@ -177,7 +177,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
                 body, dialect = complete_body(request.raw, dialect)
             else:
                 body = request_body(request, dialect, self.model)
-            headers = {"X-Request-Id": wire_id(self.id_prefix, request.id)}
+            headers = dialect.media_headers | {"X-Request-Id": wire_id(self.id_prefix, request.id)}
             headers |= self.identity.headers(request, self.id_prefix)
             headers = merged_headers(headers, self.headers, request.headers, self.target.proxy_headers)
             path = self.target.request_target(dialect.path)

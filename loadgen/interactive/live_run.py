@@ -151,7 +151,7 @@ class LiveTarget(msgspec.Struct):
                 id=0,
                 prompt=prompt,
                 input_tokens=0,
-                output_tokens=output_tokens if dialect.streams else 0,
+                output_tokens=output_tokens if dialect.has_output_length else 0,
                 body=fill_fields(self.plan.extra_body),
                 ignore_eos=not self.plan.may_stop_early,
             )

@@ -222,7 +222,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         # If Locust stops the user while it connects, nothing is sent. The request exists only from here on.
         request = number(request)
         address = target.address
-        headers = {"X-Request-Id": wire_id(run.id_prefix, request.id)}
+        headers = dialect.media_headers | {"X-Request-Id": wire_id(run.id_prefix, request.id)}
         headers |= run.identity.headers(request, run.id_prefix)
         headers = merged_headers(headers, target.headers(dialect), request.headers, address.proxy_headers)
         payload = encode_post(address.request_target(dialect.path), address.host_field, headers, body)

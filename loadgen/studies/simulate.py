@@ -264,9 +264,9 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
     - The endpoint of the plan generates no tokens.
     """
     dialect = endpoint_dialect(plan.server, plan.endpoint)
-    if not dialect.streams:
+    if not dialect.has_output_length:
         hint = "Name an endpoint that does, or leave it out." if plan.endpoint else "Name another server."
-        raise PlanError(f"--endpoint {dialect.endpoint} of {plan.server} generates no tokens", hint)
+        raise PlanError(f"--endpoint {dialect.endpoint} of {plan.server} generates no tokens from a prompt", hint)
     try:
         if server_model.twin:
             return _resolve_twin(server_model, server_model.twin, draw)

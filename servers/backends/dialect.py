@@ -28,11 +28,15 @@ ChunkCounts = Literal["ids", "usage", "event", "chunk", ""]
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 """A number of tokens that a server reports. An event with a number out of this range counts as malformed."""
 
-Inputs = Literal["one", "several", "pairs"]
-"""Which inputs a request takes: one prompt (`one`), several independent inputs (`several`), or several documents that
-share a query (`pairs`)."""
+Inputs = Literal["one", "several", "pairs", "recording"]
+"""Which inputs a request takes: one prompt (`one`), several independent inputs (`several`), several documents that
+share a query (`pairs`), or a recording of speech (`recording`)."""
 
 Encode = Callable[[Request, str], bytes]
+SplitBody = Callable[[bytes, bool], Sequence[bytes]]
+"""Function that splits the body of a response into payloads. Together, the payloads are the body. The second argument
+is True if HTTP proves that the body is complete. A body that ends with the connection may have been cut off."""
+JSON_TYPE, EVENTS_TYPE = "application/json", "text/event-stream"
 
 REFUSABLE = {
     "continuous_usage_stats": "",  # before `stream_options`, the field that contains it, because refusals name both
@@ -50,6 +54,10 @@ REFUSABLE = {
 def no_calls(_payloads: Sequence[bytes]) -> Sequence[Any]:
     """Return no tool calls, for an API without tools."""
     return ()
+
+
+def nothing_to_complete(_answer: Answer, _request: Request) -> None:
+    """Leave the answer as it is, for an API whose responses are complete without their requests."""
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
@@ -88,10 +96,12 @@ class Answer:
     `reasoning_tokens` is the number of reasoning tokens that the server reports, if it is not 0. `reasoning_chunks` is
     the number of chunks before the answer, if the response begins with reasoning. `inputs` is the number of results in
     the response of a pooling endpoint, and in the Record the number of inputs. `draft_steps`, `draft_tokens` and
-    `accepted_draft_tokens` are the counts of speculative decoding (loadgen.servers.backends.draft_counts)."""
+    `accepted_draft_tokens` are the counts of speculative decoding (loadgen.servers.backends.draft_counts). `audio_us`
+    is the length of the recording or of the speech in microseconds, and `audio_bytes` the size of the speech."""
     events: dict[str, int] = field(default_factory=dict)
     """Indices of events whose arrival time is stored in `Record.marks`, by name. `first_answer_ns` is the first chunk
-    with text that is not reasoning, if the response begins with reasoning."""
+    with text that is not reasoning, if the response begins with reasoning. `first_audio_ns` is the first sample of
+    speech."""
 
 
 class Route(msgspec.Struct, Generic[ResultT], frozen=True):
@@ -124,10 +134,11 @@ class Dialect(msgspec.Struct, frozen=True):
     server: str
     endpoint: str  # `completions`, `chat`, `generate`, `embeddings`, `rerank`, ...
     path: str
-    encode: Encode  # (request, model) to the JSON body of the POST
+    encode: Encode  # (request, model) to the body of the POST
     decode: Callable[[Sequence[bytes]], Answer]  # Decodes the events' `data` payloads. Never raises on server bytes.
     text: Callable[[Sequence[bytes]], str]  # Text for the next turn, without reasoning and special tokens
-    count_by_running: Route[int]  # Requests one token; the response states the length of the prompt
+    count_by_running: Route[int] | None
+    """Route that requests one token; the response states the length of the prompt. None: requests have no tokens."""
     count: Route[int] | None = None  # Route that counts a prompt without a response
     count_text: Route[int] | None = None  # If `count` is None: route that counts without the chat template
     token_ids: bool = False  # The prompt may be token ids
@@ -136,6 +147,12 @@ class Dialect(msgspec.Struct, frozen=True):
     piece_tokens: int = 0
     """Longer responses are generated in pieces of this size and end with a whole piece. 0: no pieces."""
     streams: bool = True  # The response is a stream of tokens. False: one JSON object, the only payload of `decode`.
+    may_be_whole: bool = False  # A stream may also be one JSON object, because not every server streams
+    split: SplitBody | None = None  # Splits a body that consists neither of events nor of JSON. None: it does.
+    complete: Callable[[Answer, Request], None] = nothing_to_complete
+    """Adds to a decoded answer what only its request states, and checks the answer against the request."""
+    content_type: str = JSON_TYPE  # Media type of the body of a request
+    accept: str = ""  # Media types of a response. Empty: events or JSON, as `streams` states.
     inputs: Inputs = "one"
     prompt_tokens_header: str = ""
     """Response header that reports the number of prompt tokens, in lower case. Empty: the body reports it."""
@@ -152,6 +169,18 @@ class Dialect(msgspec.Struct, frozen=True):
     )
     chat: bool = False  # The request is a list of messages, which may have images, and a chat template is applied to it
     headers: Callable[[str | None], dict[str, str]] = bearer_header  # API key or None to additional headers
+
+    @property
+    def has_output_length(self) -> bool:
+        """True if a request states how many tokens to generate. Transcripts, speech and embeddings have no length."""
+        return self.streams and self.inputs != "recording"
+
+    @property
+    def media_headers(self) -> dict[str, str]:
+        """The headers with the media types of request and response that differ from those of a stream of events."""
+        accept = self.accept or (EVENTS_TYPE if self.streams else JSON_TYPE)
+        headers = {"Content-Type": self.content_type} if self.content_type != JSON_TYPE else {}
+        return headers if accept == EVENTS_TYPE else headers | {"Accept": accept}
 
     def misleading_reason(self, version: str) -> str | None:
         """Return the reason why measurements of this server version are misleading, or None if they are valid."""
@@ -176,17 +205,19 @@ class Dialect(msgspec.Struct, frozen=True):
         """
         assert self.request_form is not None, "the requests of this dialect cannot be changed"
         encode, counting = self.request_form(dropped_fields, test_tokens)
+        path = self.count_by_running.path if self.count_by_running else counting.path
         return replace(
             self,
             encode=encode,
-            count_by_running=replace(counting, path=self.count_by_running.path),
+            count_by_running=replace(counting, path=path),
             dropped_fields=dropped_fields,
             test_tokens=test_tokens,
         )
 
     def at(self, path: str) -> Dialect:
         """Return a copy of the dialect that sends its requests to `path`."""
-        return replace(self, path=path, count_by_running=replace(self.count_by_running, path=path))
+        counting = self.count_by_running
+        return replace(self, path=path, count_by_running=counting and replace(counting, path=path))
 
     @property
     def max_piece_tokens(self) -> int:

@@ -93,6 +93,22 @@ def prompt_tokens(answer: Any) -> int:
     return int(usage["prompt_tokens"] if "prompt_tokens" in usage else usage["total_tokens"])
 
 
+def check_inputs(answer: Answer, request: Request) -> None:
+    """Compare the number of results in a response with the number of inputs of its request.
+
+    Missing results are an error, unless the user's field `top_n` allows them. The user's fields may contain further
+    inputs, so the larger number is stored as the number of inputs."""
+    results = answer.counts.get("inputs")
+    if results is None:
+        return
+    if results < request.inputs and not request.body.get("top_n"):
+        answer.error_kind = "protocol"
+        answer.error_detail = (
+            f"the response has fewer results than the request has inputs: {results} of {request.inputs}"
+        )
+    answer.counts["inputs"] = max(results, request.inputs)
+
+
 class PoolingFormat(NamedTuple):
     """The format of requests and responses of a pooling endpoint, where it differs between servers."""
 
@@ -126,6 +142,7 @@ def pooling_dialect(server: str, endpoint: str, format_: PoolingFormat | None = 
             generates=True,
         ),
         streams=False,
+        complete=check_inputs,
         inputs=inputs_of(endpoint),
         **others,
     )

@@ -32,6 +32,9 @@ SMALL_BYTES = 65_536
 wait for its end. Joining a larger response takes too long."""
 SHUT_BYTES = 4_096
 """If the receive window is smaller than this, the server has to wait before it sends more."""
+UPLOAD_BYTES = 65_536
+"""A request larger than this is an upload. If the server reads an upload late, its receive buffer drops segments, and
+this machine sends them again. That is no sign of a lossy network."""
 WireError = Literal["connect", "client_limit", "timeout", "protocol", "truncated", "cancelled", "abandoned"]
 """Ways in which an exchange ends without a response. Each is an error kind of loadgen.analysis.run.record."""
 _NO_STAMP = bytes(TIMESPEC_BYTES)
@@ -79,7 +82,9 @@ class Exchange:
     reusable_connection: Connection | None = None  # After the end, the connection if it can carry another request
     window_checks: int = 0  # Number of checks of the receive window, each before a read that may have been late
     full_windows: int = 0  # Number of these checks that found the receive window full or nearly full
-    losses: tuple[int, int] = (0, 0)  # Segments that we retransmitted, and segments that arrived out of order
+    losses: tuple[int, int] = (0, 0)
+    """Segments that we retransmitted, except those of an upload, and segments that arrived out of order."""
+    is_upload: bool = False  # Whether the request is larger than UPLOAD_BYTES
     last_data_age_ms: int = 0  # Time from the last arrival of data to the end; 0 if the kernel does not report it
     min_rtt_us: int | None = None  # Minimum round-trip time of the connection up to the end of the response
     error_kind: WireError | Literal[""] = ""
@@ -107,6 +112,7 @@ class Exchange:
         """Store the connection, and the bytes to send on it. This method does not send them."""
         self.connection = connection
         self.unsent = sealed
+        self.is_upload = len(sealed) > UPLOAD_BYTES
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
 
     def send(self, *others: Exchange) -> None:
@@ -314,7 +320,8 @@ class Exchange:
                 self.cut_reads = [index for index, (start, end) in reads if end - start == INTO_BYTES]
         before = connection.network
         connection.network = after = network_facts(connection.sock)
-        self.losses = (after.retransmits - before.retransmits, after.out_of_order - before.out_of_order)
+        retransmits = 0 if self.is_upload else after.retransmits - before.retransmits
+        self.losses = (retransmits, after.out_of_order - before.out_of_order)
         self.min_rtt_us = after.min_rtt_us
         self.last_data_age_ms = after.last_data_age_ms
         if self.sent_ns is not None:

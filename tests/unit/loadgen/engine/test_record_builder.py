@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.engine.record_builder import _check_inputs
 from loadgen.servers.backends.dialect import Answer
+from loadgen.servers.backends.pooling import check_inputs
 from loadgen.workloads.request import Request
 from tests.support.answers import Key, chunk, end_events, ending, recorded, token, whole
 from tests.support.dialects import DIALECTS
@@ -99,7 +99,7 @@ def test_fewer_results_than_inputs_are_no_complete_response(
 ) -> None:
     """Unless the user asked for the best ones only. Documents of the user are further inputs."""
     answer = Answer([0], counts={"inputs": 2})
-    _check_inputs(answer, Request(0, "a", 0, 0, inputs=inputs, body=body))
+    check_inputs(answer, Request(0, "a", 0, 0, inputs=inputs, body=body))
     assert answer.counts == {"inputs": counted}
     assert (answer.error_kind == "protocol") == (state == "failed")
     assert answer.error_detail.endswith("2 of 3") == (state == "failed")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loadgen.workloads.images import SyntheticImage
+from loadgen.workloads.recordings import Recording
 
 
 class ParentEdge(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +40,8 @@ class Request(msgspec.Struct, frozen=True):
     """Fields from the user, merged into the request body that the server's `Dialect` builds."""
     images: tuple[str | SyntheticImage, ...] = ()
     """URLs of images in the last chat message."""
+    recording: Recording | None = None
+    """The recording to transcribe. None: the request is not one for a transcription."""
     batch: tuple[str | tuple[int, ...], ...] = ()
     """Further inputs after `prompt`. Only requests to pooling endpoints, such as embeddings, have further inputs."""
     inputs: int = 1

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from loadgen.workloads import raw_requests, sessions
 from loadgen.workloads.arrival_processes import Trace
+from loadgen.workloads.audio_files import Recordings
 from loadgen.workloads.datasets import Dataset, recognise
 from loadgen.workloads.images import SyntheticImage
 from loadgen.workloads.lengths import Fixed, Lengths
@@ -33,12 +34,19 @@ from loadgen.workloads.prompts import (
     id_prompts,
 )
 from loadgen.workloads.raw_requests import RawRequests
+from loadgen.workloads.recordings import AUDIO_TYPES, SyntheticRecording
 from loadgen.workloads.request import Request, merged
 from loadgen.workloads.session_files import SYNTAX as SESSIONS_SYNTAX
 from loadgen.workloads.session_files import SessionFile, count_requests
 from loadgen.workloads.session_graph import SessionGraph
 from loadgen.workloads.sessions import MultiTurn, Session
-from loadgen.workloads.spec_syntax import TOKENS_LIMIT, WorkloadError, parse_integer, parse_options
+from loadgen.workloads.spec_syntax import (
+    TOKENS_LIMIT,
+    WorkloadError,
+    parse_integer,
+    parse_options,
+    parse_path_and_options,
+)
 from loadgen.workloads.text_prompts import Progress, ignore_progress, no_text, text_prompt
 from loadgen.workloads.texts import BATCH, VocabularyStore
 from loadgen.workloads.token_counter import ANOTHER_MODEL, APPROXIMATE, CountingMethod, TokenCounter, choose_counter
@@ -92,7 +100,7 @@ class SharedPrefix(msgspec.Struct, frozen=True):
         return f"shared-prefix:groups={self.groups},tokens={self.tokens}"
 
 
-Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn | RawRequests | SessionFile
+Workload: TypeAlias = Synthetic | SharedPrefix | Dataset | MultiTurn | RawRequests | Recordings | SessionFile
 
 
 def has_sessions(workload: Workload) -> bool:
@@ -107,6 +115,8 @@ def parse(text: str) -> Workload:
     kind = text.strip().partition(":")[0]
     if kind not in WORKLOADS:
         path = Path(text.strip())
+        if path.suffix.lower() in AUDIO_TYPES:
+            return Recordings(path)
         if path.exists() or path.suffix in FILE_SUFFIXES:
             return Dataset(recognise(path), path)
         raise WorkloadError(
@@ -148,6 +158,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     """Width and height in pixels of each synthetic image that a request contains."""
     batch_size: int = 1
     """Number of inputs of each request. Only requests to pooling endpoints have more than one."""
+    recordings: bool = False
+    """True if requests contain recordings instead of texts. `input` is then the length of the synthetic ones in
+    seconds."""
     query_words: int = 0
     """Number of words at the start of an input that all inputs of a request share, because the endpoint takes them as
     the query. 0: the inputs share nothing. Used only if `batch_size` is larger than 1."""
@@ -296,6 +309,9 @@ class Prompts(msgspec.Struct, frozen=True):
         If the body of the request already has a field of the same name, this field is kept. Raises WorkloadError if the
         request has images and the endpoint is not a chat endpoint."""
         spec = self.spec
+        if spec.recordings and request.recording is None:
+            recording = SyntheticRecording(request.input_tokens, f"{spec.seed}/{request.id}")
+            request = replace(request, prompt="", input_tokens=0, recording=recording)
         images = request.images
         if not (spec.request_fields or spec.image_sizes or images):
             return request
@@ -491,6 +507,7 @@ WORKLOADS: dict[str, tuple[Callable[[str], Workload], str]] = {
     "alpaca": (Dataset.of("alpaca"), "alpaca:FILE"),
     "jsonl": (Dataset.of("jsonl"), "jsonl:FILE"),
     "requests": (raw_requests.raw_requests, "requests:FILE[,sessions=yes]"),
+    "audio": (lambda rest: Recordings(Path(parse_path_and_options(rest, ())[0])), "audio:FOLDER or audio:FILE"),
     "sessions": (SessionFile.parse, SESSIONS_SYNTAX),
     "multi-turn": (sessions.multi_turn, "multi-turn:turns=K[,think=T] or multi-turn:FILE[,think=T]"),
 }

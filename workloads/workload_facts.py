@@ -10,6 +10,7 @@ from typing import Any, assert_never
 import msgspec
 
 from loadgen.workloads import lengths, workload
+from loadgen.workloads.audio_files import Recordings
 from loadgen.workloads.datasets import Dataset
 from loadgen.workloads.lengths import Empirical, Exponential, Fixed, LengthDistribution, Lognormal, Uniform
 from loadgen.workloads.raw_requests import RawRequests
@@ -71,7 +72,7 @@ def workload_facts(text: str) -> WorkloadFacts:
     facts = WorkloadFacts(kind=kind, options=options.replace(str(path), path.name) if path else options)
     changes: dict[str, Any] = {}
     match source:
-        case Dataset():
+        case Dataset() | Recordings():
             changes = {"has_own_lengths": True}
         case MultiTurn():
             changes = {"has_own_lengths": path is not None, "has_sessions": True, "shares_prefixes": True}

@@ -28,6 +28,7 @@ WORKLOAD_FACTS = {
     "requests:/data/log.jsonl,sessions=yes": WorkloadFacts(
         kind="requests", options="log.jsonl,sessions=yes", has_sessions=True, has_own_lengths=True
     ),
+    "audio:/data/calls": WorkloadFacts(kind="audio", options="calls", has_own_lengths=True),
     "sessions:/data/trace.jsonl,speed=2": WorkloadFacts(
         kind="sessions", options="trace.jsonl,speed=2", shares_prefixes=True, has_sessions=True, has_own_lengths=True
     ),

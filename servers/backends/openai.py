@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.servers.backends import base, pooling
+from loadgen.servers.backends.audio import speech_dialect, transcription_dialect
 from loadgen.servers.backends.dialect import (
     REFUSABLE,
     Answer,
@@ -679,6 +680,10 @@ OPENAI = base.Backend(
         "chat": _dialect("chat", count_text=_TOKENIZE),
         "responses": responses_dialect("openai", extra_fields=lambda _: {}, count_text=_TOKENIZE),
         "messages": messages_dialect("openai", headers=api_key_headers, count_text=_TOKENIZE),
+        "transcriptions": transcription_dialect(
+            "openai", partial(decode, empty_is_token=None, always_done=False), answer_text, {}
+        ),
+        "speech": speech_dialect("openai", {"voice": "alloy"}),
     }
     | {endpoint: pooling.pooling_dialect("openai", endpoint) for endpoint in pooling.PATHS},
     identify=_identify,

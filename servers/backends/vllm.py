@@ -21,9 +21,10 @@ from functools import partial
 from typing import Any
 
 from loadgen.servers.backends import base, pooling
+from loadgen.servers.backends.audio import speech_dialect, transcription_dialect
 from loadgen.servers.backends.dialect import Route, VersionRule
 from loadgen.servers.backends.messages import bearer_headers, messages_dialect
-from loadgen.servers.backends.openai import RUNNING_USAGE, messages, openai_dialect, unless_marker
+from loadgen.servers.backends.openai import RUNNING_USAGE, answer_text, decode, messages, openai_dialect, unless_marker
 from loadgen.servers.backends.responses import responses_dialect
 from loadgen.servers.ladder import LADDER_ARCHITECTURE, PLUGIN_FOLDER
 from loadgen.workloads.request import Request
@@ -94,6 +95,13 @@ VLLM = base.Backend(
         "chat": _dialect("chat", count=_COUNT_CHAT, versions=(_UNKNOWN_VERSION,)),
         "responses": responses_dialect("vllm", extra_fields=_ignore_eos, count=_COUNT_CHAT),
         "messages": messages_dialect("vllm", headers=bearer_headers, count=_COUNT_CHAT),
+        "transcriptions": transcription_dialect(
+            "vllm",
+            partial(decode, empty_is_token=unless_marker, always_done=True),
+            answer_text,
+            {"stream_include_usage": True, "stream_continuous_usage_stats": True},
+        ),
+        "speech": speech_dialect("vllm", {"stream": True}),
         "embeddings": pooling.pooling_dialect("vllm", "embeddings", count=_COUNT_TEXT, token_ids=True),
         "rerank": pooling.pooling_dialect("vllm", "rerank", count_text=_COUNT_TEXT),
         "score": pooling.pooling_dialect("vllm", "score", count_text=_COUNT_TEXT),
@@ -175,6 +183,8 @@ VLLM = base.Backend(
         ),
     ),
     simulated="loadgen.servers.simulated.vllm:PROTOCOL",
+    simulated_models={"transcriptions": "qwen3-asr-1.7b", "speech": "qwen3-tts-1.7b"},
+    simulated_shapes={"transcriptions": "Qwen3-1.7B", "speech": "Qwen3-1.7B"},
     notes={
         "memory_option": "--gpu-memory-utilization",
         "memory_taken": "90 to 92% by default",  # 0.90 up to version 0.10.2, 0.92 in later versions

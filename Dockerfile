@@ -15,7 +15,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Dependencies get a separate layer, so that a change of code does not download them again.
 COPY pyproject.toml ./
 RUN mkdir workloads servers loadgen analysis && touch README.md LICENSE docker-compose.yml
-RUN /opt/loadgen/bin/pip install '.[ui]'
+RUN /opt/loadgen/bin/pip install '.[ui,schema]'
 COPY README.md LICENSE docker-compose.yml ./
 COPY workloads workloads
 COPY servers servers

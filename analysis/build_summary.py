@@ -193,6 +193,8 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         asked_s=plan.get("duration_s"),
         **{name: plan.get(name) for name in PLAN_FIELDS},
         seed_choice=plan.get("seed_choice", ""),
+        audio_seconds=plan.get("audio_seconds"),
+        has_audio=frame.has_audio,
         batch_size=plan.get("batch_size", 1),
         ignore_eos=plan.get("ignore_eos", True),
         interrupted=footer is None or footer.interrupted,

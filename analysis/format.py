@@ -137,11 +137,9 @@ def unit_of(figure: str, value: float | None) -> tuple[float, str]:
         return 1.0, "requests/s"
     if figure in SHARE_TITLES or figure in ("cached", "canary", "expected") or figure.endswith("_share"):
         return 100.0, "%"
-    if figure.partition(".")[0] in {metric.key for metric in METRICS.values() if metric.unit == "tokens"}:
-        return 1.0, "tokens"
-    if figure.endswith("_per_s"):
-        noun = figure.partition("_")[0]
-        return 1.0, f"{noun}/s" if noun in ("requests", "inputs") else "tokens/s"
+    metric = next((metric for metric in METRICS.values() if metric.key == figure.partition(".")[0]), None)
+    if metric is not None and not metric.timed:
+        return 1.0, "" if metric.unit == "ratio" else metric.unit
     return scale_of(value)
 
 
@@ -257,6 +255,8 @@ def _prompts(run: RunInfo) -> str:
     """
     facts = workload_facts(run.workload or "synthetic")
     exact = run.prompts_exact
+    if run.audio_seconds is not None:
+        return f" of {length_text(run.audio_seconds, 'second')} of audio each"
     if run.batch_size > 1:
         inputs = f" of {run.batch_size} inputs"
         return inputs + _prompts(replace(run, batch_size=1))
@@ -275,16 +275,21 @@ def _prompts(run: RunInfo) -> str:
 
 def token_length(value: int | str | None) -> str:
     """Describe a length in tokens. `value` is a number, or the canonical text of a length distribution."""
+    return length_text(value, "token")
+
+
+def length_text(value: int | str | None, noun: str) -> str:
+    """Describe a length in the unit `noun`. `value` is a number, or the canonical text of a length distribution."""
     length = length_facts(value)
     if length.kind == "fixed":
-        return pluralise(length.low or 0, "token")
+        return pluralise(length.low or 0, noun)
     if length.kind == "uniform":
-        return f"{length.low} to {length.high} tokens"
+        return f"{length.low} to {length.high} {noun}s"
     if length.kind == "empirical":
-        return f"a number of tokens from {length.file}"
+        return f"a number of {noun}s from {length.file}"
     if length.mean is not None:
-        return f"about {significant(length.mean)} tokens ({length.kind})"
-    return f"{length.text} tokens"
+        return f"about {significant(length.mean)} {noun}s ({length.kind})"
+    return f"{length.text} {noun}s"
 
 
 def start_time(summary: Summary) -> str:

@@ -292,6 +292,24 @@ class Frame(msgspec.Struct, frozen=True):
         ended = self.measured & self.complete & self.within(self.end_ns)
         return float(np.nansum(self.mark("inputs")[ended]))
 
+    @property
+    def has_audio(self) -> bool:
+        """True if requests contain recordings, or if responses contain speech."""
+        return "audio_us" in self.marks or "audio_bytes" in self.marks
+
+    @property
+    def audio_s(self) -> Floats:
+        """The length of each row's recording or speech in seconds; NaN if it is unknown or 0."""
+        lengths_us = self.mark("audio_us")
+        return np.where(lengths_us > 0, lengths_us, np.nan) / 1e6
+
+    def sum_inside(self, amounts: Floats) -> float | None:
+        """Return the sum of an amount over the complete requests that ended inside the window.
+
+        The result is None if an amount is NaN, or if there is no such request."""
+        ended = self.measured & self.complete & self.within(self.end_ns)
+        return float(amounts[ended].sum()) if ended.any() and not np.isnan(amounts[ended]).any() else None
+
     def tokens_inside(self) -> float:
         """Return the number of generated tokens that arrived inside the window.
 

@@ -11,7 +11,8 @@ The definitions use this notation:
 - c_j: number of tokens in chunk j.
 - m: number of streamed tokens, the sum of all c_j.
 - n: number of generated tokens, which is larger than m if the server hides tokens (loadgen.analysis.run.token_counts).
-- t_end: arrival time of the server's end marker.
+- t_end: arrival time of the server's end marker. For audio: arrival of the last byte of the body.
+- d: length of the recording or of the speech in seconds.
 - t_r, t_a: for a response that begins with reasoning, the arrival times of the last chunk of the reasoning and of the
   first chunk of the answer. The reasoning has m_r tokens and the answer m_a, of which the first chunks hold c_1 and
   c_a.
@@ -47,7 +48,9 @@ class Metric(msgspec.Struct, frozen=True):
     formula: Callable[[Frame], Any]
     """Computes the metric from a Frame. A metric per request returns one value per row, or NaN where it is undefined. A
     metric per chunk or token returns the samples of all sampled rows. A metric per run returns one value or None."""
-    unit: Literal["s", "s/token", "tokens", "requests/s", "inputs/s", "tokens/s", "share"] = "s"
+    unit: Literal[
+        "s", "s/token", "tokens", "requests/s", "inputs/s", "tokens/s", "share", "s of audio/s", "bytes/s", "ratio"
+    ] = "s"
     direction: Literal["lower", "higher"] = "lower"
     per: Literal["request", "chunk", "token", "run"] = "request"
     stamps: Literal["ttft", "tpot", "itl", "e2e"] = "e2e"
@@ -64,6 +67,11 @@ class Metric(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """The name in objectives and on the command line, such as `ttft` or `requests_per_s`."""
         return self.name if self.unit.endswith("/s") else self.name.removesuffix("_s")
+
+    @property
+    def timed(self) -> bool:
+        """True if the values are times in seconds, so that a bound has a unit of time."""
+        return self.unit in ("s", "s/token")
 
     def rows(self, frame: Frame) -> Floats:
         """Return the metric's value for each row of the frame, or NaN for a row without a value.
@@ -138,6 +146,12 @@ def _skew_s(frame: Frame) -> float | None:
     if len(due_ns) == 0 or due_ns.max() > due_ns.min():
         return None
     return float(frame.sent_end_ns[sent].max() - frame.sent_ns[sent].min()) / NS_PER_S
+
+
+def _per_second_inside(amounts: Floats, frame: Frame) -> float | None:
+    """Return the sum of an amount over the complete requests that ended in the window, per second of the window."""
+    total = frame.sum_inside(amounts)
+    return None if total is None else _per_second(total, frame)
 
 
 def _reasoning_tokens(frame: Frame) -> Floats:
@@ -240,6 +254,26 @@ _TABLE = (
         "the reasoning. Defined only for responses with reasoning.",
         _reasoning_tokens,
         unit="tokens",
+        optional=True,
+    ),
+    Metric(
+        "first_audio_s",
+        "First audio",
+        "Time to first audio",
+        "From the first byte sent to the arrival of the first byte of audio. The header of a WAV file does not count. "
+        "Only for speech.",
+        lambda f: (f.mark("first_audio_ns") - f.sent_ns) / NS_PER_S,
+        stamps="ttft",
+        optional=True,
+    ),
+    Metric(
+        "rtf",
+        "RTF",
+        "Real-time factor",
+        "(t_end - t_sent) / d: processing time per second of audio. Below 1, the server is faster than real time. Only "
+        "for transcriptions and speech of known length.",
+        lambda f: (f.end_ns - f.sent_ns) / NS_PER_S / f.audio_s,
+        unit="ratio",
         optional=True,
     ),
     Metric(
@@ -367,6 +401,28 @@ _TABLE = (
         "or pairs of a query and a document. Only for pooling endpoints, such as embeddings.",
         lambda f: _per_second(f.inputs_inside, f) if f.inputs_inside else None,
         unit="inputs/s",
+        direction="higher",
+        per="run",
+    ),
+    Metric(
+        "audio_seconds_per_s",
+        "RTFx",
+        "Audio throughput (RTFx)",
+        "Seconds of audio of complete requests that ended inside the window / length of the window: recordings that "
+        "were transcribed, or speech that was generated. With one request at a time, it is 1 / RTF.",
+        lambda f: _per_second_inside(f.audio_s, f),
+        unit="s of audio/s",
+        direction="higher",
+        per="run",
+    ),
+    Metric(
+        "audio_bytes_per_s",
+        "Audio bytes",
+        "Audio bytes",
+        "Bytes of speech in complete responses that ended inside the window / length of the window. The header of a "
+        "WAV file does not count.",
+        lambda f: _per_second_inside(f.mark("audio_bytes"), f),
+        unit="bytes/s",
         direction="higher",
         per="run",
     ),

@@ -20,7 +20,7 @@ from loadgen.workloads.spec_syntax import parse_seconds
 
 Parsed = TypeVar("Parsed")
 Description = TypeVar("Description")
-Unit = Literal["s", "share", "requests", "tokens", "per second"]
+Unit = Literal["s", "share", "requests", "tokens", "ratio", "per second"]
 Interval = tuple[float | None, float | None]
 """Ends of a confidence interval. An end is None if there are too few samples to determine it."""
 
@@ -50,6 +50,7 @@ TIME: Mapping[str, tuple[int, Unit]] = {"s": (0, "s"), "ms": (-3, "s"), "us": (-
 NUMBER: Mapping[str, tuple[int, Unit]] = {"": (0, "requests"), "%": (-2, "share")}
 SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
 TOKENS: Mapping[str, tuple[int, Unit]] = {"": (0, "tokens")}
+RATIO: Mapping[str, tuple[int, Unit]] = {"": (0, "ratio")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
 """Units of a bound. Each unit has a power of ten, by which the number is scaled, and the unit of the result. The bound
 is the float nearest to the scaled decimal number."""
@@ -61,7 +62,7 @@ HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p9
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
   parts        'chat: ttft.p99 < 500ms' judges one class of traffic or one model
-  bounds       us, ms or s for latencies and {SKEW}; a plain number for reasoning_tokens;
+  bounds       us, ms or s for latencies and {SKEW}; a plain number for reasoning_tokens and rtf;
                a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
 
 _COMPARISON = re.compile("(<=|>=|<|>)")
@@ -73,7 +74,7 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 REQUEST_LATENCIES = {key: metric for key, metric in LATENCIES.items() if metric.per == "request"}
 """Latencies that have one value per request."""
 BOUND_HINT = f"""A bound on each request has a latency, < or <=, and a time, such as 'ttft < 500ms'.
-A bound on reasoning_tokens has a number: 'reasoning_tokens <= 2000'.
+A bound on reasoning_tokens or rtf has a number: 'reasoning_tokens <= 2000'.
   latencies    {", ".join(REQUEST_LATENCIES)}"""
 
 
@@ -96,7 +97,8 @@ class Objective(msgspec.Struct, frozen=True):
     """Statistic of a latency: `mean`, `min`, `max` or a percentile such as `p99`. Empty for all other figures."""
     comparison: str
     bound: float
-    """The bound in `unit`: seconds, a share from 0 to 1, a number of requests or tokens, or a rate per second."""
+    """The bound in `unit`: seconds, a share from 0 to 1, a number of requests or tokens, a ratio, or a rate per
+    second."""
     unit: Unit
     part: str = ""
     """Class of traffic or model whose requests the figure describes. Empty: all requests."""
@@ -121,7 +123,8 @@ class BoundsMet(msgspec.Struct, kw_only=True):
     scale: float
     """Factor by which every bound is multiplied."""
     bounds_s: dict[str, float]
-    """Scaled bound in seconds, by latency. The bound of `reasoning_tokens` is a number of tokens."""
+    """Scaled bound in seconds, by latency. The bound of `reasoning_tokens` is a number of tokens, that of `rtf` a
+    ratio."""
 
 
 class AttainmentCurve(msgspec.Struct, kw_only=True):
@@ -165,7 +168,7 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     """True if the bound lies inside the interval, so that a repetition of the run might be judged differently."""
     whole_interval: bool
     """True if the whole interval has to meet the bound (--confidence). False if the measured figure decides."""
-    unit: Literal["s", "share", "requests", "tokens", "per second"]
+    unit: Unit
     """Unit of `bound`, `measured` and `interval`."""
     bound: float
     measured: float | None
@@ -357,8 +360,8 @@ def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
     The keys are the units as the user writes them. A value is the power of ten that converts the number, and the unit
     of the result. For example, `ms` has the value `(-3, "s")`.
     """
-    if figure in LATENCIES and LATENCIES[figure].unit == "tokens":
-        return TOKENS
+    if figure in LATENCIES and not LATENCIES[figure].timed:
+        return TOKENS if LATENCIES[figure].unit == "tokens" else RATIO
     if figure in LATENCIES or figure == SKEW:
         return TIME
     if figure in ("attainment", *RESPONSE_SHARES, CACHED, *RUN_SHARES):

@@ -294,7 +294,7 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
     def number(value: float) -> str:
         return write(value) if math.isfinite(value) else UNKNOWN
 
-    suffix = unit if unit == "%" else f" {unit}"
+    suffix = unit if unit in ("", "%") else f" {unit}"
     text = f"{number(evidence.measured)}{suffix}"
     if evidence.exact:
         return text
@@ -314,8 +314,8 @@ def _number_format(objective: Objective, measured: float) -> tuple[Callable[[flo
     """Return a function that writes a value of the objective's figure as a number, and the unit of the number."""
     if objective.unit == "share":
         return lambda share: _share_text(share, objective.bound), "%"
-    if objective.unit == "tokens":
-        return lambda tokens: f"{tokens:,.6g}", "tokens"
+    if objective.unit in ("tokens", "ratio"):
+        return lambda number: f"{number:,.6g}", "tokens" if objective.unit == "tokens" else ""
     factor, unit = scale_of(measured)
     return lambda seconds: significant(seconds * factor, 4), unit
 

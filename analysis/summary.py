@@ -53,6 +53,11 @@ class RunInfo(msgspec.Struct, kw_only=True):
     workload: str | None
     input_tokens: int | str | None
     """Requested prompt length: a number, or the canonical text of a length distribution."""
+    audio_seconds: str | None = None
+    """Length of synthetic recordings in seconds: a number, or the canonical text of a length distribution. None: the
+    run has no recordings, or sends files."""
+    has_audio: bool = False
+    """True if requests contain recordings, or if responses contain speech."""
     batch_size: int = 1
     """Inputs per request. Larger than 1 only on pooling endpoints, such as embeddings."""
     output_tokens: int | str | None
@@ -327,6 +332,10 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Throughput of prompt tokens."""
     inputs_per_s: float | None = None
     """Throughput of inputs. None unless the endpoint is a pooling endpoint, such as embeddings."""
+    audio_seconds_per_s: float | None = None
+    """Seconds of audio per second (RTFx). None unless the endpoint is an audio endpoint."""
+    audio_bytes_per_s: float | None = None
+    """Throughput of bytes of speech. None unless the endpoint is `speech`."""
     tail_share: float | None
     """Length of the drain as a share of the run. In the drain, fewer than a tenth of the requests are still in
     flight."""
@@ -881,8 +890,9 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def generates(self) -> bool:
-        """True if output tokens were requested. False for pooling endpoints, which generate no tokens."""
-        return self.tokens.output_asked > 0 or not self.requests.complete
+        """True if output tokens were requested or counted. False for pooling endpoints, which generate no tokens."""
+        tokens = self.tokens
+        return tokens.output_asked > 0 or tokens.output_reported > 0 or not self.requests.complete
 
     @property
     def latency(self) -> ByLatency[Distribution]:

@@ -222,6 +222,8 @@ COMPARED = ("prompt_tokens", "output_tokens", "requests_finished", "rejections")
 DRAFT_COUNTERS = ("draft_steps", "draft_tokens", "accepted_draft_tokens")
 SERVER_ONLY = ("cached_prompt_tokens", "preemptions", "requests_failed", *DRAFT_COUNTERS)
 """Counters that only the server has."""
+AUDIO_OBSTACLE = "the server counts parts of recordings as requests, and audio in its own units"
+"""Reason why the counters of a run with audio cannot be compared."""
 
 
 def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
@@ -238,7 +240,7 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     if first is not None:
         valid = [reading for reading in valid if reading.at_s >= first.at_s]
     counted = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
-    obstacle = _comparison_obstacle(run, all_readings, valid, first)
+    obstacle = AUDIO_OBSTACLE if frame.has_audio else _comparison_obstacle(run, all_readings, valid, first)
     checks = {}
     for counter in (*COMPARED, *SERVER_ONLY):
         growth, resets = _growth(valid, counter)

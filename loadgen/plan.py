@@ -58,6 +58,7 @@ from loadgen.workloads.datasets import user_fields
 from loadgen.workloads.lengths import LengthDistribution, OutputLengths
 from loadgen.workloads.model_mix import ModelMix
 from loadgen.workloads.raw_requests import RawRequests
+from loadgen.workloads.recordings import SECONDS_DEFAULT, parse_seconds_of_audio
 from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.spec_syntax import WorkloadError
 from loadgen.workloads.token_counter import CountingMethod
@@ -72,6 +73,8 @@ SeedChoice = Literal["fixed", "stated", "random"]
 - stated: The user stated the seed.
 - random: The command drew a new seed, so that no earlier run has sent the same prompts.
 """
+SPEECH_TOKENS = 32
+"""Default length of a text to speak, in tokens. It takes about ten seconds to speak."""
 BURST_REQUESTS = 1000
 """Number of requests of `loadgen burst`, unless the user states another number or a file."""
 
@@ -87,6 +90,12 @@ def _default_output_tokens(settings: Mapping[str, Any]) -> int | str:
 def _default_seed(_settings: Mapping[str, Any]) -> int:
     """Return the default of `seed`. `loadgen.engine.resolve_server.with_seed` replaces it if the server is real."""
     return FIXED_SEED
+
+
+def default_input_tokens(settings: Mapping[str, Any]) -> int | str:
+    """Return the default of `input_tokens`. Texts to speak are shorter than other prompts."""
+    speaks = settings["endpoint"] == "speech" or str(settings["url"]).endswith("/audio/speech")
+    return SPEECH_TOKENS if speaks else Plan.input_tokens
 
 
 def _workload_file(text: str) -> Path | None:
@@ -135,6 +144,7 @@ CANCELLATION = canonical(lambda text: cancellation.parse(text) if text else "")
 ARRIVALS = canonical(arrivals.parse)
 WORKLOAD = canonical(workload.parse)
 INPUT_LENGTHS = canonical(lengths.parse)
+AUDIO_LENGTHS = canonical(parse_seconds_of_audio)
 OUTPUT_LENGTHS = canonical(lengths.parse_outputs)
 KNOWN_BACKEND = one_of(lambda: BACKENDS)
 KNOWN_ENDPOINT = one_of(all_endpoints)
@@ -238,9 +248,13 @@ class Plan:
     repeat_file: Annotated[bool, RunOption("Prompts", "start")] = False
     """Repeat a file's prompts if the run needs more. A prefix cache of the server may make repeated prompts faster."""
     # A number, or canonical text, as loadgen.workloads.lengths defines it.
-    input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form")] = 512
+    input_tokens: Annotated[int | str, INPUT_LENGTHS, RunOption("Prompts", "form", default=default_input_tokens)] = 512
     """Prompt length (default 512) or uniform:A..B. Other forms: lognormal:mean=M,cv=C, empirical:FILE, ... Lengths
-    count tokens of the server's tokenizer."""
+    count tokens of the server's tokenizer. Texts to speak have 32 tokens by default."""
+    # None: loadgen.workloads.recordings.SECONDS_DEFAULT. A number, or canonical text of a length distribution.
+    audio_seconds: Annotated[int | str | None, AUDIO_LENGTHS, RunOption("Prompts", "start")] = None
+    """Seconds of audio per request (default 10). --endpoint transcriptions sends synthetic recordings of this length,
+    or of lengths such as uniform:5..30. --workload audio:FOLDER sends files instead."""
     batch_size: Annotated[int, in_range(1, 10_000), RunOption("Advanced", "form")] = 1
     """Inputs per request for embeddings, rerank, score and classify (default 1). Each input has --input-tokens
     tokens."""
@@ -408,6 +422,11 @@ class Plan:
         return lengths.parse(str(self.input_tokens))
 
     @property
+    def audio_lengths(self) -> LengthDistribution:
+        """Return the distribution of the lengths of synthetic recordings, in seconds."""
+        return lengths.parse(str(self.audio_seconds or SECONDS_DEFAULT))
+
+    @property
     def output_lengths(self) -> OutputLengths:
         """Return the output lengths that the field `output_tokens` describes."""
         return lengths.parse_outputs(str(self.output_tokens))
@@ -490,7 +509,7 @@ class Plan:
             "--extra-body": bool(self.extra_body),
             "--image": bool(self.image),
             "--batch-size": self.batch_size != 1,
-            "--input-tokens": self.input_tokens != type(self).input_tokens,
+            "--input-tokens": self.input_tokens != default_input_tokens(vars(self)),
             "--output-tokens": self.output_tokens != lengths.ANSWERS,
             "--model": self.model_mix is not None,
         }

@@ -423,5 +423,12 @@ def describe_plan(plan: Plan, dialect: Dialect, *, exact: bool = True) -> str:
     prompt = about_tokens(f"{tokens_in} tokens", exact=exact or plan.uses_file)
     if plan.batch_size > 1:
         prompt = f"{plan.batch_size} inputs of {prompt}"
-    output = f"{tokens_out} out" if dialect.streams else dialect.endpoint
+    if dialect.inputs == "recording":
+        prompt = describe_recordings(plan)
+    output = f"{tokens_out} out" if dialect.has_output_length else dialect.endpoint
     return f"{number}{process}{duration}, {prompt} in, {output}"
+
+
+def describe_recordings(plan: Plan) -> str:
+    """Return a description of the recordings of a plan, such as `recordings of 10 s` or `recordings of a file`."""
+    return f"recordings of {plan.workload}" if plan.uses_file else f"recordings of {plan.audio_lengths} s"

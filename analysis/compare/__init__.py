@@ -76,14 +76,17 @@ FIGURES = (
 """Figures that are compared by default. There are few of them, because each further test weakens all tests."""
 REASONING_FIGURES = ("ttfa.p50", "ttfa.p99", "think.p50", "reasoning_tokens.p50")
 """Further figures that are compared if responses begin with reasoning in every run."""
+AUDIO_FIGURES = ("audio_seconds_per_s", "first_audio.p50", "rtf.p50", "rtf.p99")
+"""Further figures that are compared if every run has audio."""
 PLANNED = (
-    *("arrivals", "n", "duration_s", "workload", "batch_size", "input_tokens"),
+    *("arrivals", "n", "duration_s", "workload", "audio_seconds", "batch_size", "input_tokens"),
     *("output_tokens", "max_in_flight", "concurrency", "window_s"),
     *("header", "extra_body", "ignore_eos", "image"),
 )
 OLD_PLAN_DEFAULTS: dict[str, Any] = {
     "arrivals": "burst",
     "workload": "synthetic",
+    "audio_seconds": None,
     "batch_size": 1,
     "ignore_eos": True,
     "header": [],
@@ -207,8 +210,9 @@ def compare(
     b, left_out_b = _valid_runs("B", b)
     summaries = [run.summary for run in (*a, *b)]
     reasons = all(summary.latencies["ttfa_s"].n for summary in summaries)
+    has_audio = all(summary.run.has_audio for summary in summaries)
     shares = [name for name in RESPONSE_SHARES if all(counts_of(name, summary)[1] for summary in summaries)]
-    more = (*shares, *(REASONING_FIGURES if reasons else ()))
+    more = (*shares, *(REASONING_FIGURES if reasons else ()), *(AUDIO_FIGURES if has_audio else ()))
     figures = list(dict.fromkeys((*FIGURES, *more, *(gate.figure for gate in gates))))
     single_runs = len(a) == len(b) == 1
     if single_runs:

@@ -82,7 +82,7 @@ class ComparedFigure:
     figure: str
     """Name of the figure as in --assert, such as `ttft.p99`. `ttft.pairs` is the share of pairs of one request from A
     and one from B in which the request from B is slower."""
-    unit: Literal["s", "tokens", "per second", "share"]
+    unit: Literal["s", "tokens", "ratio", "per second", "share"]
     """Unit of `a`, `b` and `difference`."""
     direction: Literal["lower", "higher"]
     """`lower` if lower values are better, else `higher`."""
@@ -249,8 +249,8 @@ def _empty_row(figure: str) -> ComparedFigure:
     if figure in SHARES or statistic == "pairs":
         return ComparedFigure(figure, "share", "higher" if figure in SHARES else "lower")
     metric = metric_by_key(name)
-    if metric.unit == "tokens":
-        return ComparedFigure(figure, "tokens", metric.direction)
+    if metric.unit in ("tokens", "ratio"):
+        return ComparedFigure(figure, "tokens" if metric.unit == "tokens" else "ratio", metric.direction)
     return ComparedFigure(figure, "per second" if metric.unit.endswith("/s") else "s", metric.direction)
 
 

@@ -318,7 +318,7 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
         return 0.0
     if metric.per != "request":
         return server_error(piece, 1.0)
-    lengths_s = list(values)
+    lengths_s = _times_behind(metric, a, b, values)
     if metric.unit == "s/token":
         # Seconds per token depend on the time in which all tokens of a response were generated.
         lengths_s = []
@@ -328,15 +328,22 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
     return server_error(piece, min(length_s / run.span_s for length_s, run in zip(lengths_s, (a, b), strict=True)))
 
 
+def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
+    """Return the times in seconds from which the values of a metric are computed. A real-time factor comes from E2E."""
+    if metric.unit == "ratio":
+        return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]
+    return list(values)
+
+
 def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
     """Return the standard error of `log(B / A)` that the timestamp errors of both runs cause.
 
-    `values` contains A and B, the compared times of the two runs, in seconds. A number of tokens has no such error.
+    `values` contains A and B, the compared values of the two runs. A number of tokens has no such error.
     """
     if metric.unit == "tokens":
         return 0.0
     errors = []
-    for run, value_s in zip((a, b), values, strict=True):
+    for run, value_s in zip((a, b), _times_behind(metric, a, b, values), strict=True):
         error_bar_s: float = getattr(run.summary.client, f"error_bar_{metric.stamps}_s") or 0.0
         errors.append(error_bar_s / ERROR_BAR_SIGMAS / value_s if value_s > 0 else 0.0)
     return math.hypot(*errors)

@@ -313,6 +313,8 @@ def lengths_sentence(summary: Summary) -> str:
     tokens, complete = summary.tokens, summary.requests.complete
     if complete == 0:
         return "Lengths not checked: no request was complete."
+    if summary.run.has_audio:
+        return _audio_sentence(summary)
     prompt = PROMPTS_AS_REQUESTED
     if tokens.prompt_mismatches:
         prompt = _different_prompts(summary)
@@ -330,6 +332,18 @@ def lengths_sentence(summary: Summary) -> str:
     if (prompt, outputs) == (PROMPTS_AS_REQUESTED, OUTPUTS_AS_REQUESTED):
         return "All prompt and output lengths as requested."
     return f"{sentence}; {outputs}."
+
+
+def _audio_sentence(summary: Summary) -> str:
+    """Return a sentence about the lengths of recordings or speech, of which some may be unknown."""
+    unknown = summary.latencies["e2e_s"].n - summary.latencies["rtf"].n
+    if not unknown:
+        return "Lengths not compared: audio has no tokens."
+    noun = "recordings" if summary.server.endpoint == "transcriptions" else "responses"
+    return (
+        f"The duration of {unknown:,} of {summary.latencies['e2e_s'].n:,} {noun} is unknown, because only WAV and FLAC "
+        "files state it: RTF covers the others, and there is no RTFx."
+    )
 
 
 def _different_prompts(summary: Summary) -> str:

@@ -46,9 +46,11 @@ from loadgen.analysis.telemetry import all_series, mean_phases
 TIMELINE_RUNS = 3
 """Maximum number of runs on a page with token timestamps. With more runs, the timelines show no tokens."""
 RUN_FACTS = (
-    *("started_at", "id", "arrivals", "n", "asked_s", "workload", "batch_size", "input_tokens"),
-    *("output_tokens", "seed", "workers", "timeout_s"),
+    *("started_at", "id", "arrivals", "n", "asked_s", "workload", "batch_size", "audio_seconds"),
+    *("input_tokens", "output_tokens", "seed", "workers", "timeout_s"),
 )
+TERMINAL_CARDS = ("inputs", "input", "audio", "audio_bytes", "output", "total", "requests", "skew")
+"""Cards that the terminal shows, by short name."""
 TITLES = {
     "prediction": ("Prediction", ""),
     "goodput": ("Goodput", ""),
@@ -114,7 +116,7 @@ def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
 def brief_document(summary: Summary) -> Document:
     """Return the brief document on one run, for the terminal."""
     cards = tables.cards(summary)
-    shown = [cards[name] for name in ("inputs", "input", "output", "total", "requests", "skew") if name in cards]
+    shown = [cards[name] for name in TERMINAL_CARDS if name in cards]
     blocks: list[Block] = [doc.Cards(shown)]
     if summary.latencies["e2e_s"].n:
         blocks.append(tables.latency([summary], brief=True))

@@ -118,6 +118,7 @@ def _cards(summary: Summary) -> dict[str, Card]:
         if bounds:
             note = f"{duration(max(0.0, bounds[0]))} to {duration(bounds[1])}, given the clock uncertainty"
         result["skew"] = _duration_card("Burst skew", summary.burst.skew_s, note)
+    result = _audio_cards(summary) | result
     if summary.generates:
         return result
     note = _joined(_interval(summary, "input_tokens_per_s"), _timing_error(summary))
@@ -125,9 +126,20 @@ def _cards(summary: Summary) -> dict[str, Card]:
     inputs = _joined(inputs, _interval(summary, "inputs_per_s"))
     inputs_card = Card("Inputs", significant(throughput.inputs_per_s, 4), "/s", inputs)
     input_card = Card("Input throughput", significant(throughput.input_tokens_per_s, 4), "tokens/s", note)
-    return {"inputs": inputs_card, "input": input_card} | {
-        name: card for name, card in result.items() if name not in TOKEN_CARDS
-    }
+    input_cards = {"inputs": inputs_card, "input": input_card} if throughput.inputs_per_s is not None else {}
+    return input_cards | {name: card for name, card in result.items() if name not in TOKEN_CARDS}
+
+
+def _audio_cards(summary: Summary) -> dict[str, Card]:
+    """Return the cards of runs with recordings or speech, by short name. The dict is empty for other runs."""
+    throughput = summary.throughput
+    cards = {}
+    if throughput.audio_seconds_per_s is not None:
+        note = _joined("seconds of audio per second", _interval(summary, "audio_seconds_per_s"))
+        cards["audio"] = Card("Audio (RTFx)", significant(throughput.audio_seconds_per_s, 4), "s/s", note)
+    if throughput.audio_bytes_per_s is not None:
+        cards["audio_bytes"] = Card("Audio bytes", byte_size(throughput.audio_bytes_per_s), "/s")
+    return cards
 
 
 def _goodput_card(summary: Summary) -> Card:
@@ -226,11 +238,12 @@ def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
     TTFT from the due time is included if requests waited because of `--concurrency`. The figures of reasoning are
-    always included. The table omits their rows later if no response began with reasoning.
+    always included, and so are those of audio. The table omits their rows later if no response has them.
     """
     from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
     reasoning = ("ttfa_s", "think_s", "reasoning_tokens")
-    return ("ttft_s", *from_due, *reasoning, "tpot_s", "tpot_reasoning_s", "tpot_answer_s", *BRIEF_LATENCIES[2:])
+    first = ("first_audio_s", "ttft_s", *from_due, *reasoning)
+    return (*first, "tpot_s", "tpot_reasoning_s", "tpot_answer_s", *BRIEF_LATENCIES[2:], "rtf")
 
 
 def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -> list[TableColumn]:
@@ -251,8 +264,8 @@ def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistrib
     SHARED_UNIT_MAX or more in the shared unit gets a separate unit.
     """
     metric = METRICS[name]
-    if metric.unit == "tokens":
-        return 1.0, "tokens"
+    if not metric.timed:
+        return unit_of(metric.key, None)
     paced = metric.unit == "s/token" or metric.per in ("chunk", "token")
     own_s = _typical_s(parts, name)
     shared_s = _typical_s(parts, "tpot_s" if paced else "ttft_s") or own_s

@@ -79,6 +79,7 @@ _PLAN = {
     "batch_size": Annotated[int, msgspec.Meta(ge=1, le=1 << 32)],
     "duration_s timeout_s": _Number | None,
     "input_tokens output_tokens": int | str | None,
+    "audio_seconds": str | None,
     "seed": int,
     "seed_choice": Literal["fixed", "stated", "random"],
     "ignore_eos simulated": bool,

@@ -154,6 +154,7 @@ ENDPOINTS = {
     "openai-chat": "chat",
     "completion": "completions",
     "completions": "completions",
+    "openai-audio": "transcriptions",
     "embeddings": "embeddings",
     "openai-embeddings": "embeddings",
     "vllm-rerank": "rerank",
@@ -163,6 +164,8 @@ ENDPOINTS = {
 ENDPOINT_PATHS = {
     "/chat/completions": "chat",
     "/completions": "completions",
+    "/audio/transcriptions": "transcriptions",
+    "/audio/speech": "speech",
     "/embeddings": "embeddings",
     "/embed": "embed",
     "/rerank": "rerank",

@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from loadgen import folders, machine
+from loadgen.engine.audio_checks import check_audio
 from loadgen.engine.raw_files import RawFacts, first_path, raw_requests_of, survey
 from loadgen.engine.resolve_server import (
     Say,
@@ -43,11 +44,12 @@ from loadgen.engine.sent_seeds import note_seed
 from loadgen.engine.vocabulary_cache import vocabulary_cache
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.plan_fields import describe_lengths, describe_plan
+from loadgen.plan_fields import describe_lengths, describe_plan, describe_recordings
 from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.backends.raw_bodies import dialect_for_path
 from loadgen.servers.session_identity import SessionIdentity
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
+from loadgen.workloads.audio_files import Recordings
 from loadgen.workloads.canaries import build_canaries
 from loadgen.workloads.datasets import Dataset, describe_format
 from loadgen.workloads.input_files import check_input
@@ -78,6 +80,9 @@ UNKNOWN_TOKENS = 1 << 15
 """Context length of a simulated server if prompt lengths are not known beforehand: for sessions and for prompts from a
 file."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
+SEVERAL_INPUTS = ("several", "pairs")
+"""The `inputs` of dialects whose requests take more than one input."""
+RECORDING_METHOD = "recordings, which have no tokens"
 QUIET_S, PROGRESS_INTERVAL_S = 0.4, 0.1
 """Time in seconds before the first progress of building prompts is shown, and between two updates."""
 NS_PER_S = 1_000_000_000
@@ -154,7 +159,7 @@ def prepare(
     raw_source = raw_requests_of(plan)
     plan = until_file_ends(with_file_endpoint(plan), show)
     access = access_for(plan)
-    endpoint_dialect(plan.server, plan.endpoint)  # raises an error for an unknown endpoint
+    check_audio(plan, endpoint_dialect(plan.server, plan.endpoint))  # raises an error for an unknown endpoint too
     schedule = build_schedule(plan)
     about_file, repetition = check_prompt_file(plan, schedule, show)
     connections_per_worker = ceil(schedule.in_flight / plan.workers)
@@ -247,6 +252,8 @@ def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: s
     noun = f"prompt{plural}" if plan.batch_size == 1 else "inputs"
     kind = f"session{plural}, {tokens} a turn" if plan.uses_sessions else f"{noun} of {tokens}"
     for_model = f" for {model}" if model else ""
+    if prompts.spec.recordings:
+        return f"{count}{describe_recordings(plan)}{for_model}"
     if exact:
         return f"{count}{kind} ({prompts.counting_method}){for_model}"
     return f"{count}{kind}{for_model}: {prompts.counting_method}"
@@ -265,7 +272,7 @@ def check_inputs(plan: Plan) -> None:
             next(spec.tokens(plan.seed, name))
     for source in (plan.prompt_source, plan.arrival_process):
         path: Path | None = getattr(source, "path", None)
-        if path is not None:
+        if path is not None and not isinstance(source, Recordings):
             try:
                 check_input(path)
             except OSError as error:
@@ -341,8 +348,9 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 def with_file_endpoint(plan: Plan) -> Plan:
     """Return the plan, with the endpoint that its file requires if the plan names no endpoint.
 
-    A file with lists of chat messages requires the chat endpoint. The first request of a file of whole requests decides
-    by its path. The responses to whole requests may have any length, because loadgen does not change their bodies.
+    A file with lists of chat messages requires the chat endpoint, and recordings require that for transcriptions. The
+    first request of a file of whole requests decides by its path. The responses to whole requests may have any length,
+    because loadgen does not change their bodies.
     """
     source = plan.prompt_source
     if isinstance(source, RawRequests):
@@ -352,6 +360,8 @@ def with_file_endpoint(plan: Plan) -> Plan:
         return plan if dialect is None else plan.replaced(endpoint=dialect.endpoint)
     if plan.endpoint is None and isinstance(source, Dataset | SessionFile) and source.has_messages:
         return plan.replaced(endpoint="chat")
+    if plan.endpoint is None and (isinstance(source, Recordings) or plan.audio_seconds is not None):
+        return plan.replaced(endpoint="transcriptions")
     return plan
 
 
@@ -409,14 +419,17 @@ def _count_entries(plan: Plan, limit: int | None, progress: Callable[[int], None
     """Return the number of prompts or sessions in the plan's file, up to `limit`."""
     source = plan.prompt_source
     count = 0
-    samples = source.samples() if isinstance(source, Dataset | MultiTurn | RawRequests | SessionFile) else None
+    with_entries = Dataset | MultiTurn | RawRequests | Recordings | SessionFile
+    samples = source.samples() if isinstance(source, with_entries) else None
     for count, _ in enumerate(islice(samples or (), limit), 1):
         progress(count)
     return count
 
 
 def _unit(plan: Plan) -> str:
-    """Return the plural noun for the entries of the plan's file: `sessions` or `prompts`."""
+    """Return the plural noun for the entries of the plan's file: `sessions`, `recordings` or `prompts`."""
+    if isinstance(plan.prompt_source, Recordings):
+        return "recordings"
     return "sessions" if plan.uses_sessions else "prompts"
 
 
@@ -466,7 +479,8 @@ def build_prompts(
     if plan.extra_body or plan.may_stop_early:
         request_fields = {"body": fill_fields(plan.extra_body), "ignore_eos": not plan.may_stop_early}
     check_batch(plan, dialect)
-    if not dialect.streams:
+    check_audio(plan, dialect)
+    if not dialect.has_output_length:
         if plan.uses_sessions and not isinstance(source, RawRequests):
             raise PlanError(
                 f"--endpoint {dialect.endpoint} cannot be used for sessions, because its responses have no text",
@@ -474,6 +488,8 @@ def build_prompts(
             )
         outputs = lengths.Fixed(1)
         request_fields["output_tokens"] = 0
+    if dialect.count_by_running is None:
+        request_fields["input_tokens"] = 0
     local = load_tokenizer(plan.tokenizer) if plan.tokenizer else None
     if isinstance(source, RawRequests) and not plan.warmup:
         return Prompts(
@@ -484,27 +500,31 @@ def build_prompts(
         )
     if plan.image and not dialect.chat:
         raise PlanError("--image: only chat messages can hold images", "Use --endpoint chat.")
+    takes_recordings = dialect.inputs == "recording"
     spec = WorkloadSpec(
         source,
-        inputs,
+        plan.audio_lengths if takes_recordings else inputs,
         outputs,
         plan.seed,
         n=schedule.count,
         warmup=plan.warmup,
-        trace=process if isinstance(process, arrival_processes.Trace) else None,
+        trace=process if isinstance(process, arrival_processes.Trace) and not takes_recordings else None,
+        recordings=takes_recordings,
         request_fields=request_fields,
         repeat_file=plan.repeat_file,
         image_sizes=tuple(map(images.parse_size, plan.image)),
         batch_size=plan.batch_size,
         query_words=QUERY_WORDS if dialect.inputs == "pairs" else 0,
     )
+    if takes_recordings:
+        return Prompts(spec, lambda *_: "", len, RECORDING_METHOD)
     return prepare_prompts(
         spec,
         token_ids=dialect.token_ids,
         local=local,
-        server=server,
+        server=server if dialect.count_by_running else None,
         chat=dialect.chat,
-        by=plan.lengths,
+        by=plan.lengths if dialect.count_by_running else "approximate",
         store=None if local else vocabulary_cache(facts, server.counting_path, server.words or COMMON_WORDS),
         progress=progress,
     )
@@ -515,10 +535,11 @@ def check_batch(plan: Plan, dialect: Dialect) -> None:
     if plan.batch_size == 1:
         return
     option = f"--batch-size {plan.batch_size}"
-    if dialect.inputs == "one":
-        names = [name for name, other in BACKENDS[plan.server].dialects.items() if other.inputs != "one"]
+    if dialect.inputs not in SEVERAL_INPUTS:
+        names = [name for name, other in BACKENDS[plan.server].dialects.items() if other.inputs in SEVERAL_INPUTS]
+        noun = "recording" if dialect.inputs == "recording" else "prompt"
         hint = f"Use --endpoint {join_or(names)}, or leave --batch-size out." if names else "Leave --batch-size out."
-        raise PlanError(f"{option}: a request to --endpoint {dialect.endpoint} has only one prompt", hint)
+        raise PlanError(f"{option}: a request to --endpoint {dialect.endpoint} has only one {noun}", hint)
     synthetic = isinstance(plan.prompt_source, Synthetic)
     if synthetic and isinstance(plan.arrival_process, arrival_processes.Trace):
         raise PlanError(f"{option}: a trace states one prompt length per request", "Leave --batch-size out.")
@@ -540,8 +561,10 @@ def build_header(plan: Plan, facts: ServerFacts, dialect: Dialect, prompts: Prom
     from loadgen.servers.discovery import docker_proxy_target, exceeded_request_limit
 
     plan_fields = plan.to_dict() | {"endpoint": dialect.endpoint}
-    if not dialect.streams:
+    if not dialect.has_output_length:
         plan_fields["output_tokens"] = 0
+    if dialect.inputs == "recording":
+        plan_fields |= {"input_tokens": 0, "audio_seconds": None if plan.uses_file else str(plan.audio_lengths)}
     server = asdict(facts)
     proxied_to = "" if plan.proxy else docker_proxy_target(facts.url)
     if proxied_to:

@@ -113,8 +113,7 @@ def request_headers(plan: Plan, dialect: Dialect) -> dict[str, str]:
 
     Raises the errors that `access_for` raises.
     """
-    headers = access_for(plan, dialect).headers
-    return headers if dialect.streams else {"Accept": "application/json", **headers}
+    return access_for(plan, dialect).headers
 
 
 def _parse_headers(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -292,7 +291,7 @@ def _test_request(plan: Plan, dialect: Dialect) -> Request:
     that set a minimum length are left out, because they would contradict the length of one token.
     """
     fields = {name: value for name, value in fill_fields(plan.extra_body).items() if not name.startswith("min_")}
-    tokens = 1 if dialect.streams else 0
+    tokens = 1 if dialect.has_output_length else 0
     return Request(0, "Hello", 0, tokens, body=fields, ignore_eos=not plan.may_stop_early)
 
 
@@ -301,7 +300,7 @@ def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -
 
     `facts` is None for the built-in simulated server, which counts tokens.
     """
-    if plan.lengths in ("tokenizer", "approximate"):
+    if plan.lengths in ("tokenizer", "approximate") or dialect.count_by_running is None:
         return False
     if facts is None or plan.tokenizer or plan.lengths == "exact":
         return True
@@ -501,8 +500,8 @@ def server_for(
     from loadgen.servers.discovery import check_limits, endpoint_dialect, exceeded_request_limit, probe
 
     dialect = endpoint_dialect(plan.server, plan.endpoint)
-    max_prompt = max_prompt_length(plan)
-    max_output = max_length(plan.output_tokens) if dialect.streams else 0
+    max_prompt = max_prompt_length(plan) if dialect.count_by_running else 1
+    max_output = max_length(plan.output_tokens) if dialect.has_output_length else 0
     facts = _find_server(plan, access, say)
     if facts is not None:
         name = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
@@ -516,6 +515,7 @@ def server_for(
             say(advice)
         yield facts
         return
+    from loadgen.servers.hardware import DEFAULT_MODEL
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn_process
 
@@ -524,19 +524,22 @@ def server_for(
             raise _no_server_for(plan, "--assert")
         say(f"{_no_server(plan)}. Using the built-in simulated server; use --url for a real one.")
     machine.allow_open_files(streams)  # the child inherits the limit
+    backend = BACKENDS[plan.server]
+    endpoint = plan.endpoint or backend.native
+    shape = backend.simulated_shapes.get(endpoint)
     config = SimulatedConfig(
         server=plan.server,
         clock="batching",
         speed=plan.speed,
-        tensor_parallel=SIMULATED_GPUS,
+        model_shape=shape or DEFAULT_MODEL,
+        tensor_parallel=1 if shape else SIMULATED_GPUS,
         max_concurrent_requests=streams * plan.batch_size,  # some servers count inputs
         max_model_len=max(tokens, max_prompt + round_up_to_pieces(max_output, dialect.max_piece_tokens)),
         seed=plan.seed,
     )
     modelled = f"{config.model_shape} on {config.tensor_parallel} x {config.gpu}"
     say(f"SIMULATED {plan.server}{_times_speed(plan.speed)}, a model of {modelled}{about(None)}")
-    backend = BACKENDS[plan.server]
-    model = plan.first_model or backend.simulated_models.get(plan.endpoint or backend.native, config.model)
+    model = plan.first_model or backend.simulated_models.get(endpoint, config.model)
     adapters = plan.model_mix.models[1:] if plan.model_mix else ()
     with spawn_process(replace(config, model=model, adapters=adapters)) as (url, pid):
         facts = probe(url, plan.server)

@@ -134,6 +134,9 @@ class Backend(msgspec.Struct, frozen=True):
     faults: tuple[KnownFault, ...] = ()  # Startup failures of this backend, in addition to servers/launch/faults.toml
     simulated: str = ""  # `module:attribute` of the simulated server. Empty: there is none.
     simulated_models: Mapping[str, str] = {}  # Default model names of the simulated server, by endpoint
+    simulated_shapes: Mapping[str, str] = {}
+    """Model shape of the built-in simulated server, by endpoint. It runs on one GPU. Other endpoints have a text model
+    on several GPUs."""
     simulated_versions: Mapping[str, str] = {}  # `module:attribute` for other versions
     phrase: str = ""  # Name in sentences, if the title alone reads badly
     notes: Mapping[str, Any] = {}

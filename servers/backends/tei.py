@@ -77,6 +77,7 @@ def _dialect(endpoint: str, path: str, fields: Callable[[Request], dict[str, Any
             path, lambda text, _: fields(Request(0, text, 0, 0)), int, generates=True, header=TOKENS_HEADER
         ),
         streams=False,
+        complete=pooling.check_inputs,
         inputs=pooling.inputs_of(endpoint),
         prompt_tokens_header=TOKENS_HEADER,
         **others,
@@ -151,4 +152,5 @@ TEI = base.Backend(
         "rerank": "bge-reranker-base",
         "classify": "emotion-classifier",
     },
+    simulated_shapes=dict.fromkeys(("embed", "embeddings", "rerank", "classify"), "Qwen3-0.6B"),
 )

@@ -198,6 +198,9 @@ class Encoding:
     """Chat: events that contain only the role, for the fault `role-first`. Empty: the fault uses `opening`."""
     head: Headers = ()
     """Headers of a streamed response that depend on the request."""
+    media: Headers = ()
+    """Content type of a streamed response that is not a stream of events. If the generation fails, such a response is
+    cut off, because it cannot contain an error."""
     silent: bool = False
     """True if some tokens have no event. `encode` returns no bytes for these tokens."""
 

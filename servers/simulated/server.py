@@ -356,7 +356,8 @@ class HttpServer:
         If the body is invalid, raise ErrorReply with `strict`, or return an empty mapping without `strict`.
         """
         bad_type = self.protocol.wrong_content_type
-        if strict and bad_type is not None and not request.content_type.endswith("json"):
+        is_upload = request.path in self.protocol.uploads
+        if strict and bad_type is not None and not is_upload and not request.content_type.endswith("json"):
             raise ErrorReply(bad_type)
         try:
             return self.protocol.read_body(request.path, body)
@@ -542,7 +543,7 @@ class CompletionHandler:
         has finished with the request body. In this case, the proxy breaks off 1 or 2% of the streams.
         """
         stream.chunked = not wrong_length
-        headers = self._protocol.stream_headers + stream.encoding.head
+        headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head
         head = self._server.head(self._request, Reply(headers=headers, chunked=stream.chunked), _EXCESS_BYTES)
         if self._line.fault == "slow-headers":
             await self._trickle(stream, head)

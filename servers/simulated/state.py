@@ -72,6 +72,8 @@ class ServerProtocol:
     """All other routes, by (method, path)."""
     wrong_content_type: Reply | None = None
     """Response to a POST whose content type is not JSON. None: the server accepts any content type."""
+    uploads: Collection[str] = ()
+    """Paths that take a form with a file, and therefore any content type."""
     read_body: Callable[[str, bytes | bytearray], Mapping[str, Any]]
     """Function that returns the fields of a request body, from (path, body). Raises ErrorReply for an invalid body."""
     too_large: Reply

@@ -180,7 +180,7 @@ def _end_after(ending: Ending, k: int, stream: Stream, first: int, tokens: int) 
     """Fault hook that ends a stream after `k` tokens. `ending` says how the stream ends."""
     sent_tokens = max(0, min(tokens, k - first))
     if first + tokens >= k:
-        stream.ending = ending
+        stream.ending = "cut" if ending == "failed" and stream.encoding.media else ending
     events = stream.events(first, sent_tokens) if sent_tokens else []
     if stream.ending == "failed" and stream.completion.streamed:
         events += stream.encoding.failure

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from loadgen.servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_checks, vllm_messages
+from loadgen.servers.simulated import pooling, protocol, tokenizer, vllm_answers, vllm_audio, vllm_checks, vllm_messages
 from loadgen.servers.simulated.protocol import CompletionRequest, Encoding, Reply
 from loadgen.servers.simulated.state import (
     DURATION_HISTOGRAMS,
@@ -100,6 +100,13 @@ def _bad_json(message: str, position: int) -> Reply:
         "ctx": {"error": message},
     }
     return vllm_checks.validation_error(problem).reply
+
+
+def _read_body(path: str, body: bytes | bytearray) -> Mapping[str, Any]:
+    """Return the fields of a request body: a form on the route of transcriptions, and JSON on all other routes."""
+    return (
+        vllm_audio.read_form(body) if path == vllm_audio.TRANSCRIPTIONS else protocol.json_fields(_bad_json, path, body)
+    )
 
 
 def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
@@ -216,6 +223,8 @@ PROTOCOL = ServerProtocol(
         "/v1/chat/completions": chat,
         "/v1/responses": responses,
         "/v1/messages": vllm_messages.messages,
+        vllm_audio.TRANSCRIPTIONS: vllm_audio.transcriptions,
+        vllm_audio.SPEECH: vllm_audio.speech,
         "/v1/embeddings": partial(pooling.embeddings, _pooled_tokens),
         "/classify": partial(pooling.classify, _pooled_tokens),
         **dict.fromkeys(("/score", "/v1/score"), partial(pooling.score, _pooled_tokens)),
@@ -235,7 +244,8 @@ PROTOCOL = ServerProtocol(
         ("POST", "/detokenize"): _detokenize,
     },
     wrong_content_type=protocol.openai_error(_NOT_JSON, "Bad Request", 400),
-    read_body=partial(protocol.json_fields, _bad_json),
+    uploads=(vllm_audio.TRANSCRIPTIONS,),
+    read_body=_read_body,
     too_large=vllm_answers.failure(500),
     failure=vllm_answers.failure,
     unhealthy=Reply(status=503, headers=()),

@@ -139,10 +139,25 @@ def _chunks(tokens: list[int], end_event: int | None, prompt: int | None, finish
     return Answer(tokens, end_event, prompt, sum(tokens), "chunks", finish, "in_band_error", error)
 
 
-def _several(tokens: list[int], end_event: int, prompt: int, output: int, *, text_bytes: int, phrases: int) -> Answer:
+def _several(
+    tokens: list[int],
+    end_event: int,
+    prompt: int,
+    output: int,
+    *,
+    text_bytes: int,
+    phrases: int,
+    finish: str = "length",
+) -> Answer:
     """A stream of chunks that hold several tokens, of which only the total is known."""
-    answer = _server(tokens, end_event, prompt, output, "length")
+    answer = _server(tokens, end_event, prompt, output, finish)
     answer.text_bytes, answer.phrase_chunks = text_bytes, phrases
+    return answer
+
+
+def _counted(answer: Answer, **counts: int) -> Answer:
+    """An answer with further counts of the server."""
+    answer.counts = counts
     return answer
 
 
@@ -155,6 +170,7 @@ _TOO_LONG = "the input prompt token len 12001 is too long > 2047 (invalid_reques
 _COMPLETIONS, _CHAT = ("vllm", "completions"), ("vllm", "chat")
 _GENERATE = ("sglang", "generate")
 _RESPONSES, _MESSAGES = ("openai", "responses"), ("openai", "messages")
+_TRANSCRIPT, _OPENAI_TRANSCRIPT = ("vllm", "transcriptions"), ("openai", "transcriptions")
 _TOO_LONG_CHAT = "The input (6017 tokens) is longer than the model's context length (4096 tokens)."
 
 
@@ -478,4 +494,33 @@ STREAMS = (
         _chunks([0, 0, 0, 1, 0], None, 8, "", "Internal server error (api_error)"),
     ),
     Stream("written/anthropic/messages_refused.txt", _MESSAGES, _server([0, 0, 1, 0, 0, 0], 5, 8, 1, "content_filter")),
+    # Transcriptions: recorded, then written
+    Stream(
+        "vllm-0.32.0-whisper/transcription_stream.txt",
+        _TRANSCRIPT,
+        _server([3, 1, 1, 1, 0, 0], 5, 304, 6, "length"),
+        by="usage",
+    ),
+    Stream("vllm-0.32.0-whisper/transcription_stream_nousage.txt", _TRANSCRIPT, _wire([1, 1, 0], 2, "length")),
+    Stream(
+        "vllm-0.32.0-whisper/transcription_long_stream.txt",
+        _TRANSCRIPT,
+        _server([3, 1, 3, 1, 0, 0], 5, 4004, 8, "length"),
+        by="usage",
+    ),
+    Stream(
+        "written/openai/transcriptions.txt",
+        _OPENAI_TRANSCRIPT,
+        _several([1, 1, 0], 2, 30, 3, text_bytes=6, phrases=0, finish=""),
+    ),
+    Stream(
+        "written/openai/transcriptions_done.txt",
+        _OPENAI_TRANSCRIPT,
+        _counted(Answer([1, 0, 0], 1, None, 1, "chunks"), audio_us=4_000_000),
+    ),
+    Stream(
+        "written/openai/transcriptions_failed.txt",
+        _OPENAI_TRANSCRIPT,
+        _chunks([1, 0], None, None, "", "The server had an error. (server_error)"),
+    ),
 )

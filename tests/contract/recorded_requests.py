@@ -15,11 +15,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from loadgen.servers import marks
+from loadgen.servers.backends.audio import BOUNDARY, multipart
+from loadgen.workloads.recordings import SyntheticRecording
 from tests.contract.recorded import TRANSCRIPTS
 
 NATIVE, STREAM = "/generate", "/generate_stream"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 OPENAI_EMBEDDINGS = "/v1/embeddings"
 TEXT = "ba de fi go"
 LONG_TEXT = "ba " * 3000
@@ -36,8 +39,8 @@ class Recorded:
 
     file: str
     path: str
-    body: dict[str, Any] | str = field(default_factory=dict)
-    """A text stands for itself; of an object the usual JSON is sent."""
+    body: dict[str, Any] | str | bytes = field(default_factory=dict)
+    """A text and bytes stand for themselves; of an object the usual JSON is sent."""
     method: str = "POST"
     head: str = ""
     """More lines of the request's head."""
@@ -48,8 +51,8 @@ class Recorded:
 
     def payload(self) -> bytes:
         """The body as bytes."""
-        if isinstance(self.body, str):
-            return self.body.encode()
+        if isinstance(self.body, str | bytes):
+            return self.body.encode() if isinstance(self.body, str) else self.body
         return json.dumps(self.body, separators=(",", ":")).encode() if self.body else b""
 
 
@@ -280,6 +283,18 @@ def _completion(file: str, body: dict[str, Any], **others: Any) -> Recorded:
     return _vllm(file, COMPLETIONS, {"model": "tiny", **body}, **others)
 
 
+def _transcription(
+    file: str, fields: dict[str, Any] | None = None, *, seconds: int = 3, content: bytes | None = None
+) -> Recorded:
+    """An upload of a recording, as multipart/form-data. Empty content: no file."""
+    recording = SyntheticRecording(seconds, "a").content() if content is None else content
+    body = multipart({"model": "tiny-whisper", **(fields or {})}, "a.wav", recording)
+    if content == b"":
+        body = body[: body.rindex(b"--" + BOUNDARY.encode(), 0, -40)] + f"--{BOUNDARY}--\r\n".encode()
+    head = f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+    return Recorded(f"vllm-0.32.0-whisper/{file}.txt", TRANSCRIPTIONS, body, head=head)
+
+
 def _responses(file: str, body: dict[str, Any]) -> Recorded:
     defaults = {"model": "tiny", "input": "mitela nidu", "max_output_tokens": 8, "stream": True}
     return _vllm(f"responses_{file}", RESPONSES, {**defaults, **body})
@@ -292,9 +307,24 @@ def _messages(file: str, body: dict[str, Any]) -> Recorded:
 
 
 _IDS = [424, 372, 432, 342]
+_STREAMED_USAGE = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
 _TOO_LONG = {"prompt": [*range(300, 3300)], "max_tokens": 4}
 _HI = [{"role": "user", "content": "hi"}]
 
+WHISPER = (
+    _transcription("transcription_nonstream", {"max_completion_tokens": 8}),
+    _transcription("transcription_stream", {"stream": True, "max_completion_tokens": 4, **_STREAMED_USAGE}),
+    _transcription("transcription_stream_nousage", {"stream": True, "max_completion_tokens": 2}),
+    _transcription("err_audio", {"stream": True}, content=b"no audio"),
+    _transcription("err_model", {"model": "nope", "stream": True}),
+    _transcription("err_no_file", content=b""),
+    Recorded("vllm-0.32.0-whisper/err_json.txt", TRANSCRIPTIONS, "{}"),
+    _transcription("err_format", {"response_format": "srt"}),
+    _transcription("err_verbose_stream", {"response_format": "verbose_json", "stream": True}),
+    _transcription("err_stream_option", {"stream_include_usage": True}),
+)
+"""Uploads to vLLM with a Whisper model. The recordings of two more responses have pieces of 30 s and segments with
+timestamps, which the simulated server does not make."""
 VLLM = (
     _vllm("chat_nonstream", CHAT, {"model": "tiny", "messages": _HI, "max_tokens": 4}),
     _vllm("chat_stream", CHAT, {"model": "tiny", "messages": _HI, "max_tokens": 5, **_USAGE}),

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.servers.wire.sse import split_events
 from tests.contract.recorded import STREAMS, TRANSCRIPTS, Stream
-from tests.support.dialects import DIALECTS
+from tests.support.dialects import DIALECTS, STREAMED
 
 ERRORS = (
     b'{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}',
@@ -39,7 +39,7 @@ def test_every_written_stream_is_listed() -> None:
 
 def test_every_dialect_has_a_whole_transcript() -> None:
     """No dialect is without an example of a complete answer."""
-    assert {stream.key for stream in STREAMS if not stream.answer.error_kind} == set(DIALECTS)
+    assert {stream.key for stream in STREAMS if not stream.answer.error_kind} == set(STREAMED)
 
 
 @every_stream

@@ -14,7 +14,18 @@ import pytest
 from loadgen.servers import marks
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
-from tests.contract.recorded_requests import LIGHTLLM, SGLANG, TEI, TGI, VLLM, Recorded, exchange, recording, shape_of
+from tests.contract.recorded_requests import (
+    LIGHTLLM,
+    SGLANG,
+    TEI,
+    TGI,
+    VLLM,
+    WHISPER,
+    Recorded,
+    exchange,
+    recording,
+    shape_of,
+)
 from tests.support.simulated import running
 
 FAST: dict[str, Any] = {"model": "tiny", "max_model_len": 2048, "ttft_s": 0.002, "itl_s": 0.0001, "speed": 10}
@@ -31,13 +42,14 @@ CONFIGS = {
     "idle sglang": SGLANG_CONFIG,
     "guarded sglang": replace(SGLANG_CONFIG, api_key="sesame"),
     "guarded vllm": replace(VLLM_CONFIG, api_key="sesame"),
+    "idle whisper": replace(VLLM_CONFIG, model="tiny-whisper"),
     "idle tei": TEI_CONFIG,
     "rerank tei": replace(TEI_CONFIG, model="tiny-rerank"),
     "classify tei": replace(TEI_CONFIG, model="tiny-classify"),
     "guarded tei": replace(TEI_CONFIG, api_key="sesame"),
     "tgi_api lightllm": replace(LIGHTLLM_CONFIG, server_version="0.0.1-tgi-api"),
 }
-RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM, "sglang": SGLANG, "tei": TEI}
+RECORDINGS = {"tgi": TGI, "vllm": VLLM, "lightllm": LIGHTLLM, "sglang": SGLANG, "tei": TEI, "whisper": WHISPER}
 EVERY = [(name, request) for name, requests in RECORDINGS.items() for request in requests]
 
 

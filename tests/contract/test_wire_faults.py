@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from loadgen.servers.wire.transport import WireError
+from loadgen.workloads.recordings import wav_header
 from tests.support.answers import DONE, Key, chunk, end_events, ending, token, whole
-from tests.support.dialects import DIALECTS
+from tests.support.dialects import AUDIO, DIALECTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/wire-faults.md"
 BOOM = '{"message":"boom","type":"server_error","code":500}'
@@ -123,6 +125,64 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+CHUNK = '{"object":"transcription.chunk","choices":[{"delta":{"content":"a"}}]}'
+DELTA = '{"type":"transcript.text.delta","delta":"a"}'
+TRANSCRIBED = '{"type":"transcript.text.done","text":"a"}'
+TRANSCRIPT = b'{"text":"a","usage":{"type":"duration","seconds":3}}'
+SAMPLES = bytes(range(200)) * 24
+
+
+def _reply(body: bytes, *, announced: int | None = None) -> bytes:
+    """A response with a length, which may be more than the body."""
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (announced or len(body), body)
+
+
+def _chunked(*pieces: bytes, end: bool = True) -> bytes:
+    coded = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + (b"0\r\n\r\n" if end else b"")
+
+
+def _sse(*events: str) -> bytes:
+    return _reply(_stream([*events]).encode())
+
+
+CLOSED: tuple[WireError, str] = ("truncated", "the server closed the connection")
+STREAMED_WAV = wav_header(0xFFFFFFFF - 36, 24_000)
+AUDIO_FAULTS: dict[str, dict[str, tuple[bytes, tuple[WireError, str] | None]]] = {
+    "transcriptions": {
+        "nothing is wrong, in vLLM's form": (_sse(CHUNK, CHUNK, DONE), None),
+        "nothing is wrong, in OpenAI's form": (_sse(DELTA, TRANSCRIBED), None),
+        "one JSON object, because the server does not stream": (_reply(TRANSCRIPT), None),
+        "a transcript without words": (_sse('{"type":"transcript.text.done","text":""}'), None),
+        "half of a JSON object": (_reply(TRANSCRIPT[:20], announced=len(TRANSCRIPT)), CLOSED),
+        "JSON without a text": (_reply(b'{"segments":[]}'), None),
+        "an error under status 200": (_reply(BUSY.replace(b"overloaded", b"broken")), None),
+        "the connection is closed between words": (_chunked(_stream([CHUNK]).encode(), end=False), CLOSED),
+        "no end marker": (_sse(DELTA, DELTA), None),
+        "an error event": (_sse(DELTA, f"{{{ERROR}}}"), None),
+    },
+    "speech": {
+        "nothing is wrong": (_reply(wav_header(len(SAMPLES), 24_000) + SAMPLES), None),
+        "a streamed WAV file, whose header has a placeholder for its length": (_chunked(STREAMED_WAV, SAMPLES), None),
+        "another format": (_chunked(b"ID3" + SAMPLES), None),
+        "the connection is closed before any audio": (_chunked(STREAMED_WAV, end=False), CLOSED),
+        "the connection is closed between samples": (_chunked(STREAMED_WAV, SAMPLES, end=False), CLOSED),
+        "a body that ends with the connection": (b"HTTP/1.1 200 OK\r\n\r\n" + STREAMED_WAV + SAMPLES, None),
+        "fewer samples than the WAV header announces": (_chunked(wav_header(9600, 24_000) + SAMPLES), None),
+        "a WAV header without samples": (_chunked(STREAMED_WAV), None),
+        "an empty body": (_chunked(), None),
+        "an error under status 200": (_reply(BUSY.replace(b"overloaded", b"broken")), None),
+        "JSON": (_reply(b'{"audio":"UklGRg=="}'), None),
+        "a page": (_reply(b"<!doctype html><html>Sign in</html>"), None),
+        "a stream of events": (_sse('{"type":"speech.audio.delta","audio":"UklGRg=="}'), None),
+    },
+}
+"""Responses of the audio endpoints by endpoint and fault: the bytes, and how the transport ended the response."""
+WHOLE_AUDIO = {
+    *("nothing is wrong, in vLLM's form", "nothing is wrong, in OpenAI's form", "a transcript without words"),
+    *("one JSON object, because the server does not stream", "nothing is wrong", "another format"),
+    "a streamed WAV file, whose header has a placeholder for its length",
+}
 WHOLE = {
     *("nothing is wrong", "a total of 0 with three tokens", "heartbeats of every form", "no blank line at the end"),
     *("lines that end with CR LF, and a byte order mark", "no blank line between events"),
@@ -136,6 +196,19 @@ def _which(names: list[str]) -> str:
     endpoints = dict.fromkeys(name.split()[1] for name in names)
     every = [" ".join(key) for key in DIALECTS if key[1] in endpoints]
     return ", ".join(endpoints if every == names else names)
+
+
+def audio_rows() -> list[str]:
+    """Return the rows of the audio endpoints, which are equal for all servers."""
+    rows = []
+    for endpoint, faults in AUDIO_FAULTS.items():
+        for name, (raw, cut) in faults.items():
+            outcomes = {ending(key, raw=raw, cut=cut, asked=0) for key in AUDIO if key[1] == endpoint}
+            ((state, kind, detail),) = outcomes
+            quote = "``" if "`" in detail else "`"
+            said = quote + detail + quote if detail else ""
+            rows.append(f"| {name} | {endpoint} | *{state}* | {f'`{kind}`' if kind else ''} | {said} |")
+    return rows
 
 
 def page() -> str:
@@ -165,6 +238,13 @@ counts](../concepts/burst.md#what-counts)).
 | fault | dialects | state | error kind | reason |
 | --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
+
+Transcripts have no requested length, and speech has no tokens. Audio has no end marker. HTTP proves its end, and the
+header of a WAV file does so too, unless the server has streamed the file.
+
+| fault | endpoint | state | error kind | reason |
+| --- | --- | --- | --- | --- |
+{chr(10).join(audio_rows())}
 """
 
 
@@ -182,6 +262,17 @@ def test_only_what_is_whole_is_complete() -> None:
                 spared = name in WHOLE or (name == "fewer tokens than requested" and key[0] == "tgi")
                 assert (state == "complete") == spared, (name, key)
                 assert bool(kind) == bool(detail) == (not spared)
+
+
+def test_only_whole_audio_is_complete() -> None:
+    """A transcript needs its end marker or its last brace, and speech the end of its body."""
+    for endpoint, faults in AUDIO_FAULTS.items():
+        for name, (raw, cut) in faults.items():
+            for key in AUDIO:
+                if key[1] == endpoint:
+                    state, kind, detail = ending(key, raw=raw, cut=cut, asked=0)
+                    assert (state == "complete") == (name in WHOLE_AUDIO), (name, key, detail)
+                    assert bool(kind) == bool(detail) == (name not in WHOLE_AUDIO)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from string import ascii_lowercase
 from typing import Any, cast
 
@@ -97,19 +98,21 @@ def recorded(
     raw: bytes | None = None,
     asked: int = ASKED,
     dialect: Dialect | None = None,
+    reads: tuple[int, ...] = (),
 ) -> tuple[Record, dict[str, Any]]:
     """Return the Record of a response with these events, and the health counters of its worker.
 
     The whole response is received in one read. If `full_reads` is True, it is received in reads of READ_BYTES. `cut`
     is the (error kind, message) with which the transport ended the response. `raw` replaces all received bytes.
-    `dialect` replaces the default dialect of `key`.
+    `dialect` replaces the default dialect of `key`. `reads` are the sizes of the
+    first reads; one more read gets the rest.
     """
     body = "".join(f"data: {event}\n\n" for event in events).encode()
     head = b"HTTP/1.1 200 OK\r\n\r\n" if cut else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
     exchange = Exchange(cast(Any, None), lambda _: None, sent_ns=0, sent_end_ns=1, ended_at_ns=10**9)
     exchange.parts.append(head + body if raw is None else raw)
     step = READ_BYTES if full_reads else max(1, len(exchange.raw))
-    for end in range(step, len(exchange.raw) + step, step):
+    for end in [*accumulate(reads), *range(step, len(exchange.raw) + step, step)]:
         exchange.sizes.append(min(end, len(exchange.raw)))
         exchange.user_ns.append(1000 * len(exchange.sizes))
         exchange.kernel_timespecs += bytes(16)

@@ -21,10 +21,8 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     """Every key and figure is there again, and none besides but those that files of before do not have."""
     found = json.loads(file.read_text("utf-8"))
     again = as_dict(typed(found))
-    found["run"] = {
-        name: again["run"][name]
-        for name in ("load", "batch_size", "ignore_eos", "going_on", "over_limit", "seed_choice")
-    } | found["run"]
+    later = ("load", "audio_seconds", "has_audio", "batch_size", "ignore_eos", "going_on", "over_limit", "seed_choice")
+    found["run"] = {name: again["run"][name] for name in later} | found["run"]
     found["delivery"].setdefault("queue_wait", None)
     for turn in found.get("turns", ()):
         turn.setdefault("cached_share", None)
@@ -41,7 +39,8 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         found["server"].setdefault(name, "")
     found["server"].setdefault("virtual", False)
     found["server"] = {"addresses": [], "addresses_unused": {}, "proxy": "", "protocol": ""} | found["server"]
-    for name in ("input_tokens_per_s", "inputs_per_s", "completed", "output_tokens", "span_s"):
+    rates = ("input_tokens_per_s", "inputs_per_s", "audio_seconds_per_s", "audio_bytes_per_s")
+    for name in (*rates, "completed", "output_tokens", "span_s"):
         found["throughput"].setdefault(name, again["throughput"][name])
     newer = (
         "source",

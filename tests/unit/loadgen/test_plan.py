@@ -89,7 +89,7 @@ def test_a_default_that_follows_from_a_mistake_is_none(tmp_path: Path) -> None:
         Plan(server="tgi", n=4, workload="json:a")
     assert str(caught.value).splitlines() == [
         "--workload json:a: workload 'json:a': unknown source 'json', and no file has this name; choose synthetic, "
-        "shared-prefix, sharegpt, alpaca, jsonl, requests, sessions, multi-turn, or name a file"
+        "shared-prefix, sharegpt, alpaca, jsonl, requests, audio, sessions, multi-turn, or name a file"
     ]
 
 
@@ -163,9 +163,9 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
         ({"output_tokens": "max:0"}, "--output-tokens max:0: lengths '0': length 0 is outside 1 to 10000000"),
         ({"workers": 4, "n": 2}, "4 workers for 2 requests: use --workers 2 or fewer"),
         (
-            {"endpoint": "speech"},
-            "--endpoint speech: unknown; choose 'completions', 'chat', 'responses', 'messages', 'embeddings', "
-            "'rerank', ",
+            {"endpoint": "song"},
+            "--endpoint song: unknown; choose 'completions', 'chat', 'responses', 'messages', "
+            "'transcriptions', 'speech', 'embeddings', ",
         ),
         ({"header": ("X-Lane",)}, "--header X-Lane: must be written 'Name: value'"),
         ({"header": ("X-Lane: a\r\nX-Other: b",)}, "must be written 'Name: value'"),

@@ -175,7 +175,9 @@ def _check_fields(fields: LineFields) -> None:
     for name, value in fields.headers.items():
         check_header(name, value)
     if fields.at is not None and not 0 <= fields.at <= AT_LIMIT_S:
-        raise WorkloadError(f'"at" {fields.at} is not a time in seconds', "write the seconds since the start, from 0")
+        raise WorkloadError(
+            f'"at" {fields.at} is not a time in seconds', "write the seconds since the start, from 0, and no date"
+        )
     if isinstance(fields.session, str) and not 0 < len(fields.session) <= SESSION_CHARACTERS:
         raise WorkloadError(
             f'"session" has {len(fields.session)} characters', f"write a name of 1 to {SESSION_CHARACTERS} characters"

@@ -23,6 +23,7 @@ from loadgen.workloads.session_formats import FORMATS, recognise
 from loadgen.workloads.session_formats.rows import Options
 from loadgen.workloads.session_graph import Edge, SessionGraph, TraceSession
 from loadgen.workloads.spec_syntax import (
+    NS_PER_S,
     WorkloadError,
     format_duration,
     format_number,
@@ -32,16 +33,24 @@ from loadgen.workloads.spec_syntax import (
     parse_path_and_options,
     round_ratio,
 )
+from loadgen.workloads.traces import UNITS_NS
 
 if TYPE_CHECKING:
     from loadgen.workloads.workload import Prompts
 
-OPTIONS = ("format", "block_tokens", "speed", "limit", "idle_cap", "sample", "salt", "loop", "orphans")
+OPTIONS = ("format", "block_tokens", "unit", "speed", "limit", "idle_cap", "sample", "salt", "loop", "orphans")
 BLOCK_TOKENS_MAX = 1 << 20
+DAY_NS = 86_400 * NS_PER_S
+SPAN_LIMIT_NS = 400 * DAY_NS
+"""Maximum time between the starts of the first and the last session. A longer time is probably in another unit."""
+SHORT_SPAN_NS, SHORT_SPAN_SESSIONS = 1_000_000, 10
+"""If this many sessions start within this time, and not at once, their times are probably in another unit."""
+DEFAULT_UNITS = {"mooncake": "ms", "bailian": "s", "weka": "s"}
+"""Units of the formats for which the option `unit` states another unit."""
 SPEED_LIMIT = 1_000_000
 SALT_LENGTH = 64
 SYNTAX = (
-    "sessions:FILE[,format=F][,block_tokens=N][,speed=X][,limit=N][,idle_cap=T][,sample=P%][,salt=TEXT][,loop=yes]"
+    "sessions:FILE[,format=F][,block_tokens=N][,unit=U][,speed=X][,limit=N][,idle_cap=T][,sample=P%][,salt=TEXT][,loop=yes]"
     "[,orphans=yes]"
 )
 
@@ -54,6 +63,8 @@ class SessionFile(msgspec.Struct, frozen=True):
     """Name of the file's format, a key of FORMATS. None: recognised by the first line."""
     block_tokens: int | None = None
     """Number of tokens per block id. None: the number that the format or the file states."""
+    unit: str | None = None
+    """Unit of the timestamps and delays of the file. None: the unit that the format defines."""
     speed: Fraction = Fraction(1)
     """Factor by which start times and delays are shorter than recorded."""
     limit: int | None = None
@@ -76,6 +87,9 @@ class SessionFile(msgspec.Struct, frozen=True):
         format_name = result.get("format")
         if format_name is not None and format_name not in FORMATS:
             raise WorkloadError(f"format {format_name!r} is not one of {', '.join(FORMATS)}")
+        unit = result.get("unit")
+        if unit is not None and unit not in UNITS_NS:
+            raise WorkloadError(f"unit {unit!r} is not one of {', '.join(UNITS_NS)}")
         salt = result.get("salt", "")
         if len(salt) > SALT_LENGTH:
             raise WorkloadError(f"the salt has {len(salt)} characters, more than {SALT_LENGTH}")
@@ -86,6 +100,7 @@ class SessionFile(msgspec.Struct, frozen=True):
             parse_integer(result["block_tokens"], "block_tokens", 1, BLOCK_TOKENS_MAX)
             if "block_tokens" in result
             else None,
+            unit,
             parse_number(result.get("speed", "1"), "speed", Fraction(1, SPEED_LIMIT), SPEED_LIMIT),
             parse_integer(result["limit"], "limit", 1, 10**9) if "limit" in result else None,
             parse_duration_ns(result["idle_cap"], "idle_cap", zero=True) if "idle_cap" in result else None,
@@ -128,12 +143,15 @@ class SessionFile(msgspec.Struct, frozen=True):
 
     def _once(self, seed: int) -> Iterator[TraceSession]:
         loader = FORMATS[self.format_name].sessions
-        recorded = loader(self.path, Options(self.block_tokens, self.orphans))
+        recorded = loader(self.path, Options(self.block_tokens, self.unit, self.orphans))
         chosen = (session for session in recorded if self._is_chosen(session.name, seed))
-        before_ns = start_ns = None
+        before_ns = start_ns = first_ns = None
+        count = 0
         for session in islice(chosen, self.limit):
-            if before_ns is None or start_ns is None:
+            count += 1
+            if before_ns is None or start_ns is None or first_ns is None:
                 start_ns = 0
+                first_ns = session.start_ns
             elif session.start_ns < before_ns:
                 raise WorkloadError(
                     f"{self.path}: session {session.name!r} starts before the one above", "sort the file"
@@ -141,7 +159,23 @@ class SessionFile(msgspec.Struct, frozen=True):
             else:
                 start_ns += self._capped(session.start_ns - before_ns)
             before_ns = session.start_ns
+            if before_ns - first_ns > SPAN_LIMIT_NS:
+                days = (before_ns - first_ns) // DAY_NS
+                raise self._implausible(f"session {session.name!r} starts {days:,} days after the first one")
             yield self._adapted(session, start_ns)
+        span_ns = (before_ns or 0) - (first_ns or 0)
+        if self.unit is None and count >= SHORT_SPAN_SESSIONS and 0 < span_ns <= SHORT_SPAN_NS:
+            raise self._implausible(f"its {count:,} sessions start within {span_ns / 1e6:g} ms")
+
+    def _implausible(self, message: str) -> WorkloadError:
+        """Return the error for times that are probably in another unit."""
+        name = self.format_name
+        hint = "correct the times of the file"
+        if name in DEFAULT_UNITS:
+            used = self.unit or DEFAULT_UNITS[name]
+            message += f" if its times are in {used}"
+            hint = f"state the unit of its times: {' or '.join(f'unit={unit}' for unit in UNITS_NS if unit != used)}"
+        return WorkloadError(f"{self.path}: {message}", hint)
 
     def _is_chosen(self, name: str, seed: int) -> bool:
         if self.sample is None:
@@ -205,6 +239,7 @@ class SessionFile(msgspec.Struct, frozen=True):
         """The file name and the options, as they follow `sessions:` in the canonical text."""
         extra = [f"format={self.format}"] if self.format else []
         extra += [f"block_tokens={self.block_tokens}"] if self.block_tokens is not None else []
+        extra += [f"unit={self.unit}"] if self.unit else []
         extra += [f"speed={format_number(self.speed)}"] if self.speed != 1 else []
         extra += [f"limit={self.limit}"] if self.limit is not None else []
         extra += [f"idle_cap={format_duration(self.idle_cap_ns)}"] if self.idle_cap_ns is not None else []

@@ -165,7 +165,7 @@ def _json_format(file: TextIO, path: Path, first: str, unit: str | None, block_t
     else:
         result = TraceFormat("Mooncake", unit or "ms", block_tokens or MOONCAKE_BLOCK_TOKENS)
     if unit is None:
-        _check_unit(_first_timestamps(file), result, path)
+        check_unit(_first_timestamps(file), result.unit, result.layout, path)
         file.seek(0)
     return result
 
@@ -182,11 +182,12 @@ def _first_timestamps(file: TextIO) -> list[float]:
     return timestamps
 
 
-def _check_unit(timestamps: Sequence[float], trace_format: TraceFormat, path: Path) -> None:
+def check_unit(timestamps: Sequence[float], unit: str, layout: str, path: Path, source: str = "trace") -> None:
     """Raise WorkloadError if the layout's unit is implausible for these timestamps, so that the user states the unit.
 
-    A unit is implausible if it gives a mean rate outside PLAUSIBLE_PER_S. Milliseconds are also implausible if the
-    timestamps have fractions and the unit seconds would give a plausible rate."""
+    `source` is `trace` or `sessions`, for the hint. A unit is implausible if it gives a mean rate outside
+    PLAUSIBLE_PER_S. Milliseconds are also implausible if the timestamps have fractions and the unit seconds would give
+    a plausible rate."""
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:
         return  # equal timestamps have no unit, and the reader reports rows that are out of order
@@ -197,17 +198,17 @@ def _check_unit(timestamps: Sequence[float], trace_format: TraceFormat, path: Pa
     def plausible(unit: str) -> bool:
         return PLAUSIBLE_PER_S[0] <= per_s(unit) <= PLAUSIBLE_PER_S[1]
 
-    fractions = trace_format.unit == "ms" and any(timestamp % 1 for timestamp in timestamps)
-    if plausible(trace_format.unit) and not (fractions and plausible("s")):
+    fractions = unit == "ms" and any(timestamp % 1 for timestamp in timestamps)
+    if plausible(unit) and not (fractions and plausible("s")):
         return
-    others = [unit for unit in UNITS_NS if unit != trace_format.unit and plausible(unit)]
-    readings = [f"read in {unit} at {rate_text(per_s(unit))}" for unit in others]
+    others = [other for other in UNITS_NS if other != unit and plausible(other)]
+    readings = [f"read in {other} at {rate_text(per_s(other))}" for other in others]
     reason = "timestamps have fractions, and " if fractions else ""
     raise WorkloadError(
-        f"{path}: the unit of its timestamps is unclear: {reason}read in {trace_format.unit}, as {trace_format.layout} "
-        f"traces are, its first {len(timestamps):,} requests come at {rate_text(per_s(trace_format.unit))}"
+        f"{path}: the unit of its timestamps is unclear: {reason}read in {unit}, as {layout} "
+        f"traces are, its first {len(timestamps):,} requests come at {rate_text(per_s(unit))}"
         + "".join(f", {reading}" for reading in readings),
-        f"state the unit: {' or '.join(f'trace:FILE,unit={unit}' for unit in (*others, trace_format.unit))}",
+        f"state the unit: {' or '.join(f'{source}:FILE,unit={name}' for name in (*others, unit))}",
     )
 
 

@@ -30,8 +30,11 @@ from loadgen.workloads.session_formats.rows import (
     tokens,
 )
 from loadgen.workloads.session_graph import After, DraftNode, TraceSession, graph_of
-from loadgen.workloads.spec_syntax import WorkloadError
-from loadgen.workloads.traces import BAILIAN_BLOCK_TOKENS, MOONCAKE_BLOCK_TOKENS
+from loadgen.workloads.spec_syntax import NS_PER_S, WorkloadError
+from loadgen.workloads.traces import BAILIAN_BLOCK_TOKENS, CHECKED_ROWS, MOONCAKE_BLOCK_TOKENS, UNITS_NS, check_unit
+
+MIN_CHECKED_ROWS = 10
+"""Minimum number of timestamps from which the unit of a file is checked."""
 
 
 class MooncakeRow(msgspec.Struct):
@@ -66,14 +69,19 @@ def mooncake(path: Path, options: Options) -> Iterator[TraceSession]:
     Raises WorkloadError for an invalid line."""
     with row_store() as store:
         last_ms = 0.0
+        timestamps: list[float] = []
         for line, text in file_lines(path):
             row = decode_row(text, MOONCAKE_ROW, path, line)
             if row.timestamp is not None:
                 if row.timestamp < last_ms:
                     raise _unsorted(path, line)
                 last_ms = row.timestamp
+                if len(timestamps) < CHECKED_ROWS:
+                    timestamps.append(last_ms)
             name = f"row {line}"
             store.add(line, name if row.session_id is None else f"session {row.session_id}", name, text)
+        if options.unit is None and len(timestamps) >= MIN_CHECKED_ROWS:
+            check_unit(timestamps, "ms", "Mooncake", path, "sessions")
         for session, found in store.sessions():
             yield _mooncake_session(session, found, path, options)
 
@@ -81,15 +89,16 @@ def mooncake(path: Path, options: Options) -> Iterator[TraceSession]:
 def _mooncake_session(session: str, found: list[tuple[int, str]], path: Path, options: Options) -> TraceSession:
     drafts: list[DraftNode] = []
     start_ns = before_ns = 0
+    per_second = NS_PER_S // UNITS_NS[options.unit or "ms"]
     for line, text in found:
         row = decode_row(text, MOONCAKE_ROW, path, line)
         where = f"{path}, line {line}"
-        at_ns = None if row.timestamp is None else nanoseconds(row.timestamp, 1000, "timestamp", where)
+        at_ns = None if row.timestamp is None else nanoseconds(row.timestamp, per_second, "timestamp", where)
         after: list[tuple[str, After, int]] = []
         if drafts:
             parent = drafts[-1].id
             if row.delay is not None:
-                after = [(parent, "end", nanoseconds(row.delay, 1000, "delay", where))]
+                after = [(parent, "end", nanoseconds(row.delay, per_second, "delay", where))]
                 at_ns = before_ns  # a later row with a timestamp cannot refer to this one's, which is unknown
             elif at_ns is not None:
                 after = [(parent, "start", at_ns - before_ns), (parent, "end", 0)]
@@ -110,12 +119,17 @@ def bailian(path: Path, options: Options) -> Iterator[TraceSession]:
     request whose parent is not above it in the file."""
     with row_store() as store:
         last_s = 0.0
+        timestamps: list[float] = []
         for line, text in file_lines(path):
             row = decode_row(text, BAILIAN_ROW, path, line)
             if row.timestamp < last_s:
                 raise _unsorted(path, line)
             last_s = row.timestamp
+            if len(timestamps) < CHECKED_ROWS:
+                timestamps.append(last_s)
             _add_chat(store, row, line, text, path, options)
+        if options.unit is None and len(timestamps) >= MIN_CHECKED_ROWS:
+            check_unit(timestamps, "s", "Qwen-Bailian", path, "sessions")
         for session, found in store.sessions():
             decoded = [(line, decode_row(text, BAILIAN_ROW, path, line)) for line, text in found]
             yield _chat(session, decoded, path, options)
@@ -137,10 +151,11 @@ def _add_chat(store: RowStore, row: BailianRow, line: int, text: str, path: Path
 
 def _chat(session: str, found: list[tuple[int, BailianRow]], path: Path, options: Options) -> TraceSession:
     times_ns: dict[int, int] = {}
+    per_second = NS_PER_S // UNITS_NS[options.unit or "s"]
     drafts: list[DraftNode] = []
     for line, row in found:
         where = f"{path}, line {line}"
-        at_ns = times_ns[row.chat_id] = nanoseconds(row.timestamp, 1, "timestamp", where)
+        at_ns = times_ns[row.chat_id] = nanoseconds(row.timestamp, per_second, "timestamp", where)
         after: list[tuple[str, After, int]] = []
         if row.parent_chat_id in times_ns and drafts:
             parent = str(row.parent_chat_id)

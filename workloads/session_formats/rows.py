@@ -36,6 +36,8 @@ class Options(NamedTuple):
 
     block_tokens: int | None = None
     """Number of tokens per block id. None: the number that the format defines."""
+    unit: str | None = None
+    """Unit of timestamps and delays: s, ms, us or ns. None: the unit that the format defines."""
     orphans: bool = False
     """True if a request whose parent is not in the file starts a session. Otherwise it is an error."""
 

@@ -32,7 +32,8 @@ from loadgen.workloads.session_graph import (
     TraceSession,
     graph_of,
 )
-from loadgen.workloads.spec_syntax import WorkloadError
+from loadgen.workloads.spec_syntax import NS_PER_S, WorkloadError
+from loadgen.workloads.traces import UNITS_NS
 
 ASYNC = "async_launched"
 
@@ -91,17 +92,18 @@ def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
         block_tokens = options.block_tokens or trace.block_size
         if block_tokens < 1:
             raise WorkloadError(f"{path}, line {line}: block_size is {block_tokens}", "write 1 or more, usually 64")
-        yield _Conversation(path, line, block_tokens, namespace).read(trace)
+        yield _Conversation(path, line, block_tokens, namespace, options.unit or "s").read(trace)
 
 
 class _Conversation:
     """Converts one conversation to a graph."""
 
-    def __init__(self, path: Path, line: int, block_tokens: int, namespace: int | None) -> None:
+    def __init__(self, path: Path, line: int, block_tokens: int, namespace: int | None, unit: str) -> None:
         self._path = path
         self._line = line
         self._block_tokens = block_tokens
         self._namespace = namespace
+        self._per_second = NS_PER_S // UNITS_NS[unit]
         self._drafts: list[DraftNode] = []
 
     def read(self, trace: TraceRow) -> TraceSession:
@@ -135,7 +137,7 @@ class _Conversation:
                 if parent is not None:
                     name, call_before = parent
                     gap_s = max(0.0, agent.t - call_before.t - (call_before.api_time or 0.0))
-                    after = [(name, "end", nanoseconds(gap_s, 1, "t", inner))]
+                    after = [(name, "end", nanoseconds(gap_s, self._per_second, "t", inner))]
             else:
                 after = self._after(call, before, inner)
             before = self._add(call, after, inner, agent.agent_id), call
@@ -148,8 +150,8 @@ class _Conversation:
         if call.t < call_before.t:
             raise WorkloadError(f"{where}: its time is before the time of the request above", "sort requests by t")
         if call.think_time is not None:
-            return [(name, "end", nanoseconds(call.think_time, 1, "think_time", where))]
-        return [(name, "start", nanoseconds(call.t - call_before.t, 1, "t", where)), (name, "end", 0)]
+            return [(name, "end", nanoseconds(call.think_time, self._per_second, "think_time", where))]
+        return [(name, "start", nanoseconds(call.t - call_before.t, self._per_second, "t", where)), (name, "end", 0)]
 
     def _add(self, call: CallRow, after: list[tuple[str, After, int]], where: str, agent: str = "") -> str:
         """Add a request, and return its name. `agent` is the name of its sub-agent, or empty for the main agent."""
@@ -161,7 +163,7 @@ class _Conversation:
                 id=name,
                 after=after,
                 line=self._line,
-                offset_ns=nanoseconds(call.t, 1, "t", where),
+                offset_ns=nanoseconds(call.t, self._per_second, "t", where),
                 input_tokens=input_tokens,
                 output_tokens=max(1, tokens(call.output_length, "out", where, low=0)),
                 spans=block_spans(
@@ -169,7 +171,7 @@ class _Conversation:
                 ),
                 role=SUB_AGENT_ROLE if agent else ROOT_ROLE,
                 agent=agent,
-                tool_ns=nanoseconds(call.think_time or 0.0, 1, "think_time", where) if runs_tool else 0,
+                tool_ns=nanoseconds(call.think_time or 0.0, self._per_second, "think_time", where) if runs_tool else 0,
             )
         )
         return name

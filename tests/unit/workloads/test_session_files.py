@@ -507,3 +507,61 @@ def test_invalid_options_are_refused(options: str) -> None:
     """An invalid value of an option is an error of the workload."""
     with pytest.raises(WorkloadError):
         workload.parse(f"sessions:f.jsonl,{options}")
+
+
+def flat_rows(name: str, step: float, count: int = 20) -> list[dict[str, Any]]:
+    """Return rows of Mooncake or Qwen-Bailian with this distance between timestamps."""
+    lengths = {"input_length": 20, "output_length": 5}
+    if name == "mooncake":
+        return [{"timestamp": n * step, **lengths} for n in range(count)]
+    return [{"chat_id": n, "parent_chat_id": -1, "timestamp": n * step, **lengths} for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message", "hint"),
+    [
+        (
+            flat_rows("mooncake", 1),
+            "read in ms, as Mooncake traces are, its first 20 requests come at 1,000 per second",
+            "s",
+        ),
+        (flat_rows("mooncake", 0.5), "timestamps have fractions", "s"),
+        (flat_rows("mooncake", 2_000_000), "come at 1.8 per hour, read in us at 0.5 per second", "us"),
+        (flat_rows("bailian", 1500), "read in s, as Qwen-Bailian traces are", "ms"),
+        (
+            flat_rows("bailian", 30_000_000, 3),
+            "session 'chat 2' starts 694 days after the first one if its times are in s",
+            "ms",
+        ),
+        (flat_rows("mooncake", 0.0001, 9) + flat_rows("mooncake", 0.0001, 12)[9:], "is unclear", "ms"),
+    ],
+)
+def test_implausible_units(rows: list[Any], message: str, hint: str, tmp_path: Path) -> None:
+    """The message says what the times would mean, and the hint names the option. A stated unit is used."""
+    with pytest.raises(WorkloadError) as caught:
+        read(tmp_path, rows)
+    assert message in str(caught.value)
+    assert f"unit={hint}" in caught.value.hint
+    sessions = read(tmp_path, rows, f",unit={hint}")
+    unit_ns = {"s": S, "ms": MS, "us": 1_000}[hint]
+    assert [session.start_ns for session in sessions] == [round(row["timestamp"] * unit_ns) for row in rows]
+
+
+def test_own_times_that_cannot_be_seconds(tmp_path: Path) -> None:
+    """A file whose format states the unit must be corrected."""
+    node = [{"id": "a", "input_tokens": 9}]
+    lines = [{"session": f"{n}", "at_s": 0.00001 * n, "nodes": node} for n in range(12)]
+    with pytest.raises(WorkloadError, match=r"its 12 sessions start within 0\.11 ms"):
+        read(tmp_path, lines)
+    lines = [{"session": f"{n}", "at_s": 1_700_000 * n, "nodes": node} for n in range(30)]
+    with pytest.raises(WorkloadError, match="session '21' starts 413 days after the first one") as caught:
+        read(tmp_path, lines)
+    assert caught.value.hint == "correct the times of the file"
+
+
+def test_units_of_weka_files_and_wrong_units(tmp_path: Path) -> None:
+    """`unit` applies to times and think times, and takes only known units."""
+    (session,) = read(tmp_path, [WEKA], ",unit=ms")
+    assert edges(session) == [[], [(0, "end", MS)], [(1, "end", MS // 2)], [(0, "end", MS), (2, "end", 0)]]
+    with pytest.raises(WorkloadError, match="unit 'min' is not one of s, ms, us, ns"):
+        read(tmp_path, [WEKA], ",unit=min")

@@ -195,6 +195,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         seed_choice=plan.get("seed_choice", ""),
         audio_seconds=plan.get("audio_seconds"),
         has_audio=frame.has_audio,
+        cold=str(header.client.get("cold", "")),
         batch_size=plan.get("batch_size", 1),
         ignore_eos=plan.get("ignore_eos", True),
         interrupted=footer is None or footer.interrupted,

@@ -64,6 +64,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
     ignore_eos: bool = True
     """True if the server was told not to end responses before the requested length."""
     seed: int | None
+    cold: str = ""
+    """Result of emptying the server's prefix cache before the run (--cold): `emptied`, `unused` (the server uses none)
+    or `unchecked`. Empty without the option."""
     seed_choice: str = ""
     """How the seed was chosen: `stated` by the user, `random` (new for this run), or `fixed` (on simulated servers).
     It is empty for runs of older versions."""

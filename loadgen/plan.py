@@ -231,6 +231,8 @@ class Plan:
     counts as dropped. With --concurrency such a request waits instead."""
     warmup: Annotated[int, in_range(0, 10_000), RunOption("Load")] = 0
     """Number of warm-up requests. They are sent before the run, and results do not include them."""
+    cold: Annotated[bool, RunOption("Advanced")] = False
+    """Empty the server's prefix cache before the run, and check that it is empty (vLLM and SGLang)."""
     verify: Annotated[int, in_range(0, MAX_CANARIES), RunOption("Advanced")] = 0
     """Number of canaries: prompts whose answers under load are compared with those without load (default 0). Up to 8
     further requests are then in flight."""

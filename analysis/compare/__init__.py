@@ -401,7 +401,8 @@ def _seed_notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]
         return [RANDOM_SEEDS.format(text)]
     urls_a, urls_b = ({run.summary.server.url for run in group} for group in (a, b))
     is_real = not any(run.summary.server.simulated for run in (*a, *b))
-    return [SAME_ADDRESS] if urls_a & urls_b and is_real else []
+    emptied = all(run.summary.run.cold in ("emptied", "unused") for run in b)
+    return [SAME_ADDRESS] if urls_a & urls_b and is_real and not emptied else []
 
 
 def _prompts_from_cache(run: ComparedRun) -> str:

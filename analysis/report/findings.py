@@ -147,7 +147,7 @@ def findings(summary: Summary) -> list[Finding]:
     if summary.limit:
         level = "warning" if summary.limit.exceeds_limit else "note"
         result.append(Finding("limit", level, hardware_limit_sentence(summary.limit)))
-    result += [*_warnings(summary), *filter(None, [seed_finding(summary)])]
+    result += [*_warnings(summary), *filter(None, [cold_finding(summary), seed_finding(summary)])]
     if any(finding.level in ("warning", "error") for finding in result):
         # A green "Valid" next to a warning would contradict it.
         result[0] = replace(result[0], sentence=_without_verdict(result[0].sentence))
@@ -526,6 +526,20 @@ def tokens_per_event_finding(summary: Summary) -> Finding | None:
     return Finding("tokens-per-event", "note", text, "gaps")
 
 
+def cold_finding(summary: Summary) -> Finding | None:
+    """Return a finding on the prefix cache that --cold emptied, or None without this option."""
+    known: dict[str, tuple[Level, str]] = {
+        "emptied": ("note", "The server's prefix cache was emptied before the run, which was checked (--cold)."),
+        "unused": ("note", "The server uses no prefix cache (--cold)."),
+        "unchecked": (
+            "warning",
+            "The server's prefix cache was emptied, but the result could not be checked (--cold).",
+        ),
+    }
+    level, text = known.get(summary.run.cold, ("note", ""))
+    return Finding("cold", level, text) if text else None
+
+
 def seed_finding(summary: Summary) -> Finding | None:
     """Return a note on how to repeat a run with a random seed, or None for a run with another seed."""
     if summary.run.seed_choice != "random":
@@ -629,7 +643,7 @@ def cached_prompts_finding(summary: Summary) -> Finding | None:
 
 def _cache_cause(run: RunInfo, cached: CachedPrompts) -> str:
     """Return sentences on why the server knew the prompts of a run, as far as this is known, and on a remedy."""
-    remedy = "Leave --seed out, or restart the server."
+    remedy = "Leave --seed out, or empty the cache with --cold (vLLM, SGLang)."
     if cached.sent_before:
         when = cached.sent_before[:19].replace("T", " ")
         return f"This machine sent the prompts of --seed {run.seed} to this server before ({when} UTC). {remedy}"

@@ -89,7 +89,7 @@ _PLAN = {
 }
 _NICE = Annotated[int, msgspec.Meta(ge=-20, le=19)]
 _FACTS = {
-    "name version model url endpoint title prompts forced over_limit proxied_to proxy protocol sent_before": _Text,
+    "name version model url endpoint title prompts forced over_limit proxied_to proxy protocol sent_before cold": _Text,
     "simulated exact virtual": bool,
     "speed": _Positive | None,
     "hardware": {"gpu model": str, "tensor_parallel": Integer},

@@ -132,10 +132,10 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     client: dict[str, Any] = {}
     """Facts about the client: stamps (name of the timestamp source), stamps_lacking (what a better source needs),
     prompts (how prompt lengths were made exact), open_files, scheduling (SchedulingFacts of the worker whose priority
-    was raised least), sent_before (when this machine sent prompts with the same seed to the server), forced (why a
-    measured server version is misleading), over_limit (the server limit that the load exceeds) and, in a distributed
-    run, machines (name, workers, host, offset_ns, uncertainty_ns and exchanges of each).
-    """
+    was raised least), sent_before (when this machine sent prompts with the same seed to the server), cold (result of
+    --cold: emptied, unused or unchecked), forced (why a measured server version is misleading), over_limit (the server
+    limit that the load exceeds) and, in a distributed run, machines (name, workers, host, offset_ns, uncertainty_ns and
+    exchanges of each)."""
     telemetry: dict[str, Any] = {}
     """every_s; `server`, `gpu` and `host` (sources, names, sizes and versions); not_measured (with reasons)."""
 

@@ -68,7 +68,7 @@ LEFT_OUT_FLAGS = {
     "--disable-keepalive": "connections are reused",
     "--use-beam-search": "write it as --extra-body",
     "--latency": "all latencies are reported",
-    "--flush-cache": "loadgen changes nothing on the server; before the run, send curl -X POST URL/flush_cache",
+    "--flush-cache": "each run on a real server has new prompts; add --cold to empty the cache of SGLang or vLLM too",
     "--disable-stream": STREAMS,
 }
 """Options without a value that have no equivalent, with the reason."""

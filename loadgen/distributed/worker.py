@@ -326,7 +326,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
 
     If an error occurs before the start, the run is cancelled on all machines."""
     try:
-        plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"])
+        plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"], cold=False)
         with prepare.prepare(plan, parts, say) as prepared:
             check_room(parts, prepared.bytes * assign.workers // plan.workers)
             own_tasks = [

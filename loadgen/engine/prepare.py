@@ -83,6 +83,12 @@ BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 SEVERAL_INPUTS = ("several", "pairs")
 """The `inputs` of dialects whose requests take more than one input."""
 RECORDING_METHOD = "recordings, which have no tokens"
+EMPTIED_WORDS = {
+    "emptied": "the server emptied its prefix cache, and a repeated prompt is computed again",
+    "unused": "the server takes no repeated prompt from a prefix cache",
+    "unchecked": "the server accepted the request to empty its prefix cache, but reports nothing to check this by",
+}
+"""Words for the result of --cold."""
 QUIET_S, PROGRESS_INTERVAL_S = 0.4, 0.1
 """Time in seconds before the first progress of building prompts is shown, and between two updates."""
 NS_PER_S = 1_000_000_000
@@ -181,6 +187,7 @@ def prepare(
             if repetition:
                 prompts = replace(prompts, counting_method=f"{prompts.counting_method}; {repetition}")
             facts = apply_mark(probed, tokenizer.mark)
+        emptied = empty_cache(plan, probed, say) if plan.cold else ""
         if facts is not probed:
             say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
         say(_describe_prompts(plan, schedule, prompts, str(plan.model_mix or facts.model)))
@@ -223,9 +230,22 @@ def prepare(
         header.server |= target.facts
         header.client["request_ids"] = id_prefix
         header.client |= raw.facts
+        header.client |= {"cold": emptied} if emptied else {}
         sent_before = "" if plan.simulated else note_seed(facts.url, facts.model, plan.seed)
         header.client |= {"sent_before": sent_before} if sent_before else {}
         yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
+
+
+def empty_cache(plan: Plan, facts: ServerFacts, say: Say) -> str:
+    """Empty the prefix cache of a server (--cold), and return the result (loadgen.servers.cache_reset.ResetResult).
+
+    Raises CacheResetError if the server cannot empty its cache, or still uses it.
+    """
+    from loadgen.servers.cache_reset import reset_prefix_cache
+
+    result = reset_prefix_cache(facts, access_for(plan), plan.timeout_s)
+    say(f"--cold: {EMPTIED_WORDS[result]}")
+    return result
 
 
 def canary_task(plan: Plan, dialect: Dialect, say: Say) -> CanaryTask | None:

@@ -393,6 +393,8 @@ def _prompts(plan: Plan) -> Prompts:
     Prompts that share a prefix also have token ids, because the prefix cache compares ids.
     """
     process = plan.arrival_process
+    if plan.cold:
+        raise PlanError("--cold: the prefix cache of a run in virtual time is always empty", "Leave --cold out.")
     if plan.verify:
         raise PlanError("--verify: virtual time has no texts", "Leave --verify out, or use loadgen run --simulated.")
     spec = WorkloadSpec(

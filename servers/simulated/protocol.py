@@ -15,6 +15,7 @@ import msgspec
 
 from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.simulated import tokenizer
+from loadgen.servers.simulated.scheduler import Job
 
 Headers = tuple[tuple[str, str], ...]
 Events = tuple[bytes, ...]  # server-sent events, each with its blank line
@@ -203,6 +204,8 @@ class Encoding:
     cut off, because it cannot contain an error."""
     silent: bool = False
     """True if some tokens have no event. `encode` returns no bytes for these tokens."""
+    on_job: Callable[[Job], object] | None = None
+    """Called with the job of the request before it starts. None: the response does not depend on the job."""
 
 
 def json_fields(bad_json: Callable[[str, int], Reply], _path: str, body: bytes | bytearray) -> Mapping[str, Any]:

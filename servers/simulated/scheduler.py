@@ -56,6 +56,8 @@ class Job:
     """Set by the scheduler: value of `Scheduler.decode_steps` when the job gets its last token."""
     admitted_ns: int | None = None
     """Set by the scheduler: start of the step in which the job left the queue. None while the job waits."""
+    cached_tokens: int = 0
+    """Set by the scheduler: number of prompt tokens that were in the prefix cache."""
     first_growth_step: int = 0
     """Set by the scheduler: value of `Scheduler.decode_steps` before the first step for which the job needs a new
     block."""
@@ -436,6 +438,7 @@ class Scheduler:
             hits += size
         if not job.emitted:  # a preempted job is counted once
             self._cached_prompt_tokens += hits
+            job.cached_tokens = hits
         return hits
 
     def _steps_without_admission(self, limit: int) -> int:

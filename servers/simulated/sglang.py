@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgen.servers.simulated import protocol, segments, sglang_checks, sglang_pooling, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, EventEncoder, Reply
+from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.state import (
     DURATION_HISTOGRAMS,
     LENGTH_HISTOGRAMS,
@@ -132,6 +133,7 @@ def generate(state: ServerState, request: CompletionRequest) -> Encoding:
         reason = {"type": "length", "length": completion.output_tokens}
     received_s = time.time()
     first_s = [0.0]
+    jobs: list[Job] = []
 
     def response(count: int, finished: bool, text: str) -> dict[str, Any]:
         now_s = time.time()
@@ -150,7 +152,7 @@ def generate(state: ServerState, request: CompletionRequest) -> Encoding:
             "queue_time": 0.0,
             "reasoning_tokens": 0,
             "completion_tokens": count,
-            "cached_tokens": 0,
+            "cached_tokens": jobs[0].cached_tokens if jobs else 0,
         }
         info |= {"weight_versions": _weight_versions(count)} if finished else {}
         info |= {"cached_tokens_details": None, "dp_rank": None}
@@ -183,6 +185,7 @@ def generate(state: ServerState, request: CompletionRequest) -> Encoding:
         _NATIVE_FAILURE,
         merges=True,
         closing=(protocol.DONE,),
+        on_job=jobs.append,
     )
 
 

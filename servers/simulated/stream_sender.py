@@ -90,6 +90,8 @@ class Stream:
             prompt=completion.prompt,
             cache_salt=completion.cache_salt,
         )
+        if encoding.on_job is not None:
+            encoding.on_job(self.job)
         self.fault_hook: FaultHook | None = None if completion.streamed else withhold_all
         if encoding.silent and completion.streamed:
             self.fault_hook = Stream.send_unchanged

@@ -25,7 +25,7 @@
 
   const number = value => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : value < 100 ? 1 : 0 });
   const tokens = value => value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
-  const milliseconds = seconds => seconds === null ? "–" : (seconds * 1000).toFixed(3);
+  const milliseconds = seconds => seconds === null ? "–" : (seconds * 1000).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
   function isDark() {
     const parts = (getComputedStyle(document.body).backgroundColor.match(/[\d.]+/g) || [255, 255, 255]).map(Number);
@@ -37,15 +37,16 @@
     if (!live.server) { line.append("No server."); return line; }
     const { name, version, model, url, simulated, speed } = live.server;
     if (simulated) line.append(node("span", { class: "simulated" }, "SIMULATED"));
-    line.append(node("span", {}, `${name} ${simulated ? `(clock ${speed === null ? "of unknown speed" : `x${speed}`})` : version} · ${model} · ${url}`));
+    const pace = speed === null ? " at unknown speed" : speed === 1 ? "" : ` at ${speed} times speed`;
+    line.append(node("span", {}, `${name}${simulated ? pace : ` ${version}`} · ${model} · ${url}`));
     if (!live.run) { line.append(node("span", { class: "note" }, "Start to see exact latencies here.")); return line; }
     const client = live.run.client, limited = client.reasons.length > 0;
     line.append(node("span", { class: limited ? "limited" : "ok", id: "loadgen-verdict" },
       limited ? `the client was the limit: ${client.reasons.join("; ")}` : "valid: the client is not the limit"));
-    line.append(node("span", { class: "note" }, `${client.stamps} timestamps`));
+    line.append(node("span", { class: "note" }, client.source));
     line.append(node("a", { href: "./loadgen/report", id: "loadgen-report", download: "" }, "Download report"));
     line.append(node("a", { href: "./loadgen/run", download: "" }, "Run file"));
-    line.append(node("span", { class: "note" }, live.run.folder));
+    line.append(node("span", { class: "note" }, `folder ${live.run.folder}`));
     return line;
   }
 
@@ -61,9 +62,9 @@
   }
 
   function latencies(run, shown) {
-    const of = { last: "the last 10 s", run: "the whole run",
-      level: `the time since there were ${run.level.users} users, from ${run.level.at} s on` }[shown];
-    const head = node("tr", {}, ...["Latency", ...SHARES, "max", "mean", "samples"].map(title => node("th", {}, title)));
+    const time = { last: "of the last 10 s", run: "of the whole run",
+      level: `since there were ${run.level.users} users${run.level.at ? ` (from ${run.level.at} s)` : ""}` }[shown];
+    const head = node("tr", {}, ...["Latency", ...SHARES, "max", "mean", "samples"].map(title => node("th", { "data-figure": title }, title)));
     const rows = run.latency.map(row => {
       const cells = [...SHARES, "max", "mean"].map(name =>
         node("td", { "data-seconds": row[name] === null ? "" : row[name], "data-figure": name },
@@ -72,7 +73,7 @@
       return node("tr", { "data-metric": row.name }, node("td", {}, title), ...cells, node("td", { "data-figure": "n" }, row.n.toLocaleString("en")));
     });
     const thin = run.latency.some(row => row.n && row.thin.length) ? " * too few samples: p99 takes 662 requests, p95 130, p90 64." : "";
-    return [node("h2", {}, `Exact latencies of ${of}, in ms${run.latency.some(row => row.unit === "tokens") ? " (reasoning tokens: a number)" : ""}`),
+    return [node("h2", {}, `Exact latencies ${time}, in ms${run.latency.some(row => row.unit === "tokens") ? " (reasoning tokens: a number)" : ""}`),
       node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Latencies" }, node("table", { id: "loadgen-latency" }, node("thead", {}, head), node("tbody", {}, ...rows))),
       node("p", { class: "note" },
         `Of complete requests that ended in this time. Locust's tables below are of the whole run and round.${thin}`),
@@ -87,9 +88,8 @@
 
   function failures(run) {
     if (!run.failures.length) return [];
-    const rows = run.failures.map(each => node("tr", { "data-kind": each.kind }, node("td", {}, each.kind),
-      node("td", {}, each.n.toLocaleString("en")), node("td", {}, each.detail)));
-    const head = node("tr", {}, ...["Kind", "Requests", "Message (numbers as #)"].map(title => node("th", {}, title)));
+    const rows = run.failures.map(({ reason, message, n }) => node("tr", {}, node("td", {}, reason), node("td", {}, n.toLocaleString("en")), node("td", {}, message)));
+    const head = node("tr", {}, ...["Reason", "Requests", "Message, for example"].map(title => node("th", {}, title)));
     return [node("h2", {}, "Failures"),
       node("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Failures" }, node("table", { class: "failures" }, node("thead", {}, head), node("tbody", {}, ...rows)))];
   }

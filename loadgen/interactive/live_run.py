@@ -32,6 +32,7 @@ from loadgen import machine as host
 from loadgen.analysis.client_health import MIN_SAMPLE_S, health_from_samples, reasons
 from loadgen.analysis.frame import OTHER_DETAIL, build_frame
 from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.report.findings import INCOMPLETE
 from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent_record
 from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
 from loadgen.analysis.run.token_counts import generated_tokens
@@ -302,6 +303,13 @@ def detail_of(record: Record) -> str:
     return one_line("".join("#" if letter.isdigit() else letter for letter in record.error_detail), 200)
 
 
+def _reason(record: Record) -> str:
+    """Return the reason of a failure as reports word it, such as `HTTP 500` or `timed out`."""
+    if record.error_kind == "http_status" and record.http_status is not None:
+        return f"HTTP {record.http_status}"
+    return INCOMPLETE.get(record.error_kind, record.error_kind)
+
+
 class LiveFigures:
     """The figures of one interactive run, as the web page of `loadgen ui` shows them."""
 
@@ -312,6 +320,9 @@ class LiveFigures:
         self.never_sent = 0
         """Requests of sessions that were not sent, because their session or user had ended."""
         self.failures = Counter[tuple[str, str]]()
+        """Number of failed requests by reason and by message with `#` for each digit."""
+        self.messages: dict[tuple[str, str], str] = {}
+        """The message of the first failure of each of these kinds, with its digits."""
         self.tokens = 0
         self.send_late = NewestSamples(REQUEST_SAMPLES)
         self.points: deque[dict[str, Any]] = deque(maxlen=POINTS)
@@ -341,9 +352,11 @@ class LiveFigures:
         if record.error_kind == "cancelled":
             self.cut_off += 1
         elif record.state != "complete":
-            key = (record.error_kind, detail_of(record))
-            known = key in self.failures or len(self.failures) < MAX_FAILURE_TEXTS
-            self.failures[key if known else (record.error_kind, OTHER_DETAIL)] += 1
+            key = (_reason(record), detail_of(record))
+            if key not in self.failures and len(self.failures) >= MAX_FAILURE_TEXTS:
+                key = (key[0], OTHER_DETAIL)
+            self.failures[key] += 1
+            self.messages.setdefault(key, key[1] if key[1] == OTHER_DETAIL else one_line(record.error_detail, 200))
 
     def digest(self, pause: Callable[[], object] = lambda: None) -> None:
         """Compute the latencies of the Records that were added since the last call.
@@ -659,4 +672,4 @@ class LiveRun:
             result.error_bar_e2e_s = own.stamp_s
         result.reasons = reasons(result, latency["ttft_s"]["p50"], latency["e2e_s"]["p50"])
         fields: dict[str, Any] = msgspec.to_builtins(result)
-        return fields
+        return fields | {"source": self._stamps.active_source.title}

@@ -466,7 +466,8 @@ def _live(session: LocustSession) -> Response:
         "latency": run.latency(span if span in SPANS else "run"),
         "level": figures.level,
         "failures": [
-            {"kind": kind, "detail": detail, "n": number} for (kind, detail), number in figures.failures.most_common(50)
+            {"reason": key[0], "message": figures.messages[key], "n": number}
+            for key, number in figures.failures.most_common(50)
         ],
         "client": run.client(),
         "points": [point for point in figures.points if point["at"] >= since],

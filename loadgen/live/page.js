@@ -32,13 +32,14 @@
 
   function tiles(last) {
     const rows = [
-      ["Requests", last.planned === null ? whole(ended(last)) : `${whole(ended(last))} of ${whole(last.planned)}`, `${whole(inFlight(last))} in flight, ${whole(last.streaming)} streaming`],
+      ["In flight", whole(inFlight(last)), `${whole(last.streaming)} streaming`],
+      ["Ended", last.planned === null ? whole(ended(last)) : `${whole(ended(last))} of ${whole(last.planned)}`, `${whole(last.complete)} complete`],
       ["Output throughput", `${whole(last.tokens_per_s)} tokens/s`, last.phase === "ended" ? "mean of the run" : "last seconds"],
       ["TTFT p50", duration(last.ttft_p50_s), `p99 ${duration(last.ttft_p99_s)}`],
       ["TPOT p50", duration(last.tpot_p50_s), `p99 ${duration(last.tpot_p99_s)}`],
     ];
     if (last.ttfa_p50_s !== null) rows.splice(3, 0, ["TTFA p50", duration(last.ttfa_p50_s), `p99 ${duration(last.ttfa_p99_s)}`]);
-    if (last.server_waiting !== null) rows.push(["Waiting on the server", whole(last.server_waiting), last.server_running === null ? "" : `${whole(last.server_running)} running`]);
+    if (last.server_waiting !== null) rows.push(["Waiting", whole(last.server_waiting), last.server_running === null ? "on the server" : `on the server, ${whole(last.server_running)} running`]);
     if (last.kv_used !== null) rows.push(["KV cache", percent(last.kv_used), ""]);
     const states = ["failed", "truncated", "rejected", "dropped"].filter(state => last[state]).map(state => `${whole(last[state])} ${state}`);
     rows.push(["Incomplete", whole(incomplete(last)), states.join(", "), incomplete(last) > 0]);

@@ -159,7 +159,9 @@ class SnapshotTaker:
             server_waiting=_whole(counts.server_waiting),
             kv_used=None if math.isnan(counts.kv_used) else counts.kv_used,
         )
-        return msgspec.structs.replace(snapshot, done=self.end.done(snapshot, counts.tokens))
+        # The counters of the workers are read one after the other, so a stream may have ended meanwhile.
+        streaming = min(snapshot.streaming, snapshot.in_flight)
+        return msgspec.structs.replace(snapshot, streaming=streaming, done=self.end.done(snapshot, counts.tokens))
 
 
 def _whole(value: float) -> int | None:

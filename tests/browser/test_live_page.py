@@ -52,10 +52,10 @@ def test_the_page_follows_the_run_until_it_ends(browser: Browser, live: LivePage
     """Tiles and charts show the latest figures without a reload, and a failure is visible at once."""
     page, errors = open_in(browser, live.url)
     expect(page.locator("#state")).to_have_text("running")
-    assert tile(page, "Requests").startswith("10 of 100")
+    assert tile(page, "Ended").startswith("10 of 100")
     live.show("ended", counters(98, failed=2))
     expect(page.locator("#state")).to_have_text("ended")
-    assert tile(page, "Requests").startswith("100 of 100")
+    assert tile(page, "Ended").startswith("100 of 100")
     assert tile(page, "Incomplete").replace("\n", " ").strip() == "2 2 failed"
     assert tile(page, "TTFT p50").startswith("25")
     assert "90 running" in tile(page, "Waiting on the server")
@@ -90,4 +90,4 @@ def test_the_page_says_when_the_command_is_gone(browser: Browser) -> None:
         page, _ = open_in(browser, live_page.url)
         expect(page.locator("#state")).to_have_text("running")
     expect(page.locator("#foot")).to_have_text("The run has ended.")
-    assert tile(page, "Requests").startswith("10 of 100")
+    assert tile(page, "Ended").startswith("10 of 100")

@@ -63,16 +63,21 @@ def test_no_samples_are_no_figures() -> None:
 
 
 def test_failures_are_counted_by_kind_and_words_without_numbers() -> None:
-    """The same words with other numbers are one failure; words that never repeat do not grow without end."""
+    """The same words with other numbers are one failure, shown by the first message. Words that never repeat do not grow
+    without end. An HTTP status is the reason, as in reports."""
     live = LiveFigures()
     for number in range(20):
         live.add(_record(number, "failed", error_kind="truncated", error_detail=f"ended after {number % 9} tokens"))
     assert live.failures == {("truncated", "ended after # tokens"): 20}
+    assert live.messages == {("truncated", "ended after # tokens"): "ended after 0 tokens"}
+    live.add(_record(20, "failed", error_kind="http_status", http_status=503, error_detail="Busy (503)"))
+    assert live.messages["HTTP 503", "Busy (###)"] == "Busy (503)"
+    del live.failures["HTTP 503", "Busy (###)"]
     for number in range(live_run.MAX_FAILURE_TEXTS + 100):
         words = f"no {chr(0x4E00 + number)}"
         live.add(_record(number, "failed", error_kind="in_band_error", error_detail=words))
     assert len(live.failures) == live_run.MAX_FAILURE_TEXTS + 1
-    assert live.failures["in_band_error", OTHER_DETAIL] == 101
+    assert live.failures["with an error inside the stream", OTHER_DETAIL] == 101
 
 
 def test_a_point_is_of_the_requests_that_ended_since_the_last() -> None:

@@ -25,6 +25,12 @@ def test_a_snapshot_has_the_figures_of_the_counters() -> None:
     assert (later.running_s, later.server_running, later.server_waiting, later.kv_used) == (1.0, 4, 0, 0.25)
 
 
+def test_never_more_requests_stream_than_are_in_flight() -> None:
+    """The counters of workers are read one after the other, so their sums may contradict each other for a moment."""
+    snapshot = SnapshotTaker(PlannedEnd(), lambda: 0.0).take("running", LiveCounters(sent=16, streaming=17))
+    assert (snapshot.in_flight, snapshot.streaming) == (16, 16)
+
+
 def test_summed_counters_have_no_figures_of_the_server() -> None:
     """Workers do not measure the server, so the zeros in their shared memory are not figures."""
     worker = LiveCounters.from_buffer_copy(bytes(len(bytes(LiveCounters()))))

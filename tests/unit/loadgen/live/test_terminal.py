@@ -25,7 +25,7 @@ class Terminal(StringIO):
 COUNTS = LiveCounters(
     due=10,
     sent=9,
-    streaming=3,
+    streaming=1,
     complete=4,
     truncated=1,
     failed=2,
@@ -72,7 +72,7 @@ def test_a_pipe_gets_plain_lines() -> None:
         show("ended", SERVER)
     line = stream.getvalue()
     assert (
-        "ended: 9/10 sent, 1 in flight, 3 streaming, 4 complete, 1 truncated, 2 failed, 1 rejected, 1 dropped, "
+        "ended: 9/10 sent, 1 in flight, 1 streaming, 4 complete, 1 truncated, 2 failed, 1 rejected, 1 dropped, "
         "TTFT p50 251 ms p99 399 ms, TPOT p50 8.33 ms p99 8.33 ms, 77 tokens/s, server runs 128, server queues 360, "
     ) in line
     assert re.search(r"KV cache 50 ?%$", line.strip())
@@ -83,7 +83,7 @@ def test_the_panel_shows_the_same_figures_as_a_plain_line() -> None:
     """The panel has a row per figure, the number of incomplete requests by outcome, and what Ctrl-C does."""
     text = "\n".join(drawn_lines(TEN_REQUESTS, SERVER))
     assert re.search(r"━+╌+  1 of 10 left", text)
-    assert re.search(r"in flight +1 .* 3 streaming", text)
+    assert re.search(r"in flight +1 .* 1 streaming", text)
     assert re.search(r"waiting +360 .* server runs 128", text)
     assert re.search(r"tokens/s +1,234", text)
     assert re.search(r"TTFT p50 +251 ms .* p99 399 ms", text)

@@ -99,7 +99,7 @@ LEFT_OUT = {
     "--targets": ONLY_POST,
     "--locustfile": "`loadgen ui` and the docs page on Locust explain custom users",
     "-f": "`loadgen ui` and the docs page on Locust explain custom users",
-    "--percentile-metrics": "all metrics are reported",
+    "--percentile-metrics": "all figures are reported",
     "--metric-percentiles": "p50, p90, p95 and p99 are reported",
     "--tokenizer-mode": "--tokenizer names a tokenizer.json",
     "--ready-check-timeout-sec": "the server must be ready",

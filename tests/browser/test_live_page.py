@@ -58,7 +58,7 @@ def test_the_page_follows_the_run_until_it_ends(browser: Browser, live: LivePage
     assert tile(page, "Ended").startswith("100 of 100")
     assert tile(page, "Incomplete").replace("\n", " ").strip() == "2 2 failed"
     assert tile(page, "TTFT p50").startswith("25")
-    assert "90 running" in tile(page, "Waiting on the server")
+    assert "90 running" in tile(page, "Waiting")
     assert page.locator("figure").count() == 6
     labels = [figure.get_attribute("aria-label") for figure in page.locator("svg").all()]
     assert "Incomplete requests. Latest: incomplete 2." in labels

@@ -63,8 +63,8 @@ def test_no_samples_are_no_figures() -> None:
 
 
 def test_failures_are_counted_by_kind_and_words_without_numbers() -> None:
-    """The same words with other numbers are one failure, shown by the first message. Words that never repeat do not grow
-    without end. An HTTP status is the reason, as in reports."""
+    """The same words with other numbers are one failure, shown by the first message. Words that never repeat do not
+    grow without end. An HTTP status is the reason, as in reports."""
     live = LiveFigures()
     for number in range(20):
         live.add(_record(number, "failed", error_kind="truncated", error_detail=f"ended after {number % 9} tokens"))

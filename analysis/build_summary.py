@@ -31,6 +31,7 @@ from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.network_path import describe_path
 from loadgen.analysis.prediction import read_prediction
 from loadgen.analysis.reasoning import find_answered, reasoning_tokens, unanswered
+from loadgen.analysis.replicas import compare_replicas
 from loadgen.analysis.request_outcomes import count_outcomes, request_counts
 from loadgen.analysis.response_groups import find_groups
 from loadgen.analysis.run.runfile import Run
@@ -117,6 +118,8 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         turns=_turns(frame),
         sessions=session_figures(frame),
         models=[part_figures(name, part, health) for name, part in frame_parts(frame, frame.models)],
+        replicas=[part_figures(name, part, health) for name, part in frame_parts(frame, frame.replicas)],
+        replica_difference=compare_replicas(frame),
         held_back=find_held_back(frame),
         speculation=find_speculation(
             frame,

@@ -164,6 +164,8 @@ class Frame(msgspec.Struct, frozen=True):
     """Number of complete, measured requests by the reason why their tool call or JSON is not valid."""
     models: RowLabels | None = None
     """Model of each row. None if all requests went to the model of the run."""
+    replicas: RowLabels | None = None
+    """Replica that answered each row. None if no Record names a replica."""
     classes: RowLabels | None = None
     """Class of traffic of each row. None if the plan has no classes."""
     span_of_run: tuple[float, float] | None = None
@@ -459,6 +461,7 @@ class FrameBuilder:
         self._graphs = GraphColumnsBuilder()
         self._output_errors = Counter[str]()
         self._models = RowLabelsBuilder()
+        self._replicas = RowLabelsBuilder()
         self._rows = 0
 
     def add(self, record: Record) -> None:
@@ -491,6 +494,7 @@ class FrameBuilder:
             graphs=self._graphs.columns(),
             output_errors=dict(self._output_errors.most_common()),
             models=self._models.labels(),
+            replicas=self._replicas.labels(),
         )
 
     def _mark_column(self, values: Mapping[int, int]) -> Floats:
@@ -503,6 +507,7 @@ class FrameBuilder:
         for name, values in _columns_of(records).items():
             self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
         self._models.extend([record.model for record in records])
+        self._replicas.extend([record.replica for record in records])
         self._count_sources(records)
         indices = self._count_outcomes(records)
         self._columns.setdefault("outcome_index", GrowingArray(np.dtype(np.uint16))).extend(indices)

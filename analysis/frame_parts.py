@@ -1,4 +1,4 @@
-"""Splits the Frame of a run into parts: the requests for each model, or those of each class of traffic.
+"""Splits the Frame of a run into parts: the requests for each model, of each class of traffic, or to each replica.
 
 The rates of the parts refer to the time span of the whole run, so that they add up to the rate of the run.
 """
@@ -29,8 +29,8 @@ def frame_parts(frame: Frame, labels: RowLabels | None) -> Iterator[tuple[str, F
 
 
 def find_part(frame: Frame, name: str) -> Frame | None:
-    """Return the Frame of the class of traffic or of the model with this name, or None if there is no such part."""
-    for labels in (frame.classes, frame.models):
+    """Return the Frame of the class of traffic, the model or the replica with this name, or None if there is none."""
+    for labels in (frame.classes, frame.models, frame.replicas):
         if labels is not None and name in labels.names:
             return select_rows(frame, labels.rows(name))
     return None
@@ -61,6 +61,7 @@ def select_rows(frame: Frame, rows: Booleans) -> Frame:
         output_errors={},
         span_of_run=frame.span_ns,
         models=_selected(frame.models, rows),
+        replicas=_selected(frame.replicas, rows),
         classes=_selected(frame.classes, rows),
     )
 

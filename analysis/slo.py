@@ -120,9 +120,9 @@ def judge(
 
 
 def _find_judged(name: str, frame: Frame, summary: Summary) -> _JudgedPart | None:
-    """Return the part of a run with this name: a class of traffic or a model. Return None if there is no such part."""
+    """Return the class of traffic, the model or the replica with this name, or None if the run has no such part."""
     rows = find_part(frame, name)
-    figures = next((part for part in (*summary.traffic, *summary.models) if part.name == name), None)
+    figures = next((part for part in (*summary.traffic, *summary.models, *summary.replicas) if part.name == name), None)
     if rows is None or figures is None:
         return None
     cached, prompt_tokens = count_in_responses(rows)

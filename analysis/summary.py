@@ -823,6 +823,19 @@ class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
     """Gateways that name themselves in response headers, with the name of the header."""
 
 
+class ReplicaDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference between the replicas of a server that chance does not explain."""
+
+    fastest: str
+    """Name of the replica with the shortest median TTFT."""
+    slowest: str
+    """Name of the replica with the longest median TTFT."""
+    fastest_ttft_s: float
+    slowest_ttft_s: float
+    p_value: float
+    """Probability of a difference like this between equal replicas (Kruskal and Wallis, 1952)."""
+
+
 class ResponseGroups(msgspec.Struct, frozen=True, kw_only=True):
     """Two separate groups of requests with different TTFT."""
 
@@ -866,6 +879,10 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Figures per class of traffic, if the plan has classes."""
     models: list[PartFigures] = []
     """Figures per model, if the requests named several models."""
+    replicas: list[PartFigures] = []
+    """Figures per replica, if the responses name them (`--replica-header`) or the server has several addresses."""
+    replica_difference: ReplicaDifference | None = None
+    """None if the replicas are alike, or if there are fewer than two."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
     network: NetworkPath | None = None

@@ -48,7 +48,7 @@ from loadgen.servers.auth import (
 from loadgen.servers.backends import BACKENDS, join_or, simulated_backends
 from loadgen.servers.proxy import normalise_proxy_url
 from loadgen.servers.server_url import check_server_url
-from loadgen.servers.session_identity import check_captures, check_session_headers
+from loadgen.servers.session_identity import check_captures, check_header_name, check_session_headers
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, cancellation, lengths, model_mix, workload
 from loadgen.workloads.arrival_facts import Arrivals
@@ -296,6 +296,9 @@ class Plan:
     value of their own."""
     session_capture: Annotated[tuple[str, ...], TUPLE, check_captures, RunOption("Advanced", "start")] = ()
     """Response header, or cookie such as cookie:NAME, that later turns of the session send back. Repeatable."""
+    replica_header: Annotated[str, check_header_name, RunOption("Advanced", "start")] = ""
+    """Response header by which a balancer names the replica that answered, such as X-Served-By. Figures are then shown
+    per replica."""
     connections: Annotated[Literal["pooled", "session", "new"], CONNECTION_USE, RunOption("Advanced")] = "pooled"
     """Which requests share a connection: pooled (default: any), session (those of one session) or new (none)."""
     cancel: Annotated[str, CANCELLATION, RunOption("Advanced")] = ""

@@ -248,9 +248,10 @@ def load_and_summarise(
     summary.run.notes = [*summary.run.notes, *notes]
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
-        for name, part in frame_parts(frame, frame.models):
-            figures = next(figures for figures in summary.models if figures.name == name)
-            figures.goodput = goodput(part, bounds)
+        for labels, parts in ((frame.models, summary.models), (frame.replicas, summary.replicas)):
+            for name, part in frame_parts(frame, labels):
+                figures = next(figures for figures in parts if figures.name == name)
+                figures.goodput = goodput(part, bounds)
     if objectives:
         summary.objectives = judge(objectives, frame, summary, confidence)
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})

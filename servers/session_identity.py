@@ -70,6 +70,13 @@ def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def check_header_name(name: str) -> str:
+    """Return the name unchanged if it is the name of a header, or "". Raises ValueError for another text."""
+    if name and not _NAME.fullmatch(name):
+        raise ValueError("must be the name of a response header, such as X-Served-By")
+    return name
+
+
 class SessionIdentity:
     """The headers of the sessions of one worker process."""
 

@@ -115,7 +115,7 @@ def findings(summary: Summary) -> list[Finding]:
         *filter(None, [valid_outputs_finding(summary), *canary_findings(summary), expected_finding(summary)]),
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
-        *filter(None, [response_groups_finding(summary), network_finding(summary)]),
+        *filter(None, [replicas_finding(summary), response_groups_finding(summary), network_finding(summary)]),
     ]
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
@@ -679,10 +679,22 @@ def held_back_finding(summary: Summary) -> Finding | None:
     return Finding(HELD_BACK, "warning", text, "latencies")
 
 
+def replicas_finding(summary: Summary) -> Finding | None:
+    """Return a warning if the replicas of the server differ more than by chance, or None if they do not."""
+    difference = summary.replica_difference
+    if difference is None:
+        return None
+    text = (
+        f"The replicas differ: the median TTFT is {duration(difference.fastest_ttft_s)} on {difference.fastest} and "
+        f"{duration(difference.slowest_ttft_s)} on {difference.slowest}. Figures of the whole run mix them."
+    )
+    return Finding("replicas", "warning", text, "replicas")
+
+
 def response_groups_finding(summary: Summary) -> Finding | None:
     """Return a warning if TTFT forms two separate groups, as behind a URL with unequal replicas, or None if not."""
     groups = summary.response_groups
-    if groups is None:
+    if groups is None or summary.replica_difference is not None:  # the other finding names the replicas
         return None
     text = (
         f"TTFT forms two separate groups: {groups.fast_requests:,} requests of about {duration(groups.fast_ttft_s)} "

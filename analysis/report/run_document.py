@@ -55,6 +55,7 @@ TITLES = {
     "prediction": ("Prediction", ""),
     "goodput": ("Goodput", ""),
     "models": ("Models", ""),
+    "replicas": ("Replicas", ""),
     "sessions": ("Sessions", ""),
     "turns": ("Turn by turn", "Turns"),
     "objectives": ("Objectives", ""),
@@ -128,6 +129,8 @@ def brief_document(summary: Summary) -> Document:
         blocks += [tables.session_edges([summary]), tables.session_roles([summary])]
     if summary.models:
         blocks.append(tables.models([summary], brief=True))
+    if summary.replicas:
+        blocks.append(tables.replicas([summary], brief=True))
     if summary.requests.errors:
         blocks.append(tables.failures(summary))
     blocks.append(doc.Findings(findings.findings(summary)))
@@ -313,6 +316,7 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
     optional = {
         "goodput": tables.goodput(summaries),
         "models": tables.models(summaries),
+        "replicas": tables.replicas(summaries),
         "turns": tables.turns(summaries),
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),

@@ -346,6 +346,11 @@ def models(summaries: Summaries, *, brief: bool = False) -> Table:
     return _parts("Models", "model", summaries, [summary.models for summary in summaries], brief=brief)
 
 
+def replicas(summaries: Summaries, *, brief: bool = False) -> Table:
+    """Return the table of figures per replica, for runs whose responses name the replica."""
+    return _parts("Replicas", "replica", summaries, [summary.replicas for summary in summaries], brief=brief)
+
+
 def _parts(
     title: str, noun: str, summaries: Summaries, parts: Sequence[Sequence[PartFigures]], *, brief: bool
 ) -> Table:

@@ -64,6 +64,9 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     """Time before the request during which tools ran, according to the file with the session."""
     model: str = ""
     """Model that the request named, or empty if it is the model of the run."""
+    replica: str = ""
+    """Replica that answered: the value of the response header that `--replica-header` names, or the address of the
+    connection if the server has several addresses. Empty if it is unknown."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the start of the run and are excluded from all metrics."""

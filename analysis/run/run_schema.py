@@ -72,7 +72,7 @@ _SAMPLED = {
     "gpus": [_CARD],
 }
 _PLAN = {
-    "server url endpoint label arrivals workload platform gpu_model": _Text,
+    "server url endpoint label arrivals workload platform gpu_model replica_header": _Text,
     "n": _Requests | None,
     "workers warmup max_in_flight concurrency": Integer | None,
     "repeat repeats": Count,

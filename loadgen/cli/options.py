@@ -56,6 +56,7 @@ PLACEHOLDERS = {
     "header": "HEADER",
     "session_header": "HEADER",
     "session_capture": "HEADER",
+    "replica_header": "HEADER",
     "connections": "USE",
     "cancel": "SHARE",
     "path": "PATH",

@@ -747,11 +747,14 @@ class Recorder:
         stamps: TimestampSource,
         max_read_delay_ns: Callable[[], int] = int,
         disk_spill: DiskSpill | None = None,
+        *,
+        replica_header: str = "",
     ) -> None:
         """Create the recorder of one worker.
 
         `max_read_delay_ns` is a function that returns the longest delay between two socket reads since it was last
-        called. `disk_spill` moves long unfinished responses from memory to disk.
+        called. `disk_spill` moves long unfinished responses from memory to disk. `replica_header` is the response
+        header that names the replica, in lower case.
         """
         self.start_ns = 0
         """Start time of the run (CLOCK_MONOTONIC)."""
@@ -764,6 +767,7 @@ class Recorder:
         self._max_read_delay_ns = max_read_delay_ns
         self._disk_spill = disk_spill
         self._clocks = ClockPairs()
+        self._replica_header = replica_header
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
         """Requests that have ended and are not recorded yet. If nothing was sent, the error kind and detail are stored
         too."""
@@ -850,7 +854,16 @@ class Recorder:
         """Record the first `count` requests in `ended`. Their responses are decoded together."""
         ended = [*islice(self.ended, count)]
         received = [(exchange, slot.request) for slot, exchange, *_ in ended if exchange is not None]
-        decoded = iter(build_records(received, self._dialect, self._clocks, self.start_ns, self.health, self._stamps))
+        records = build_records(
+            received,
+            self._dialect,
+            self._clocks,
+            self.start_ns,
+            self.health,
+            self._stamps,
+            replica_header=self._replica_header,
+        )
+        decoded = iter(records)
         for slot, exchange, kind, detail in ended:
             record = unsent_record(slot.request, kind, detail) if exchange is None else next(decoded)
             record.worker = self._worker

@@ -215,6 +215,7 @@ def prepare(
                 id_prefix=id_prefix,
                 dialects=raw.dialects,
                 identity=SessionIdentity(plan.session_header, plan.session_capture),
+                replica_header=plan.replica_header.lower(),
                 connections=plan.connections,
                 cancellation=plan.cancellation,
                 stamps=plan.stamps,

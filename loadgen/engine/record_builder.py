@@ -34,6 +34,8 @@ EARLY_NS = 20_000_000
 ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
 """Number of bytes at the beginning of a response that are searched for its head."""
+REPLICA_NAME_MAX = 80
+"""Maximum number of characters of a replica's name."""
 FULL_WINDOW_BYTES = 65_536
 """Minimum size in bytes of a read that counts as having found a full receive window. Linux offers this much on a new
 connection."""
@@ -63,10 +65,15 @@ def build_records(
     start_ns: int,
     health: Health,
     stamps: TimestampSource = SocketTimestamps(),  # noqa: B008 - it has no state that matters here
+    *,
+    replica_header: str = "",
 ) -> list[Record]:
     """Decode the responses of these exchanges, and return a Record for each.
 
     `dialect` is the dialect of every exchange that has no other one (`Exchange.dialect`).
+
+    `replica_header` is the response header that names the replica, in lower case. Without it, the replica is the
+    address of the connection, if the server has several addresses.
 
     Timestamps come from the source `stamps`. If the timestamps of a response are impossible, for example not in order,
     this response gets timestamps from `stamps.fallback` instead. A malformed response does not raise an error.
@@ -106,6 +113,7 @@ def build_records(
         if record.state == "complete":
             _check_output(response, response.dialect)
         full_reads = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
+        record.replica = _replica(exchange, replica_header)
         health.add(late, record.coalesced_reads, full_reads, exchange.window_checks, *exchange.losses)
     return [response.record for response in responses]
 
@@ -266,6 +274,12 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
         record.error_detail = hide_secrets(record.error_detail)
         record.finish_reason = hide_secrets(record.finish_reason)
     return first_token_read
+
+
+def _replica(exchange: Exchange, replica_header: str) -> str:
+    """Return the name of the replica that answered, or "" if it is unknown."""
+    name = exchange.framing.header(replica_header) if replica_header else ""
+    return one_line(hide_secrets(name), REPLICA_NAME_MAX) if name else exchange.address
 
 
 def _check_output(response: _Response, dialect: Dialect) -> None:

@@ -104,6 +104,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
     """Dialects of requests that have their own path, by path. Such requests are rare: most use `dialect`."""
     identity: SessionIdentity
     """The headers that identify sessions."""
+    replica_header: str
+    """Response header that names the replica, in lower case. Empty: none."""
     connections: ConnectionUse
     cancellation: Cancellation | None
     """Which requests are abandoned, and when. None: no request."""
@@ -403,7 +405,16 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
         connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.worker)
         pool = Pool(connector, spare=spare, meanwhile=queue.draw, use=task.connections)
         max_read_delay_ns = pacer.widest_ns if pacer else int
-        recorder = Recorder(task.dialect, sink, task.worker, counts, stamps, max_read_delay_ns, disk_spill)
+        recorder = Recorder(
+            task.dialect,
+            sink,
+            task.worker,
+            counts,
+            stamps,
+            max_read_delay_ns,
+            disk_spill,
+            replica_header=task.replica_header,
+        )
         recorder.on_head = task.identity.capture
         if canary_log is not None:
             recorder.on_response, recorder.samples_client = canary_log.take, False

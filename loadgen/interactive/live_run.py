@@ -482,6 +482,7 @@ class LiveRun:
         self.mark: Mark | None = None
         """The mark that says SIMULATED, from the first response that carries it."""
         self._dialect = dialect
+        self._replica_header = target.plan.replica_header.lower()
         self._rate = TokenRate(window_ns=1_000_000_000)
         self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._computing = RLock()
@@ -506,7 +507,15 @@ class LiveRun:
         while not self._stamps.ready(exchange):
             gevent.sleep(RETRY_S)
         requested = [(exchange, request)]
-        (record,) = build_records(requested, dialect, self._clocks, self.start_ns, self._health, self._stamps)
+        (record,) = build_records(
+            requested,
+            dialect,
+            self._clocks,
+            self.start_ns,
+            self._health,
+            self._stamps,
+            replica_header=self._replica_header,
+        )
         record.connected_ns = connected_ns - self.start_ns
         self._rate.record(generated_tokens(record), received_bytes(exchange))
         return self._add(record, due_ns)

@@ -189,6 +189,7 @@ class Connector:
                 self._rotation.failed(address)
                 continue
             if isinstance(opening, Connection):
+                opening.address = address_text(address)
                 return opening
             return self._await(opening, address, rest, errors)
         raise error_to_report(errors)
@@ -197,7 +198,9 @@ class Connector:
         self, opening: Awaitable[Connection], address: Address, rest: Sequence[Address], errors: list[OSError]
     ) -> Connection:
         try:
-            return await opening
+            connection = await opening
+            connection.address = address_text(address)
+            return connection
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
             errors.append(error)
             self._rotation.failed(address)

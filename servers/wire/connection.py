@@ -41,6 +41,7 @@ class Connection:
     sock: socket.socket
     opened_ns: int
     tcp_stream: Any = None  # What TimestampSource.watch returned
+    address: str = ""  # Address of the server, if connections go to several addresses; otherwise ""
     reused: bool = False  # Whether the connection has carried a request before
     received: int = 0  # Number of bytes read from the socket; without TLS, only those of finished responses
     network: NetworkFacts = NOTHING_MEASURED  # at the end of the last response

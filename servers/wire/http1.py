@@ -86,16 +86,16 @@ class ResponseFraming:
     @property
     def retry_after(self) -> str:
         """The value of the Retry-After header, in seconds or as a date, or "" if there is no such header."""
-        return self._header(b"retry-after")
+        return self.header("retry-after")
 
     @property
     def location(self) -> str:
         """The URL to which a redirect leads, or "" if the response is not a redirect."""
-        return self._header(b"location") if self.status is not None and 300 <= self.status < 400 else ""
+        return self.header("location") if self.status is not None and 300 <= self.status < 400 else ""
 
-    def _header(self, name: bytes) -> str:
+    def header(self, name: str) -> str:
         """Return the value of the header with this name in lower case, or "" if there is no such header."""
-        start = self.head.lower().find(b"\r\n" + name + b":")
+        start = self.head.lower().find(f"\r\n{name}:".encode("latin-1"))
         if start < 0:
             return ""
         line = self.head[start + 2 :].split(b"\r\n", 1)[0]

@@ -86,6 +86,7 @@ class Exchange:
     """Segments that we retransmitted, except those of an upload, and segments that arrived out of order."""
     is_upload: bool = False  # Whether the request is larger than UPLOAD_BYTES
     last_data_age_ms: int = 0  # Time from the last arrival of data to the end; 0 if the kernel does not report it
+    address: str = ""  # Address of the server, if connections go to several addresses; otherwise ""
     min_rtt_us: int | None = None  # Minimum round-trip time of the connection up to the end of the response
     error_kind: WireError | Literal[""] = ""
     error_detail: str = ""
@@ -114,6 +115,7 @@ class Exchange:
         self.unsent = sealed
         self.is_upload = len(sealed) > UPLOAD_BYTES
         self.tcp_stream, self.stream_start = connection.tcp_stream, connection.received
+        self.address = connection.address
 
     def send(self, *others: Exchange) -> None:
         """Send this request and then the `others`, in quick succession.

@@ -89,7 +89,35 @@ def test_every_address_of_a_name_gets_its_share(arrivals: str, tmp_path: Path, r
     assert run.header.server["addresses"] == used
     assert f"{NAME}: connections go in turn to 127.0.0.3, 127.0.0.1, 127.0.0.2" in out, err
     assert "Connections went in turn to 127.0.0.3, 127.0.0.1, 127.0.0.2." in " ".join(out.split())
-    assert summary_of(tmp_path)["server"]["addresses"] == used
+    summary = summary_of(tmp_path)
+    assert summary["server"]["addresses"] == used
+    answered = Counter(record.replica for record in run.records)
+    assert answered == {f"127.0.0.{index}": len(server.ids) for index, server in enumerate(servers, 1)}
+    assert {part["name"]: part["requests"]["complete"] for part in summary["replicas"]} == answered
+
+
+def test_a_header_names_the_replica(tmp_path: Path) -> None:
+    """A balancer names the replica in a header of any spelling. Figures per replica add up, and one can be judged."""
+
+    def from_one_of_two(talk: Talk) -> None:
+        talk.stream(more=f"X-SERVED-BY:  node-{talk.number % 2} \r\n")
+
+    with plain_openai(from_one_of_two) as server:
+        words = (*LOAD, "--url", server.url, "--arrivals", "closed:1", "--n", "20", "--replica-header", "x-served-by")
+        code, out, err = burst(tmp_path, *words, "--assert", "node-1: ttft.p50 < 10s", command="run")
+    assert code in (0, 5), err  # a busy machine may make the client the limit
+    parts = {part["name"]: part["requests"]["complete"] for part in summary_of(tmp_path)["replicas"]}
+    assert parts.keys() == {"node-0", "node-1"}
+    assert sum(parts.values()) == 20
+    assert "node-1" in out
+
+
+def test_a_replica_header_must_be_a_name(tmp_path: Path) -> None:
+    """A text that is no header name is refused before anything is sent."""
+    code, _, err = burst(tmp_path, "--url", "http://127.0.0.1:9", "--replica-header", "X Served By")
+    assert code == 2
+    assert "--replica-header" in err
+    assert "must be the name of a response header" in err
 
 
 def test_an_address_that_refuses_is_left_out_and_named(tmp_path: Path, resolve: Resolver) -> None:

@@ -103,6 +103,7 @@ class FakeExchange:
     window_checks = full_windows = size = 0
     dialect = None
     min_rtt_us = None
+    address = ""
 
     def __init__(self, net: FakeNet, on_end: Callable[[Any], None]) -> None:
         self.net, self._on_end = net, on_end

@@ -1,0 +1,89 @@
+"""Figures per replica, and the comparison of replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from scipy.stats import kruskal
+
+from loadgen.analysis.build_summary import summarise
+from loadgen.analysis.replicas import compare_replicas, kruskal_wallis
+from loadgen.analysis.report.findings import replicas_finding
+from loadgen.analysis.run.record import Record
+from loadgen.analysis.steady_window import frame_of_run
+from loadgen.analysis.summary import Summary
+from tests.support.runs import complete, run_of
+
+MS = 1_000_000
+
+
+def answered(number: int, replica: str, ttft_ms: float) -> Record:
+    """Return the Record of a complete request with this TTFT that `replica` answered."""
+    sent_ns = number * 50 * MS
+    chunks = [sent_ns + int(ttft_ms * MS) + index * 10 * MS for index in range(4)]
+    return replace(complete(number, chunks, sent_ns=sent_ns), replica=replica)
+
+
+def summary_of(tmp_path: Path, ttft_ms: dict[str, np.ndarray]) -> Summary:
+    """Return the summary of a run that a balancer dealt to these replicas in turn."""
+    names = list(ttft_ms)
+    rounds = zip(*ttft_ms.values(), strict=True)
+    pairs = [(name, ttft) for values in rounds for name, ttft in zip(names, values, strict=True)]
+    records = [answered(number, name, ttft) for number, (name, ttft) in enumerate(pairs)]
+    return summarise(run_of(tmp_path / "run", records))
+
+
+def ttfts(mean_ms: float, count: int = 40, seed: int = 1) -> np.ndarray:
+    return mean_ms * np.random.default_rng(seed).lognormal(0, 0.2, count)
+
+
+def test_figures_of_replicas_add_up(tmp_path: Path) -> None:
+    """Each replica has its requests and tokens, and together they are those of the run."""
+    summary = summary_of(tmp_path, {"a": ttfts(100), "b": ttfts(100, seed=2)})
+    assert [part.name for part in summary.replicas] == ["a", "b"]
+    assert sum(part.requests.complete for part in summary.replicas) == summary.requests.complete == 80
+    assert sum(part.output_tokens for part in summary.replicas) == summary.tokens.output_reported
+
+
+def test_a_slow_replica_is_named(tmp_path: Path) -> None:
+    """The warning names the fastest and the slowest of three replicas, with their medians."""
+    summary = summary_of(tmp_path, {"a": ttfts(100), "b": ttfts(300, seed=2), "c": ttfts(110, seed=3)})
+    difference = summary.replica_difference
+    assert difference is not None
+    assert (difference.fastest, difference.slowest) == ("a", "b")
+    assert difference.p_value < 1e-6
+    finding = replicas_finding(summary)
+    assert finding is not None
+    assert finding.level == "warning"
+    assert "on a and" in finding.sentence
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_equal_replicas_raise_no_warning(tmp_path: Path, seed: int) -> None:
+    """Replicas of equal speed differ only by chance."""
+    ttft_ms = {name: ttfts(100, seed=10 * seed + index) for index, name in enumerate("abcd")}
+    assert summary_of(tmp_path, ttft_ms).replica_difference is None
+
+
+def test_a_replica_with_few_requests_is_not_compared(tmp_path: Path) -> None:
+    """Ten requests of a replica are too few for a comparison."""
+    records = [answered(number, "b" if number < 10 else "a", 900 if number < 10 else 100) for number in range(60)]
+    run = run_of(tmp_path / "run", records)
+    assert compare_replicas(frame_of_run(run)) is None
+
+
+def test_the_test_is_that_of_scipy() -> None:
+    """The p-value equals scipy's, with ties and with groups of different sizes."""
+    random = np.random.default_rng(3)
+    groups = [np.round(random.normal(shift, 1, size), 1) for shift, size in ((0, 30), (0.3, 50), (0.1, 21))]
+    assert kruskal_wallis(groups) == pytest.approx(kruskal(*groups).pvalue, rel=1e-9)
+    assert kruskal_wallis([np.ones(20), np.ones(30)]) == 1.0
+
+
+def test_an_older_run_names_no_replica(tmp_path: Path) -> None:
+    """Runs without names have no figures per replica."""
+    summary = summary_of(tmp_path, {"": ttfts(100)})
+    assert (summary.replicas, summary.replica_difference) == ([], None)

@@ -494,8 +494,9 @@ class Plan:
     def _part_mistakes(self) -> Iterator[str]:
         """Yield a message for each objective on a model that the plan does not have.
 
-        The lines of a file may name further models, which are not known before the run."""
-        if not self.objectives or (self.uses_file and self.model_mix is None):
+        The lines of a file may name further models, and responses may name replicas. These names are not known before
+        the run."""
+        if not self.objectives or (self.uses_file and self.model_mix is None) or self.replica_header:
             return
         from loadgen.analysis.objectives import part_of
 

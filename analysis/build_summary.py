@@ -53,6 +53,7 @@ MAX_TURNS = 1000
 """Maximum number of turns in a session. Workloads cannot have more, and higher turn numbers in a run file are
 ignored."""
 PLAN_FIELDS = ("n", "workload", "input_tokens", "output_tokens", "seed", "workers", "timeout_s")
+CLASS_FIELDS = ("n", "workload", "input_tokens", "output_tokens")
 IN_FLIGHT = "Requests in flight at the same time share the server's steps, so they are not fully independent."
 ONE_BURST = "Requests of one burst are not independent: they wait in one queue and share the server's steps."
 INTERVALS = (
@@ -81,6 +82,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     counters = check_counters(run, frame)
     requests = request_counts(run, frame)
     missing = int((frame.inside & ~frame.complete).sum())
+    model_parts = sorted(frame_parts(frame, frame.models), key=lambda part: part[0])
     return summary.Summary(
         run=info,
         server=server_info(run),
@@ -115,10 +117,13 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         abandoned=abandoned_requests(run, requests.abandoned),
         client=health,
         machines=machines,
-        turns=_turns(frame),
+        turns=_turns(frame, _rows_in_sessions(run, frame)),
         sessions=session_figures(frame),
-        models=[part_figures(name, part, health) for name, part in frame_parts(frame, frame.models)],
-        replicas=[part_figures(name, part, health) for name, part in frame_parts(frame, frame.replicas)],
+        traffic=_traffic(run, frame, health),
+        models=[summary.PartFigures(**part_figures(name, part, health)) for name, part in model_parts],
+        replicas=[
+            summary.PartFigures(**part_figures(name, part, health)) for name, part in frame_parts(frame, frame.replicas)
+        ],
         replica_difference=compare_replicas(frame),
         held_back=find_held_back(frame),
         speculation=find_speculation(
@@ -141,20 +146,53 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     )
 
 
-def part_figures(name: str, part: Frame, health: summary.ClientHealth) -> summary.PartFigures:
-    """Return the figures of a part of a run. `part` is the Frame of its requests (loadgen.analysis.frame_parts)."""
+def _traffic(run: Run, frame: Frame, health: summary.ClientHealth) -> list[summary.TrafficFigures]:
+    """Return the figures of each class of traffic. The list is empty for a run without classes."""
+    result = []
+    parts = dict(frame_parts(frame, frame.classes))
+    for facts in run.header.traffic:
+        part = parts.get(facts.name)
+        if part is None:
+            continue
+        first_turns = part.measured & (part.turn == 0)
+        delivery = stats.check_delivery(
+            part.due_ns[first_turns],
+            part.first_sent_ns[first_turns],
+            facts.load.text,
+            facts.load,
+            released_ns=part.released_ns[first_turns],
+        )
+        result.append(
+            summary.TrafficFigures(
+                **part_figures(facts.name, part, health),
+                load=facts.load,
+                workload=facts.workload,
+                input_length=facts.input_tokens,
+                output_length=facts.output_tokens,
+                endpoint=facts.endpoint,
+                model=facts.model,
+                delivery=delivery,
+            )
+        )
+    return result
+
+
+def part_figures(name: str, part: Frame, health: summary.ClientHealth) -> dict[str, Any]:
+    """Return the fields of PartFigures for a part of a run.
+
+    `part` is the Frame of its requests (loadgen.analysis.frame_parts)."""
     tried = part.measured & ~part.dropped
-    return summary.PartFigures(
-        name=name,
-        requests=count_outcomes(part),
-        prompt_tokens=sum_known(part.prompt_reported, tried),
-        output_tokens=sum_known(part.output_reported, tried),
-        throughput=_throughput(part, health),
-        latencies=describe_metrics(latency_metrics(), part),
-        outputs=find_valid_outputs(part, stats.share_interval),
-        answered=find_answered(part, stats.share_interval),
-        skew_s=_figure(METRICS["skew_s"], part),
-    )
+    return {
+        "name": name,
+        "requests": count_outcomes(part),
+        "prompt_tokens": sum_known(part.prompt_reported, tried),
+        "output_tokens": sum_known(part.output_reported, tried),
+        "throughput": _throughput(part, health),
+        "latencies": describe_metrics(latency_metrics(), part),
+        "outputs": find_valid_outputs(part, stats.share_interval),
+        "answered": find_answered(part, stats.share_interval),
+        "skew_s": _figure(METRICS["skew_s"], part),
+    }
 
 
 def latency_metrics() -> list[Metric]:
@@ -191,10 +229,11 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         label=plan.get("label") or folder,
         started_at=header.started_at,
         duration_s=round(ended_ns / 1e9, stats.DECIMALS),
-        arrivals=plan.get("arrivals", "burst"),
+        arrivals="traffic" if header.traffic else plan.get("arrivals", "burst"),
         load=header.load,
         asked_s=plan.get("duration_s"),
-        **{name: plan.get(name) for name in PLAN_FIELDS},
+        # Each class of traffic has its own workload and lengths.
+        **{name: None if header.traffic and name in CLASS_FIELDS else plan.get(name) for name in PLAN_FIELDS},
         seed_choice=plan.get("seed_choice", ""),
         audio_seconds=plan.get("audio_seconds"),
         has_audio=frame.has_audio,
@@ -382,11 +421,20 @@ def _figure(metric: Metric, frame: Frame) -> float | None:
     return None if value is None else stats.round_to_ns(value)
 
 
-def _turns(frame: Frame) -> list[summary.TurnLatency]:
+def _rows_in_sessions(run: Run, frame: Frame) -> Booleans:
+    """Return a mask of the rows of classes of traffic with sessions. Without classes, all rows are selected."""
+    if frame.classes is None:
+        return np.ones(len(frame), np.bool_)
+    with_sessions = np.array([facts.load.sessions for facts in run.header.traffic], np.bool_)
+    rows: Booleans = with_sessions[frame.classes.index]
+    return rows
+
+
+def _turns(frame: Frame, in_sessions: Booleans) -> list[summary.TurnLatency]:
     """Return the latencies of each turn of multi-turn sessions. The list is empty for other workloads."""
     if not frame.turn.any():
         return []
-    sampled = frame.sampled
+    sampled = frame.sampled & in_sessions
     turn, reported = frame.turn[sampled], frame.prompt_reported[sampled]
     cached = frame.mark(CACHED)[sampled]
     ttft_s, e2e_s = (METRICS[name].rows(frame)[sampled] for name in ("ttft_s", "e2e_s"))

@@ -66,13 +66,13 @@ def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCh
             source, tokens, prompt_tokens = "counters", cached.server, prompts.server
     if not prompt_tokens:
         return None
-    workload = run.header.workload
     return CachedPrompts(
         tokens=tokens,
         prompt_tokens=prompt_tokens,
         share=round(tokens / prompt_tokens, 4),
         source=source,
-        repeated=workload.shares_prefixes or workload.has_own_lengths or run.header.load.recorded,
+        repeated=any(facts.shares_prefixes or facts.has_own_lengths for facts in run.header.workloads)
+        or run.header.load.recorded,
         server_share=server_share,
         sent_before=str(run.header.client.get("sent_before", "")),
     )

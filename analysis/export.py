@@ -21,9 +21,10 @@ from msgspec.structs import asdict, replace
 
 from loadgen.analysis.build_summary import server_info
 from loadgen.analysis.frame import FrameBuilder, Window, build_frame
+from loadgen.analysis.frame_parts import class_indices
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.runfile import Run, Telemetry, scan
+from loadgen.analysis.run.runfile import Run, Telemetry, TrafficFacts, scan
 from loadgen.analysis.steady_window import with_window
 
 Row = tuple[Any, ...]
@@ -55,6 +56,7 @@ REQUESTS = (
     Column("request", "int64", "Id of the request, from 0 in planned order."),
     Column("phase", "string", "`measured`, or `warmup` for a request that is excluded from all figures."),
     Column("state", "string", "`complete`, `truncated`, `failed`, `rejected`, `dropped` or `abandoned`."),
+    Column("class", "string", "Class of traffic; null if the plan has no classes."),
     Column("model", "string", "Model that the request named; null if it is the model of the run."),
     Column("worker", "int64", "Worker process that sent the request."),
     Column("session", "int64", "Id of the first request of the session; null for a request without a session."),
@@ -174,6 +176,7 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     builder, pending = FrameBuilder(), list[Record]()
+    traffic: list[TrafficFacts] = []
     with _tables(folder, form) as write:
 
         def add(record: Record) -> None:
@@ -184,11 +187,11 @@ def export(run: Path, folder: Path, form: str) -> list[Path]:
                 write_pending()
 
         def write_pending() -> None:
-            write["requests"](list(request_rows(pending)))
+            write["requests"](list(request_rows(pending, traffic)))
             write["chunks"]([row for record in pending for row in chunk_rows(record)])
             pending.clear()
 
-        read = scan(run, add)
+        read = scan(run, add, lambda header: traffic.extend(header.traffic))
         write_pending()
         write["telemetry"]([row for sample in read.telemetry for row in telemetry_rows(sample)])
         write["run"]([run_row(read, with_window(builder.frame(), read.header).window)])
@@ -252,9 +255,12 @@ def _csv_value(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
-def request_rows(records: Sequence[Record]) -> Iterator[Row]:
-    """Yield one row of the `requests` table for each Record. An empty string becomes null."""
+def request_rows(records: Sequence[Record], traffic: Sequence[TrafficFacts] = ()) -> Iterator[Row]:
+    """Yield one row of the `requests` table for each Record. An empty string becomes null.
+
+    `traffic` are the classes of traffic of the run."""
     frame = build_frame(records)
+    classes = class_indices(frame.id, traffic) if traffic else frame.id
     latencies = {}
     for name, metric in METRICS.items():
         if metric.per == "request":
@@ -265,6 +271,7 @@ def request_rows(records: Sequence[Record]) -> Iterator[Row]:
         values: dict[str, Any] = {
             **{name: column[index] for name, column in latencies.items()},
             "request": record.id,
+            "class": traffic[classes[index]].name if traffic else None,
             "turn": None if record.session is None else record.turn,
             "first_token_ns": record.chunk_ns[0] if record.chunk_ns else None,
             "last_token_ns": record.chunk_ns[-1] if record.chunk_ns else None,

@@ -236,6 +236,9 @@ def workload_sentence(summary: Summary) -> str:
     if run.asked_s:
         count = f"Up to {count}" if run.n else f"{noun}s".capitalize()
         duration_text = f", for {run.asked_s:g} s"
+    if run.load.kind == "traffic":
+        plural = "class" if len(summary.traffic) == 1 else "classes"
+        return f"{count} of {len(summary.traffic)} {plural} of traffic ({run.load.text}){duration_text}"
     requests = f"{count}{_prompts(run)}, {run.load.text}{duration_text}"
     if run.output_tokens == 0:
         return f"{requests}, {summary.server.endpoint}"

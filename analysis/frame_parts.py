@@ -5,17 +5,49 @@ The rates of the parts refer to the time span of the whole run, so that they add
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from loadgen.analysis.chunk_columns import ChunkInstants
-from loadgen.analysis.frame import Booleans, Frame, Outcome, OutcomeCount, offsets_of
+from loadgen.analysis.frame import Booleans, Frame, Integers, Outcome, OutcomeCount, offsets_of
 from loadgen.analysis.row_labels import RowLabels
+from loadgen.analysis.run.runfile import Header, TrafficFacts
 
 OTHER_COLUMNS = ("chunk_ns", "chunk_tokens", "offsets")
 """Arrays of a Frame that do not have one entry per row."""
+
+
+def class_indices(ids: Integers, traffic: Sequence[TrafficFacts]) -> NDArray[np.intp]:
+    """Return the index of each request's class of traffic, from the ids of the requests."""
+    first_ids = np.array([facts.first_id for facts in traffic])
+    numbers = np.where(ids >= 0, ids, -1 - ids)
+    return np.maximum(np.searchsorted(first_ids, numbers, "right") - 1, 0)
+
+
+def label_rows(frame: Frame, header: Header) -> Frame:
+    """Return the Frame with the class of traffic and the model of each row.
+
+    Ids and the header decide the classes. The Records of requests for the model of the run, or for the model of their
+    class, do not name the model, so its name comes from the header."""
+    if not header.traffic:
+        if frame.models is None:
+            return frame
+        return replace(frame, models=frame.models.renamed({"": str(header.server.get("model") or "")}))
+    classes = class_indices(frame.id, header.traffic)
+    named = frame.models or RowLabels(("",), np.zeros(len(frame), np.int64))
+    default = str(header.server.get("model") or "")
+    names = [facts.model or default for facts in header.traffic] + list(named.names)
+    unnamed = named.rows("") if "" in named.names else np.zeros(len(frame), np.bool_)
+    models = RowLabels(tuple(names), np.where(unnamed, classes, named.index + len(header.traffic))).renamed({})
+    used = [name for name in models.names if models.rows(name).any()]
+    return replace(
+        frame,
+        classes=RowLabels(tuple(facts.name for facts in header.traffic), classes),
+        models=models if len(used) > 1 else None,
+    )
 
 
 def frame_parts(frame: Frame, labels: RowLabels | None) -> Iterator[tuple[str, Frame]]:

@@ -20,8 +20,12 @@ import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.frame import Floats, Frame
-from loadgen.analysis.objectives import LATENCIES, AttainmentCurve, BoundsMet, Goodput, Objective
+from loadgen.analysis.frame_parts import frame_parts
+from loadgen.analysis.objectives import LATENCIES, AttainmentCurve, BoundsMet, Goodput, Objective, parse_bounds
 from loadgen.analysis.reasoning import unanswered
+from loadgen.analysis.row_labels import RowLabels
+from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.summary import PartFigures, Summary
 
 MAX_POINTS = 300
 """Maximum number of points of the attainment curve."""
@@ -53,6 +57,25 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
         met_by={f"{share:.0%}": _met_by(ordered, share, bounds) for share in SHARES},
         curve=attainment_curve(ordered),
     )
+
+
+def add_part_goodput(run: Run, frame: Frame, summary: Summary, bounds: Sequence[Objective]) -> None:
+    """Add the goodput of each class of traffic, of each model and of each replica to the summary of a run.
+
+    `bounds` are those of the whole run. A class may have its own bounds instead."""
+    class_bounds = {facts.name: facts.goodput for facts in run.header.traffic}
+    parts_by_labels: list[tuple[RowLabels | None, Sequence[PartFigures]]] = [
+        (frame.classes, summary.traffic),
+        (frame.models, summary.models),
+        (frame.replicas, summary.replicas),
+    ]
+    for labels, parts in parts_by_labels:
+        figures = {part.name: part for part in parts}
+        for name, rows in frame_parts(frame, labels):
+            own = class_bounds.get(name) if labels is frame.classes else None
+            part_bounds = parse_bounds(own) if own else bounds
+            if part_bounds:
+                figures[name].goodput = goodput(rows, part_bounds)
 
 
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:

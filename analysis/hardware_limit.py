@@ -126,7 +126,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
     except HardwareError:
         return None
     rows = frame.inside & frame.complete
-    shares_prefixes = run.header.workload.shares_prefixes
+    shares_prefixes = any(facts.shares_prefixes for facts in run.header.workloads)
     if hardware is None or frame.span_ns is None or not rows.any() or shares_prefixes or not rate:
         return None
     measured = _Measured(

@@ -247,6 +247,16 @@ class ByLatency(dict[str, Description]):
         return [name.removesuffix("_s") for name in self]
 
 
+def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
+    """Raise ObjectiveError for an objective on one class of traffic or one model, where all requests are judged."""
+    for objective in objectives:
+        if objective.part:
+            raise ObjectiveError(
+                f"{option} {objective.text!r}: all requests are judged together, not those of {objective.part!r}",
+                f"Write {objective.text.rpartition(':')[2].strip()!r}.",
+            )
+
+
 def part_of(expression: str) -> str:
     """Return the class of traffic or the model that an objective names, or an empty string if it names none."""
     figure_text = _COMPARISON.split(expression, maxsplit=1)[0]

@@ -27,7 +27,8 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     """
     plan = run.header.plan
     # With a planned duration, or with sessions from a file, the planned number of requests is unknown.
-    planned = 0 if plan.get("duration_s") else (plan.get("n") or 0) * run.header.load.turns
+    known = not (plan.get("duration_s") or run.header.traffic)
+    planned = (plan.get("n") or 0) * run.header.load.turns if known else 0
     return count_outcomes(frame, planned)
 
 

@@ -38,8 +38,8 @@ def find_groups(run: Run, frame: Frame) -> ResponseGroups | None:
 
     Requests of different lengths, turns, models or classes take different times, so such runs are not examined.
     """
-    workload = run.header.workload
-    different = workload.has_own_lengths or workload.shares_prefixes or bool((frame.turn > 0).any())
+    different = any(workload.has_own_lengths or workload.shares_prefixes for workload in run.header.workloads)
+    different = different or frame.classes is not None or bool((frame.turn > 0).any())
     if different or (frame.models is not None and len(frame.models.names) > 1) or _lengths_differ(frame):
         return None
     ttft_s = METRICS["ttft_s"].rows(frame)

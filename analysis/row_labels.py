@@ -20,7 +20,7 @@ class RowLabels(msgspec.Struct, frozen=True, eq=False):
 
     names: tuple[str, ...]
     index: NDArray[np.integer]
-    """Index of each row's name in `names`."""
+    """Index of each row's name in `names`. A name may occur twice in `names` until `renamed` has joined its rows."""
 
     def rows(self, name: str) -> NDArray[np.bool_]:
         """Return a mask of the rows with this name."""

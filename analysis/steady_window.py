@@ -38,6 +38,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.analysis.frame import NS_PER_S, Floats, Frame, FrameBuilder, Integers, Window, build_frame
+from loadgen.analysis.frame_parts import label_rows
 from loadgen.analysis.run.runfile import Header, Run, scan
 from loadgen.analysis.stats import MAX_BATCHES, MIN_BATCHES, RESIDENCE_TIMES_PER_BATCH, has_trend, round_to_ns
 from loadgen.analysis.summary import OutsideWindow
@@ -87,11 +88,10 @@ def frame_of_run(run: Run) -> Frame:
 
 
 def with_window(frame: Frame, header: Header) -> Frame:
-    """Return the Frame with its measurement window. The plan sets the window, or the window is chosen for the load.
+    """Return the Frame with its measurement window, and with the class of traffic and the model of each row.
 
-    The Records of requests for the model of the run do not name it, so its name comes from the header."""
-    if frame.models is not None:
-        frame = replace(frame, models=frame.models.renamed({"": str(header.server.get("model") or "")}))
+    The plan sets the window, or the window is chosen for the load."""
+    frame = label_rows(frame, header)
     return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
 
@@ -110,7 +110,8 @@ def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None =
     if ends <= begins:
         return None
     if not load.steady:
-        return _whole(frame, "the whole run: the rate changes by plan")
+        why = "classes of traffic have different loads" if load.kind == "traffic" else "the rate changes by plan"
+        return _whole(frame, f"the whole run: {why}")
     residence_ns = float(np.median((frame.end_ns - frame.sent_ns)[answered]))
     if not load.open_loop:
         steady = _is_steady(_completions(frame, begins, ends, residence_ns))

@@ -685,6 +685,40 @@ class PartFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
         return ByLatency(self.latencies)
 
 
+class Interference(msgspec.Struct, kw_only=True):
+    """A latency of a class of traffic in the run, compared with a run of this class alone (`--alone`)."""
+
+    figure: str
+    """Name of the figure as in --assert, such as `ttft.p99`."""
+    alone: float | None
+    """The latency in seconds in the run of this class alone."""
+    together: float | None
+    """The latency in seconds in this run."""
+    ratio: float | None
+    """`together / alone`: above 1, the other classes slow this class down."""
+    ratio_ci95: tuple[float, float] | None
+    """95% interval of the ratio, which includes the variation between two runs."""
+    why: str = ""
+    """Reason why the ratio has no interval; empty if it has one."""
+
+
+class TrafficFigures(PartFigures, kw_only=True, omit_defaults=True):
+    """Figures of one class of traffic (a `[[traffic]]` table of the plan), and what the class requests."""
+
+    load: LoadFacts
+    """Properties of the arrival process of the class."""
+    workload: str
+    input_length: int | str
+    """Requested prompt length: a number, or the canonical text of a length distribution."""
+    output_length: int | str
+    """Requested output length, in the same form."""
+    endpoint: str
+    model: str
+    delivery: Delivery
+    interference: list[Interference] = []
+    """Comparison with a run of this class alone. Empty without `--alone`."""
+
+
 class MemoryLevels(msgspec.Struct, kw_only=True):
     """Memory in use before, during and after the run, from one reading per second."""
 
@@ -875,7 +909,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[TurnLatency] = []
     sessions: SessionFigures | None = None
     """None unless the workload is `sessions:FILE`."""
-    traffic: list[PartFigures] = []
+    traffic: list[TrafficFigures] = []
     """Figures per class of traffic, if the plan has classes."""
     models: list[PartFigures] = []
     """Figures per model, if the requests named several models."""

@@ -90,7 +90,8 @@ class Result:
         from loadgen.analysis.export import REQUESTS, request_rows
         from loadgen.analysis.run import runfile
 
-        rows = list(request_rows(runfile.read(self.path).records))
+        run = runfile.read(self.path)
+        rows = list(request_rows(run.records, run.header.traffic))
         by_column = zip(*rows, strict=True) if rows else [()] * len(REQUESTS)
         columns = {column.name: list(values) for column, values in zip(REQUESTS, by_column, strict=True)}
         try:

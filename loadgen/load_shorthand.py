@@ -3,7 +3,7 @@
     rate=5                      poisson:5
     concurrency=8               closed:8
     rate=5, concurrency=8       poisson:5, and requests wait while 8 are in flight
-    duration_s=30 and no load   closed:1
+    duration_s=30 and no load   closed:1, unless the plan has classes of traffic
     requests:FILE with times    at:FILE
     workload=sessions:FILE      starts:FILE, the start times in the file, if no load is given
 
@@ -47,7 +47,7 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
         result["arrivals"] = recorded_times
     elif str(result.get("workload", "")).startswith("sessions:"):
         result["arrivals"] = "starts:" + str(result["workload"]).removeprefix("sessions:")
-    elif result.get("duration_s") is not None and result.get("n") is None:
+    elif result.get("duration_s") is not None and result.get("n") is None and not result.get("traffic"):
         result["arrivals"] = ONE_AT_A_TIME
     return result
 

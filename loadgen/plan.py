@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 import msgspec
 
+from loadgen import traffic
 from loadgen.errors import PlanError
 from loadgen.load_shorthand import expand
 from loadgen.plan_fields import (
@@ -27,6 +28,7 @@ from loadgen.plan_fields import (
     RunOption,
     canonical,
     existing_tokenizer,
+    fields_of,
     image_sizes,
     in_range,
     keyword_signature,
@@ -207,8 +209,8 @@ class Plan:
     """Server URL, such as http://127.0.0.1:8000. A host:port and the full URL of an endpoint are accepted too. Default:
     LOADGEN_<SERVER>_URL, then the port that docker-compose.yml publishes, then the built-in simulated server."""
     model: Annotated[str | None, canonical_model, RunOption("Server", "start")] = None
-    """Model to request, or a split over several models or LoRA adapters, such as a=70,b=30. Default: the first model
-    that the server lists."""
+    """Model, or models with weights: a=70,b=30. The names may be those of LoRA adapters. Default: the first model that
+    the server lists."""
     # Canonical text, as loadgen.workloads.arrivals defines it.
     arrivals: Annotated[
         str, ARRIVALS, RunOption("Load", None, f"Load pattern, such as poisson:5. All forms: {_ARRIVALS_SYNTAX}.")
@@ -352,6 +354,10 @@ class Plan:
     """Confidence with which objectives must be met, as for --confidence. None: the measured figure decides."""
     goodput: Annotated[tuple[str, ...], TUPLE] = ()
     """Objectives of each request, as for --goodput."""
+    traffic: tuple[dict[str, Any], ...] = ()
+    """Classes of traffic that run at the same time: the [[traffic]] tables of a plan file."""
+    only_class: str = ""
+    """Name of the only class of traffic to run, as `--alone` does before the run. Empty: all classes."""
     label: Annotated[str, SINGLE_WORD, RunOption("Advanced", "start")] = "run"
     """Label of the run, used in its folder name and report: letters, digits, . _ or -."""
     platform: Annotated[str, SHORT_TEXT, RunOption("Advanced", "start")] = ""
@@ -367,10 +373,15 @@ class Plan:
             command-line option."""
             if "seed" in values:
                 values.setdefault("seed_choice", "stated")
+            if "traffic" in values:
+                values["traffic"] = traffic.read_tables(values["traffic"], fields_of(type(self)))
             vars(self).update(validate_fields(type(self), expand(values)))
             mistake = next(self._mistakes(), "")
             if mistake:
                 raise PlanError(mistake, NOTHING_SENT)
+            if self.traffic:
+                objectives = dict.fromkeys((*self.objectives, *traffic.class_objectives(self.traffic)))
+                vars(self)["objectives"] = tuple(objectives)
 
     def replaced(self, **changes: Any) -> Self:
         """Return a copy of the plan with some fields changed. The new values are not validated."""
@@ -383,6 +394,7 @@ class Plan:
         values = vars(self) | {
             "header": tuple(map(redact_header, self.header)),
             "extra_body": redact_fields(self.extra_body),
+            "traffic": tuple(map(traffic.redacted, self.traffic)),
         }
         return cast("dict[str, Any]", msgspec.json.decode(msgspec.json.encode(values, enc_hook=str)))
 
@@ -404,6 +416,13 @@ class Plan:
     def model_mix(self) -> ModelMix | None:
         """Return the models over which the requests are split, or None if all requests go to one model."""
         return model_mix.parse(self.model) if self.model else None
+
+    @property
+    def models(self) -> list[str]:
+        """Return the names of all models that the plan or its classes of traffic name."""
+        names = [self.model, *(table.get("model") for table in self.traffic)]
+        mixes = [(name, model_mix.parse(name)) for name in names if name]
+        return [*dict.fromkeys(model for name, mix in mixes for model in (mix.models if mix else (name,)))]
 
     @property
     def first_model(self) -> str | None:
@@ -464,6 +483,7 @@ class Plan:
         process = self.arrival_process
         if not (self.server or self.url or self.simulated):
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
+        yield from self._traffic_mistakes()
         yield from self._simulated_mistakes()
         yield from self._raw_mistakes()
         yield from self._end_mistakes()
@@ -496,16 +516,19 @@ class Plan:
 
         The lines of a file may name further models, and responses may name replicas. These names are not known before
         the run."""
-        if not self.objectives or (self.uses_file and self.model_mix is None) or self.replica_header:
+        plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
+        unknown = any(plan.uses_file and plan.model_mix is None for plan in plans) or self.replica_header
+        if not self.objectives or unknown:
             return
         from loadgen.analysis.objectives import part_of
 
-        names = self.model_mix.models if self.model_mix else ()
+        names = [table["name"] for table in self.traffic]
+        names += [model for plan in plans if plan.model_mix for model in plan.model_mix.models]
         for objective in self.objectives:
             part = part_of(objective)
             if part and part not in names:
                 choices = f"choose {join_or(names)}" if names else f"write {objective.rpartition(':')[2].strip()!r}"
-                yield f"--assert {objective!r}: the plan has no model {part!r}; {choices}"
+                yield f"--assert {objective!r}: the plan has no class of traffic and no model {part!r}; {choices}"
 
     def _raw_mistakes(self) -> Iterator[str]:
         """Yield a message for each setting that would change the bodies of whole requests."""
@@ -523,8 +546,21 @@ class Plan:
             if is_set:
                 yield f"{option}: --workload {self.workload} sends each body as it is; leave {option} out"
 
+    def _traffic_mistakes(self) -> Iterator[str]:
+        """Yield a message if no class of traffic uses the load of the whole plan.
+
+        Raises PlanError for mistakes in the tables of the classes."""
+        if not self.traffic:
+            return
+        weights = any(traffic_class.share for traffic_class in traffic.traffic_classes(self))
+        if traffic.has_own_load(self) and not weights:
+            load = f"n = {self.n}" if self.arrivals == type(self).arrivals else f"arrivals = {self.arrivals!r}"
+            yield f"[[traffic]]: no table has a weight, so no class uses {load} of the whole plan: leave it out"
+
     def _end_mistakes(self) -> Iterator[str]:
         """Yield a message if the load would never end, or if `--repeat-file` has no file to repeat."""
+        if self.traffic and not traffic.has_own_load(self):
+            return
         if self.repeat_file and isinstance(self.prompt_source, SessionFile):
             yield f"--repeat-file: write loop=yes after the name of the file: --workload {self.workload},loop=yes"
         if self.repeat_file and not self.uses_file:

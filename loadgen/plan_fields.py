@@ -366,7 +366,7 @@ def from_catalog(name: str) -> dict[str, Any]:
 
 def command_line(plan: Plan) -> list[str]:
     """Return the command line that runs this plan. It contains only the options that differ from their defaults."""
-    words = ["loadgen", "run"]
+    words = ["loadgen", "run", *(["PLAN"] if plan.traffic else [])]  # only a plan file has classes of traffic
     for name, field in fields_of(type(plan)).items():
         value, flag = getattr(plan, name), option_name(name)
         values = value if isinstance(value, tuple) else (value,)

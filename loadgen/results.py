@@ -234,8 +234,8 @@ def load_and_summarise(
     already read the run file passes the content as `known`.
     """
     from loadgen.analysis.build_summary import summarise
-    from loadgen.analysis.frame_parts import frame_parts
-    from loadgen.analysis.goodput import goodput
+    from loadgen.analysis.goodput import add_part_goodput, goodput
+    from loadgen.analysis.interference import add_interference
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.slo import judge
     from loadgen.analysis.steady_window import load_run
@@ -248,10 +248,8 @@ def load_and_summarise(
     summary.run.notes = [*summary.run.notes, *notes]
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
-        for labels, parts in ((frame.models, summary.models), (frame.replicas, summary.replicas)):
-            for name, part in frame_parts(frame, labels):
-                figures = next(figures for figures in parts if figures.name == name)
-                figures.goodput = goodput(part, bounds)
+    add_part_goodput(run, frame, summary, bounds)
+    add_interference(run, frame, summary)
     if objectives:
         summary.objectives = judge(objectives, frame, summary, confidence)
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})

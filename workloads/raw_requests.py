@@ -246,6 +246,11 @@ class RecordedSession(msgspec.Struct, frozen=True):
         """Yield the requests after the current one."""
         return iter(self.turns[self.position + 1 :])
 
+    def shifted(self, ids: int) -> RecordedSession:
+        """Return the session with `ids` added to the ids of its requests."""
+        turns = tuple(replace(turn, id=turn.id + ids, session=(turn.session or 0) + ids) for turn in self.turns)
+        return replace(self, turns=turns)
+
     def after(self, _answer: str) -> RecordedSession | None:
         """Return the session at its next request, or None after the last one. The response does not matter."""
         following = self.position + 1

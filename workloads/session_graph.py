@@ -16,6 +16,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.workloads.prompts import Prompt, SharedSpan
 from loadgen.workloads.request import ParentEdge, Request, merged
@@ -147,6 +148,15 @@ class SessionGraph(msgspec.Struct, frozen=True):
     """True if requests contain chat messages instead of one text."""
     request_fields: Mapping[str, Any] = {}
     """Additional fields of each Request. The fields of a node's body replace those of the same name."""
+    ids_from: int = 0
+    """Number that is added to the ids of the requests. The numbers of their prompts do not change."""
+
+    def shifted(self, ids: int) -> SessionGraph:
+        """Return the session with `ids` added to the ids of its requests."""
+        return replace(self, first_id=self.first_id + ids, ids_from=self.ids_from + ids)
+
+    def _prompt(self, index: int, node: Node) -> str | tuple[int, ...]:
+        return self.prompt(self.first_id - self.ids_from + index, node.input_tokens, node.spans)
 
     def request(self, index: int, history: Transcript | None = None) -> tuple[Request, Messages]:
         """Return the request of a node, and the messages that it adds to the conversation.
@@ -154,11 +164,11 @@ class SessionGraph(msgspec.Struct, frozen=True):
         `history` is the conversation of the parent `Node.context` so far. It is None for a fresh prompt."""
         node = self.nodes[index]
         if not node.messages and node.history == "fresh":
-            prompt = self.prompt(self.first_id + index, node.input_tokens, node.spans)
+            prompt = self._prompt(index, node)
             return self._request(index, prompt, node.input_tokens), ({"role": "user", "content": prompt},)
         added: Messages = node.messages
         if not added:
-            question = self.prompt(self.first_id + index, node.input_tokens, node.spans)
+            question = self._prompt(index, node)
             added = ({"role": "user", "content": question},)
         messages = [*(history.all_messages() if history else ()), *added]
         if self.chat:
@@ -170,7 +180,7 @@ class SessionGraph(msgspec.Struct, frozen=True):
         """Call the prompt builder for each prompt that this session needs. The builder notes the lengths."""
         for index, node in enumerate(self.nodes):
             if not node.messages:
-                self.prompt(self.first_id + index, node.input_tokens, node.spans)
+                self._prompt(index, node)
 
     def unsent_request(self, index: int) -> Request:
         """Return the request of a node without its prompt, for the Record of a request that is never sent."""

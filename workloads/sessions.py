@@ -50,6 +50,9 @@ class Session(Protocol):
     def remaining_requests(self) -> Iterator[Request]:
         """Yield the requests of the turns after the current turn, with ids and output lengths."""
 
+    def shifted(self, ids: int) -> Session:
+        """Return the session with `ids` added to the ids of its requests."""
+
     def after(self, answer: str, /) -> Session | None:
         """Return the session at its next turn, given the response of the current turn, or None if it is over."""
 
@@ -104,6 +107,10 @@ class Conversation(msgspec.Struct, frozen=True):
 
         Their prompts are empty, because these prompts will contain responses that have not been received yet."""
         return (self._request(number, "") for number in range(len(self.answers) + 1, len(self.turns)))
+
+    def shifted(self, ids: int) -> Conversation:
+        """Return the conversation with `ids` added to the ids of its requests."""
+        return replace(self, first_id=self.first_id + ids)
 
     def after(self, answer: str) -> Conversation | None:
         """Return the conversation at its next turn, given the response (`answer`) of the current turn.

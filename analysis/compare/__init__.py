@@ -18,7 +18,7 @@ import html
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from dataclasses import replace as evolve
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from loadgen.analysis.compare.figures import (
     name_of_test,
 )
 from loadgen.analysis.compare.gates import Gate, GateResult, judge_gates
+from loadgen.analysis.compare.parts import ComparedClass, compare_classes
 from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun, run_name
 from loadgen.analysis.format import (
     FACTOR_MIN,
@@ -165,6 +166,8 @@ class Comparison:
     gates: list[GateResult]
     invalid: str = ""
     """Reason why there is no verdict; empty if every group has a valid run."""
+    classes: list[ComparedClass] = field(default_factory=list)
+    """The figures of each class of traffic that all runs have."""
 
     @property
     def title(self) -> str:
@@ -177,7 +180,7 @@ class Comparison:
         """Return the comparison as a dict that can be serialised as JSON."""
         result = asdict(self)
         result["conditions"] = result.pop("gates")
-        for row in result["rows"]:
+        for row in (*result["rows"], *(row for part in result["classes"] for row in part["rows"])):
             bound = row.pop("variation_bound")
             row["run_variation"] = round(math.expm1(bound), 6) if bound < LOGARITHM_MAX else None
             for name in ("error", "error_floor", "degrees_of_freedom", "sampling_error"):
@@ -251,6 +254,7 @@ def compare(
         notes=notes,
         gates=results,
         invalid=invalid,
+        classes=compare_classes(a, b, margin, run_variation, invalid),
     )
 
 
@@ -426,6 +430,15 @@ def _users(run: ComparedRun) -> str:
     return f"up to {max(counts)} by hand" if counts else "as planned"
 
 
+def _classes(run: ComparedRun) -> str:
+    """Return the classes of traffic of a run as text, or `none`."""
+    texts = [
+        f"{facts.name} ({facts.load.text}, {facts.workload}, {facts.input_tokens} in, {facts.output_tokens} out)"
+        for facts in run.run.header.traffic
+    ]
+    return ", ".join(texts) or "none"
+
+
 CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
     *((name, "the plan requests different work", _plan_value(name)) for name in PLANNED),
     ("seed", "prompts, lengths and arrivals differ", _first_seed),
@@ -434,6 +447,7 @@ CHECKS: tuple[tuple[str, str, Callable[[ComparedRun], Any]], ...] = (
     ("model", "the amount of work depends on the model", _model_name),
     ("clock", "the servers run at different speeds", lambda run: simulated(run.summary) or "a real server"),
     ("users", "the load differs", _users),
+    ("classes of traffic", "the plan requests different work", _classes),
     ("run", "an interrupted run did only a part of the work", lambda run: _run_extent(run.summary)),
 )
 """Properties that must be equal for equal work: name, reason, and a function that returns the value of a run."""
@@ -724,6 +738,8 @@ def _comparison_section(comparison: Comparison, *, brief: bool = False) -> doc.S
     findings += [doc.Finding("left out", "warning", text, "runs") for text in comparison.left_out]
     findings += [doc.Finding(gate.condition, GATE_LEVELS[gate.verdict], gate.sentence) for gate in comparison.gates]
     blocks: list[doc.Block] = [doc.Findings(findings), figures_table(comparison, brief=brief)]
+    if comparison.classes:
+        blocks.append(classes_table(comparison, brief=brief))
     return doc.Section("comparison", "B compared with A", blocks)
 
 
@@ -741,6 +757,30 @@ def _cards(comparison: Comparison) -> list[doc.Card]:
             texts = typeset_minus(difference), row.verdict, note
             cards.append(doc.Card(figure_title(row.figure), *texts))
     return cards
+
+
+def classes_table(comparison: Comparison, *, brief: bool) -> doc.Table:
+    """Return the table of the compared figures of each class of traffic.
+
+    The brief table leaves out figures that were not tested."""
+    heads: dict[str, doc.ColumnKind] = {"class": "head", "figure": "text", "A": "number", "B": "number", "unit": "unit"}
+    heads |= {"difference": "number"} if brief else {"B / A": "number", "95% CI": "number"}
+    heads |= {"B is": "text"}
+    rows: list[Cells] = []
+    for part in comparison.classes:
+        for row in part.rows:
+            if brief and row.p_value is None:
+                continue
+            texts = _row_texts(row, brief=brief)[: 4 if brief else 5]
+            note = "" if brief else remark(row)
+            verdict = doc.TableCell(
+                WORDS[row.verdict] if brief else row.verdict, row.verdict, note, LEVELS[row.verdict]
+            )
+            figure = (
+                doc.TableCell(row.figure, code=True) if brief else doc.TableCell(_row_title(row.figure), row.figure)
+            )
+            rows.append((part.name, figure, *map(typeset_minus, texts), verdict))
+    return table("Classes of traffic compared", heads, rows, several=True, id="compared-classes")
 
 
 def figures_table(comparison: Comparison, *, brief: bool) -> doc.Table:

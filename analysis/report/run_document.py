@@ -54,6 +54,7 @@ TERMINAL_CARDS = ("inputs", "input", "audio", "audio_bytes", "output", "total", 
 TITLES = {
     "prediction": ("Prediction", ""),
     "goodput": ("Goodput", ""),
+    "traffic": ("Classes of traffic", "Traffic"),
     "models": ("Models", ""),
     "replicas": ("Replicas", ""),
     "sessions": ("Sessions", ""),
@@ -79,6 +80,8 @@ HELP = {
     "prediction": "The intervals combine the uncertainty of the twin's parameters, its error on the runs that it was "
     "fitted to, and the variation between runs of one server.",
     "goodput": "A request is good if it is complete and meets {bounds}. Failed requests count as misses.",
+    "traffic": "Rates refer to the window of the whole run, so that the classes add up. A ratio above 1 means that the "
+    "other classes slow this class down.",
     "turns": "The prompt of each turn contains the conversation so far. Later turns have fewer sessions, because not "
     "every session got that far.",
     "sessions": "A request is due when each request before it has ended or started, plus a delay. The table of delays "
@@ -127,10 +130,13 @@ def brief_document(summary: Summary) -> Document:
         blocks.append(tables.turns([summary], brief=True))
     if summary.sessions:
         blocks += [tables.session_edges([summary]), tables.session_roles([summary])]
-    if summary.models:
-        blocks.append(tables.models([summary], brief=True))
-    if summary.replicas:
-        blocks.append(tables.replicas([summary], brief=True))
+    parts = (
+        tables.traffic([summary], brief=True),
+        tables.interference([summary], brief=True),
+        tables.models([summary], brief=True),
+        tables.replicas([summary], brief=True),
+    )
+    blocks += [table for table in parts if table.rows]
     if summary.requests.errors:
         blocks.append(tables.failures(summary))
     blocks.append(doc.Findings(findings.findings(summary)))
@@ -321,6 +327,8 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),
     }
+    traffic: list[Block] = []
+    traffic += [table for table in (tables.traffic(summaries), tables.interference(summaries)) if table.rows]
     sessions: list[Block] = [tables.session_edges(summaries), tables.session_roles(summaries)]
     longest = tables.longest_gaps([run.data["gaps"]["longest"] for run in drawn])
     other = tables.latency(summaries, only=[name for name in METRICS if name not in tables.PAGE_LATENCIES])
@@ -357,6 +365,7 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
         **{name: [table] for name, table in optional.items() if table.rows},
         **({"gaps": [_folded("Longest gaps", longest)]} if longest.rows else {}),
         **({"sessions": sessions} if any(summary.sessions for summary in summaries) else {}),
+        **({"traffic": traffic} if traffic else {}),
         "percentiles": percentiles,
         "failures": failures,
         "sending": [_folded("Requested and actual load", tables.load(summaries, names))],

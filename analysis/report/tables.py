@@ -27,10 +27,10 @@ from loadgen.analysis.format import (
     unit_of,
 )
 from loadgen.analysis.metrics import METRICS
-from loadgen.analysis.objectives import AdjustedDistribution, Distribution, Goodput
+from loadgen.analysis.objectives import AdjustedDistribution, Distribution
 from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings, status
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
-from loadgen.analysis.summary import ErrorExample, PartFigures, RequestCounts, Summary, Throughput
+from loadgen.analysis.summary import ErrorExample, PartFigures, Summary
 
 STATISTICS = ("mean", "min", *WITH_INTERVAL, "p99_9", "max")
 BRIEF_STATISTICS = ("mean", *WITH_INTERVAL, "max")
@@ -351,22 +351,60 @@ def replicas(summaries: Summaries, *, brief: bool = False) -> Table:
     return _parts("Replicas", "replica", summaries, [summary.replicas for summary in summaries], brief=brief)
 
 
+def traffic(summaries: Summaries, *, brief: bool = False) -> Table:
+    """Return the table of figures per class of traffic."""
+    return _parts("Traffic", "class", summaries, [summary.traffic for summary in summaries], brief=brief)
+
+
+def interference(summaries: Summaries, *, brief: bool = False) -> Table:
+    """Return the table that compares each class of traffic with a run of this class alone.
+
+    The brief table has only the figures whose ratio has an interval."""
+    rows: list[Cells] = []
+    for index, summary in enumerate(summaries):
+        for part in summary.traffic:
+            for item in part.interference:
+                if brief and item.ratio_ci95 is None:
+                    continue
+                factor, unit = unit_of(item.figure, item.alone or 0.0)
+                values = [
+                    UNKNOWN if value is None else significant(value * factor, 4)
+                    for value in (item.alone, item.together)
+                ]
+                ratio = UNKNOWN if item.ratio is None else f"{item.ratio:.3g}x"
+                interval = item.why
+                if item.ratio_ci95:
+                    interval = interval_text(*(f"{end:.3g}x" for end in item.ratio_ci95))
+                rows.append([_run(index), part.name, figure_title(item.figure), *values, unit, ratio, interval])
+    heads: Mapping[str, ColumnKind] = {
+        "run": "text",
+        "class": "head",
+        "figure": "text",
+        **number_columns("alone", "together"),
+        "unit": "text",
+        **number_columns("ratio"),
+        "95% CI": "text",
+    }
+    several = len(summaries) > 1
+    return table("Each class alone and together", heads, rows, several=several, id="interference")
+
+
 def _parts(
     title: str, noun: str, summaries: Summaries, parts: Sequence[Sequence[PartFigures]], *, brief: bool
 ) -> Table:
     """Return a table with one row per part of each run, and one row for all requests of the run."""
     rows: list[Cells] = []
+    shows_good = any(summary.goodput for summary in summaries)
+    shows_good = shows_good or any(part.goodput for parts_of_run in parts for part in parts_of_run)
     for index, (summary, parts_of_run) in enumerate(zip(summaries, parts, strict=True)):
-        if not parts_of_run:
+        if len(parts_of_run) < 2:
             continue
-        for part in parts_of_run:
-            cells = _part_cells(part.requests, part.throughput, part.latencies, part.goodput, brief=brief)
-            rows.append([_run(index), part.name, *cells])
-        cells = _part_cells(summary.requests, summary.throughput, summary.latencies, summary.goodput, brief=brief)
-        rows.append([_run(index), "all", *cells])
+        named: list[tuple[str, Summary | PartFigures]] = [(part.name, part) for part in parts_of_run]
+        for name, part in (*named, ("all", summary)):
+            rows.append([_run(index), name, *_part_cells(part, shows_good=shows_good, brief=brief)])
     unit = "" if brief else ", ms"
     latencies = [f"{METRICS[name].short} {figure}{unit}" for name, figure in _part_figures(brief=brief)]
-    goodput = ["good"] if any(summary.goodput for summary in summaries) else []
+    goodput = ["good"] if shows_good else []
     columns = number_columns("sent", "complete", *goodput, "req/s", "tokens/s", *latencies)
     thin = any(isinstance(cell, TableCell) and cell.thin for row in rows for cell in row)
     notes = ["* too few independent samples."] if thin else []
@@ -379,21 +417,17 @@ def _part_figures(*, brief: bool) -> Sequence[tuple[str, str]]:
     return PART_FIGURES[:3] if brief else PART_FIGURES
 
 
-def _part_cells(
-    requests: RequestCounts,
-    throughput: Throughput,
-    latencies: Mapping[str, Distribution],
-    goodput: Goodput | None,
-    *,
-    brief: bool,
-) -> list[TableCell]:
+def _part_cells(part: Summary | PartFigures, *, shows_good: bool, brief: bool) -> list[TableCell]:
     """Return the cells of one row: number of requests, good requests, rates and latencies in ms."""
-    good = [] if goodput is None else [TableCell(percent(goodput.attainment), goodput.attainment)]
+    requests, throughput, latencies = part.requests, part.throughput, part.latencies
+    good = TableCell("")
+    if part.goodput is not None:
+        good = TableCell(percent(part.goodput.attainment), part.goodput.attainment)
     rates = (throughput.requests_per_s, throughput.output_tokens_per_s)
     return [
         TableCell(f"{requests.sent:,}", requests.sent),
         TableCell(f"{requests.complete:,}", requests.complete),
-        *good,
+        *([good] if shows_good else []),
         *(TableCell(significant(rate, 4), rate) for rate in rates),
         *(statistic_cell(latencies[name], figure, 1e3, bare=True) for name, figure in _part_figures(brief=brief)),
     ]

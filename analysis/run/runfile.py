@@ -102,6 +102,29 @@ def stamp_facts(*names: str) -> StampFacts:
     return StampFacts(name=name, title=title, exact=source.exact, error_s=source.error_s, by_read=source.by_read)
 
 
+class TrafficFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A class of traffic of a run (a `[[traffic]]` table of the plan)."""
+
+    name: str
+    first_id: Integer = 0
+    """Id of the first request of the class. The ids up to the `first_id` of the next class belong to the class.
+
+    A warm-up request with the id -1 - i belongs to the class of the id i."""
+    load: LoadFacts = LoadFacts()
+    """Properties of the arrival process of the class."""
+    n: int | None = None
+    """Number of requests, or of sessions. None if the duration or a file decides."""
+    duration_s: float | None = None
+    workload: str = ""
+    input_tokens: int | str = 0
+    output_tokens: int | str = 0
+    endpoint: str = ""
+    model: str = ""
+    """Model, or the models and their weights."""
+    goodput: list[str] = []
+    """Bounds that define a good request of the class. Empty: those of the whole plan."""
+
+
 class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """The first line of a run file. The header holds all facts that are known before the first byte is sent."""
 
@@ -120,6 +143,8 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
     """The resolved plan: server, url, endpoint, n, input_tokens, output_tokens, seed, workers, timeout_s, label, ..."""
     load: LoadFacts = LoadFacts()
     """Properties of the arrival process. For older runs without this field, they are derived from the plan."""
+    traffic: list[TrafficFacts] = []
+    """Classes of traffic, in order of their ids. Empty if the plan has none."""
     server: dict[str, Any]
     """Facts from the probe: name, version, model, url, simulated (bool), speed (simulated servers only) and limits
     {...}; title and notes of the backend; proxied_to (the container's URL behind docker-proxy); addresses (those of the
@@ -150,9 +175,10 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
             self.stamps = stamp_facts(self.stamps.name or str(self.client.get("stamps", "user")))
 
     @property
-    def workload(self) -> WorkloadFacts:
-        """Properties of the workload, derived from the plan."""
-        return workload_facts(str(self.plan.get("workload") or "synthetic"))
+    def workloads(self) -> list[WorkloadFacts]:
+        """Properties of the workload, or of the workload of each class of traffic, derived from their texts."""
+        texts = [facts.workload for facts in self.traffic] or [str(self.plan.get("workload") or "")]
+        return [workload_facts(text or "synthetic") for text in texts]
 
     @property
     def objectives(self) -> list[str]:
@@ -317,10 +343,12 @@ def read(path: Path) -> Run:
     return run
 
 
-def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
+def scan(
+    path: Path, on_record: Callable[[Record], object], on_header: Callable[[Header], object] = lambda _: None
+) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
-    Raises RunFileError if there is no readable header."""
+    The header is passed to `on_header` before the first Record. Raises RunFileError if there is no readable header."""
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(
@@ -328,6 +356,7 @@ def scan(path: Path, on_record: Callable[[Record], object]) -> Run:
         )
     lines = _lines(main, pipes=main == path)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
+    on_header(run.header)
     parts = sorted(main.parent.glob("part-*.jsonl"))
     seen: set[int] = set()  # If the disk filled up, part files remain whose lines are also in run.jsonl.
     for line in chain(lines, *map(_lines, parts)):

@@ -76,7 +76,7 @@ def run_capacity(
     A candidate is a GPU type, a number of GPUs per replica and a weight format.
     """
     from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
-    from loadgen.analysis.objectives import ObjectiveError, parse
+    from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
     from loadgen.studies import capacity
@@ -84,6 +84,7 @@ def run_capacity(
 
     try:
         objectives = parse(objective or (), "--objective")
+        check_no_parts(objectives, "--objective")
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     if not objectives or unplannable(objectives):

@@ -30,7 +30,7 @@ from loadgen.cli.output import (
     planned_end,
     write_results,
 )
-from loadgen.errors import PlanError
+from loadgen.errors import EXIT_INTERRUPTED, PlanError
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer
@@ -38,9 +38,15 @@ if TYPE_CHECKING:
     from loadgen.live.page import LivePage
     from loadgen.plan import Plan
 
+ALONE_SEEDS = 1_000_003
+"""Difference between the seed of a run and the seed of its classes alone. Seeds of repeats lie close together."""
 BIND_HELP = (
     "With --distributed: address on which to listen for worker machines. Addresses other than loopback need a token in "
     "LOADGEN_TOKEN."
+)
+ALONE_HELP = (
+    "With [[traffic]] tables: run each class by itself first, and show how much the classes slow each other down. The "
+    "runs of single classes are in FOLDER-alone."
 )
 JOIN_HELP = "With --distributed: how long to wait until all worker machines have connected."
 
@@ -77,6 +83,7 @@ def run_load(
     live_port: Annotated[int, Option(help="Port of the page of --live. 0 means any free port.", **ADVANCED)] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
+    alone: bool = False,
 ) -> NoReturn:
     """Run all repeats of the plan, on this machine or on several, and report the results."""
     from loadgen import folders
@@ -88,6 +95,7 @@ def run_load(
 
     settings |= objective_settings(settings, assertions, confidence, goodput)
     plan = Plan(**settings)
+    _check_alone(plan, alone=alone, distributed=distributed)
     is_default_load = plan.arrivals == ONE_AT_A_TIME and not settings.keys() & {"arrivals", "concurrency"}
     output = Output(
         as_json=as_json,
@@ -114,6 +122,8 @@ def run_load(
         run_plan = partial(master.run, spread=spread)
     with folders.run_folder(out, plan.server, plan.label) as folder, _live_page(live, live_port, output) as page:
         run_plan = partial(run_plan, command=redact(command_with_seed(["loadgen", *sys.argv[1:]], plan)))
+        if alone:
+            run_plan = partial(run_plan, alone=_run_alone(run_plan, plan, folder, output))
         if plan.repeats == 1:
             _run(run_plan, plan, folder, output, page)
         else:
@@ -149,6 +159,7 @@ def run(
     settings: dict[str, Any],
     plan: PlanFile = None,
     catalog: Catalog = None,
+    alone: Annotated[bool, Option("--alone", help=ALONE_HELP, **ADVANCED)] = False,
     **shared: Any,
 ) -> None:
     """Run a load test with any arrival process.
@@ -157,7 +168,22 @@ def run(
     that; 2 usage error; 3 server not reachable or not the expected one; 4 an --assert failed; 5 the client was the
     limit; 6 an --assert with --confidence is inconclusive; 130 interrupted.
     """
-    run_load(merge_settings(plan, catalog, settings), **shared)
+    settings = merge_settings(plan, catalog, settings)
+    if plan is not None:
+        check_plan_file(plan, settings)
+    run_load(settings, alone=alone, **shared)
+
+
+def check_plan_file(file: Path, settings: dict[str, Any]) -> None:
+    """Raise PlanError for mistakes in the `[[traffic]]` tables of a plan file. The message names the file."""
+    from loadgen.plan import Plan
+
+    if "traffic" not in settings:
+        return
+    try:
+        Plan(**settings)
+    except PlanError as error:
+        raise PlanError(f"{file}:\n{error}", error.hint) from None
 
 
 def worker(
@@ -196,6 +222,38 @@ def _live_page(live: bool, port: int, output: Output) -> Iterator[LivePage | Non
     with open_page(port) as page:
         output.say(f"live page: {page.url}")
         yield page
+
+
+def _check_alone(plan: Plan, *, alone: bool, distributed: bool) -> None:
+    """Raise PlanError if `--alone` cannot be used with this plan."""
+    if not alone:
+        return
+    if not plan.traffic:
+        raise PlanError(
+            "--alone runs classes of traffic by themselves, but the plan has no [[traffic]] tables",
+            "Write the classes into a plan file, or leave --alone out.",
+        )
+    if distributed or plan.repeats > 1:
+        raise PlanError(
+            f"--alone cannot be used with {'--distributed' if distributed else '--repeats'}", "Leave one of them out."
+        )
+
+
+def _run_alone(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> dict[str, str]:
+    """Run each class of traffic by itself. Return the folders of these runs by class, relative to `folder`.
+
+    The runs have another seed, because the server's prefix cache would otherwise know the prompts of the run."""
+    result = {}
+    for number, table in enumerate(plan.traffic, 1):
+        name = table["name"]
+        output.say(f"class {number} of {len(plan.traffic)} alone: {name}")
+        alone = plan.replaced(only_class=name, seed=plan.seed + ALONE_SEEDS, objectives=(), goodput=())
+        subfolder = Path(f"{folder.name}-alone", name)
+        if _run(run_plan, alone, folder.parent / subfolder, output, None).interrupted:
+            raise Exit(EXIT_INTERRUPTED)
+        result[name] = str(Path("..", subfolder))
+    output.say("all classes together")
+    return result
 
 
 def _run_repeats(

@@ -92,7 +92,7 @@ class Machine:
     @property
     def workers(self) -> list[int]:
         """Return the numbers of this machine's worker processes. Worker processes are numbered across all machines."""
-        return [task.worker for task in self.tasks]
+        return [task.number for task in self.tasks]
 
     @property
     def unsent_hint(self) -> str:
@@ -126,7 +126,9 @@ def run(
     ):
         folders.check_room(folder, prepared.bytes)
         prepared.header.command = command
-        shares = [prepared.tasks[first : first + plan.workers] for first in range(0, total.workers, plan.workers)]
+        tasks = prepared.tasks
+        per_machine = len(tasks) // spread.machines
+        shares = [tasks[first : first + per_machine] for first in range(0, len(tasks), per_machine)]
         master = Master(link, prepared.header, shares, spread, folder, say, on_progress)
         with master.interrupts.counting():
             return master.run(open_sampler(total, prepared.header.server, prepared.schedule.due_ns))
@@ -349,13 +351,13 @@ class Master:
         Records with the error `worker_lost`, because no other machine sends them.
         """
         tasks = machine.tasks
-        is_closed = tasks[0].schedule.due_ns is None or tasks[0].prompts.has_sessions
-        convert = None
-        if abs(machine.offset.drift_ns) > MIN_DRIFT_NS:
-            convert = partial(converted, machine.offset, self._header.start_ns, closed=is_closed)
         due_counts = machine.due or [0] * len(tasks)
         exits = machine.ended.exits if machine.ended else [f"its machine {machine.name} ({machine.lost})"] * len(tasks)
         for task, due, exit_ in zip(tasks, due_counts, exits, strict=True):
+            is_closed = task.schedule.due_ns is None or task.prompts.has_sessions
+            convert = None
+            if abs(machine.offset.drift_ns) > MIN_DRIFT_NS:
+                convert = partial(converted, machine.offset, self._header.start_ns, closed=is_closed)
             yield WorkerExit(task, due if machine.ended else task.planned(due), exit_, None, convert)
 
     # Events and messages from the machines.
@@ -421,7 +423,7 @@ class Master:
             if message.ahead_ns < 0:
                 self._say(f"{machine.name} got the order to start {-message.ahead_ns / 1e6:.1f} ms after the start")
         elif isinstance(message, protocol.Piece):
-            part = next((task.part for task in machine.tasks if task.worker == message.worker), None)
+            part = next((task.part for task in machine.tasks if task.number == message.worker), None)
             if part is None:
                 raise DistributedError(f"{machine.name} sent a part of worker {message.worker}, which it does not run")
             self._link.send(protocol.append_piece(message, part), machine.node)

@@ -131,7 +131,7 @@ class MasterSession:
 
     def drive(self, tasks: Sequence[WorkerTask]) -> list[WorkerExit]:
         """Open the connections, wait for the start, and send all requests. Return how each worker process ended."""
-        self._outgoing = Outgoing({task.worker: task.part for task in tasks}, self.link.send)
+        self._outgoing = Outgoing({task.number: task.part for task in tasks}, self.link.send)
 
         def end() -> None:
             self._ended_ns = time.monotonic_ns()
@@ -145,7 +145,7 @@ class MasterSession:
         """
         for outcome in outcomes:
             if outcome.rescued is not None:
-                self._outgoing.append(outcome.task.worker, outcome.rescued)
+                self._outgoing.append(outcome.task.number, outcome.rescued)
         while not self.over and not self._outgoing.pump():
             self.listen(LISTEN_S)
         due = [outcome.due for outcome in outcomes]
@@ -328,7 +328,7 @@ def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"], cold=False)
         with prepare.prepare(plan, parts, say) as prepared:
-            check_room(parts, prepared.bytes * assign.workers // plan.workers)
+            check_room(parts, prepared.bytes * assign.workers // len(prepared.tasks))
             own_tasks = [
                 msgspec.structs.replace(task, id_prefix=assign.id_prefix)
                 for task in prepared.tasks[assign.first : assign.first + assign.workers]

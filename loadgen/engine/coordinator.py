@@ -192,7 +192,7 @@ def _fork(task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int]) -
     counts = LiveCounters.from_buffer(mmap(-1, sizeof(LiveCounters)))  # anonymous shared memory
     inherited = [ours, *(worker.pipe for worker in earlier)]
     process = context.Process(
-        target=work, args=(task, theirs, counts, inherited, share), name=f"loadgen-worker-{task.worker}"
+        target=work, args=(task, theirs, counts, inherited, share), name=f"loadgen-worker-{task.number}"
     )
     process.start()
     theirs.close()

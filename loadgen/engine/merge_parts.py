@@ -108,7 +108,7 @@ def _all_records(
     """
     seen: set[int] = set()
     task = worker_exit.task
-    lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.worker}")
+    lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.number}")
     for line in lines if worker_exit.convert is None else map(worker_exit.convert, lines):
         with suppress(*DECODE_ERRORS):
             record_head = _RECORD_HEAD.decode(line)
@@ -125,13 +125,13 @@ def _all_records(
         if request.id not in seen:
             lost += 1
             record = unsent_record(request, kind, detail)
-            record.worker = task.worker
+            record.worker = task.number
             record.due_ns = due_ns
             yield msgspec.json.encode(record) + b"\n"
     if lost:
         counts["failed"] += lost
         number = "1 request" if lost == 1 else f"{lost} requests"
-        notes.append(f"worker {task.worker} ended with {worker_exit.exit}; {number} without record")
+        notes.append(f"worker {task.number} ended with {worker_exit.exit}; {number} without record")
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:

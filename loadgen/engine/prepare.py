@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from loadgen.engine.resolve_server import (
     dialect_for,
     has_exact_lengths,
     max_length,
+    max_prompt_length,
     request_headers,
     server_for,
     simulated_name,
@@ -48,6 +49,14 @@ from loadgen.plan_fields import describe_lengths, describe_plan, describe_record
 from loadgen.servers.backends import BACKENDS, join_or
 from loadgen.servers.backends.raw_bodies import dialect_for_path
 from loadgen.servers.session_identity import SessionIdentity
+from loadgen.traffic import (
+    TrafficClass,
+    load_of_traffic,
+    scaled_load,
+    shared_due_times,
+    traffic_classes,
+    with_shared_clients,
+)
 from loadgen.workloads import arrival_processes, arrivals, images, lengths
 from loadgen.workloads.audio_files import Recordings
 from loadgen.workloads.canaries import build_canaries
@@ -64,7 +73,7 @@ from loadgen.workloads.workload import Prompts, Synthetic, WorkloadSpec, prepare
 from loadgen.workloads.workload_facts import about_tokens
 
 if TYPE_CHECKING:
-    from loadgen.analysis.run.runfile import Footer, Header
+    from loadgen.analysis.run.runfile import Footer, Header, TrafficFacts
     from loadgen.engine.canaries import CanaryTask
     from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.request_queue import Schedule
@@ -72,6 +81,7 @@ if TYPE_CHECKING:
     from loadgen.servers.backends.base import ServerFacts
     from loadgen.servers.backends.dialect import Dialect
     from loadgen.servers.discovery import ServerTokenizer
+    from loadgen.servers.target import Target
 
 IN_FLIGHT_DEFAULT = 10_000
 """Default maximum of requests in flight in an open loop. Further requests are dropped."""
@@ -118,11 +128,13 @@ def run(
     say: Say,
     on_progress: OnProgress,
     launch: Mapping[str, Any] | None = None,
+    alone: Mapping[str, str] | None = None,
 ) -> Footer:
     """Run the plan and write `folder/run.jsonl`.
 
     The folder must be new or empty, and no other command can use it until the run has ended. The first message to
-    `say` names the server. `launch` describes how the server was started, and is stored in the run file.
+    `say` names the server. `launch` describes how the server was started, and is stored in the run file. `alone` has
+    the folders of runs of single classes of traffic, relative to `folder`, which are stored there too.
 
     Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError if the plan or the server is not suitable,
     before any request is sent. Raises OutputError if the run file cannot be written.
@@ -142,6 +154,7 @@ def run(
             machine.check_ports(prepared.schedule.at_once, len(target.addresses))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
+        header.client |= {"alone": dict(alone)} if alone else {}
         header.client["calibration"] = machine.load_calibration(header.host, say)
         return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
 
@@ -155,86 +168,279 @@ def prepare(
     `on_progress` is called with the number of prompts that have been counted or built so far.
     If a simulated server is started for the run, it stops when the context ends.
     """
-    from loadgen.engine.worker import WorkerTask
-    from loadgen.servers.discovery import apply_mark, endpoint_dialect, open_tokenizer
     from loadgen.servers.target import resolve_target
     from loadgen.servers.wire.addresses import describe_addresses, select_addresses
 
-    check_inputs(plan)
     show = PromptProgress(on_progress)
-    raw_source = raw_requests_of(plan)
-    plan = until_file_ends(with_file_endpoint(plan), show)
-    access = access_for(plan)
-    check_audio(plan, endpoint_dialect(plan.server, plan.endpoint))  # raises an error for an unknown endpoint too
-    schedule = build_schedule(plan)
-    about_file, repetition = check_prompt_file(plan, schedule, show)
-    connections_per_worker = ceil(schedule.in_flight / plan.workers)
-    machine.allow_open_files(connections_per_worker + machine.FILES_PER_WORKER * (plan.workers - 1))
-    context = UNKNOWN_TOKENS if plan.uses_sessions or plan.uses_file else 4096
+    loads = [
+        _draft_load(traffic_class, schedule, show)
+        for traffic_class, schedule in scheduled_classes(plan)
+        if plan.only_class in ("", traffic_class.name)
+    ]
+    first = loads[0].plan
+    access = access_for(first)
+    schedule = merged_schedule([load.schedule for load in loads])
+    connections_per_worker = ceil(schedule.in_flight / (plan.workers * len(loads)))
+    processes = plan.workers * len(loads)
+    machine.allow_open_files(connections_per_worker + machine.FILES_PER_WORKER * (processes - 1))
+    context = max(map(_context_tokens, loads))
 
     def about(facts: ServerFacts | None) -> str:
-        dialect = endpoint_dialect(plan.server, plan.endpoint or (facts.default_endpoint if facts else None))
-        return f": {describe_plan(plan, dialect, exact=has_exact_lengths(plan, dialect, facts))}"
+        return f": {'; '.join(_describe_load(load, facts) for load in loads)}"
 
-    with server_for(plan, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
-        dialect = dialect_for(plan, probed, say)
-        check_models(plan, probed, dialect, say)
-        announce_trace(plan, schedule, say)
-        if about_file:
-            say("; ".join(filter(None, (about_file, repetition))))
-        with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access_for(plan, dialect)) as tokenizer:
-            prompts = build_prompts(plan, schedule, dialect, tokenizer, probed, show, raw_source)
-            if repetition:
-                prompts = replace(prompts, counting_method=f"{prompts.counting_method}; {repetition}")
-            facts = apply_mark(probed, tokenizer.mark)
-        emptied = empty_cache(plan, probed, say) if plan.cold else ""
-        if facts is not probed:
-            say(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
-        say(_describe_prompts(plan, schedule, prompts, str(plan.model_mix or facts.model)))
-        target = select_addresses(resolve_target(facts.url, access.tls, access.proxy))
+    main = first.replaced(traffic=plan.traffic, model=plan.model)
+    with server_for(main, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
+        target = select_addresses(resolve_target(probed.url, access.tls, access.proxy))
+        id_prefix = new_id_prefix()
+        ready = [_prepare_load(load, probed, target, id_prefix, say, show) for load in loads]
         if len(target.addresses) > 1 or target.unused:
             say(describe_addresses(target))
-        headers = request_headers(plan, dialect)
-        raw = RawFacts() if raw_source is None else survey(raw_source, plan, schedule.count, dialect, probed)
-        for line in raw.lines(plan):
-            say(line)
-        id_prefix = new_id_prefix()
-        canaries = canary_task(plan, dialect, say)
+        emptied = empty_cache(plan, probed, say) if plan.cold else ""
+        canaries = canary_task(plan, ready[0].task.dialect, say)
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
-            WorkerTask(
+            replace(
+                load.task,
+                number=len(ready) * worker + index,
                 worker=worker,
-                workers=plan.workers,
-                prompts=prompts,
-                schedule=schedule.share_for(worker, plan.workers),
-                timeout_s=plan.timeout_s,
-                target=target,
-                dialect=dialect,
-                model=facts.model,
-                model_mix=plan.model_mix,
-                headers=headers,
-                id_prefix=id_prefix,
-                dialects=raw.dialects,
-                identity=SessionIdentity(plan.session_header, plan.session_capture),
-                replica_header=plan.replica_header.lower(),
-                connections=plan.connections,
-                cancellation=plan.cancellation,
-                stamps=plan.stamps,
-                client_priority=plan.client_priority,
-                part=folder / f"part-{worker}.jsonl",
-                canaries=None if worker else canaries,
-                checks_texts=plan.verify > 0,
+                schedule=load.task.schedule.share_for(worker, plan.workers),
+                part=folder / f"part-{len(ready) * worker + index}.jsonl",
+                canaries=canaries if worker == index == 0 else None,
             )
             for worker in range(plan.workers)
+            for index, load in enumerate(ready)
         ]
-        bytes_per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
-        header = build_header(plan, facts, dialect, prompts, schedule.at_once)
+        header = build_header(plan, ready[0].facts, ready[0].task.dialect, ready[0].task.prompts, schedule.at_once)
         header.server |= target.facts
         header.client["request_ids"] = id_prefix
-        header.client |= raw.facts
+        for load in ready:
+            header.client |= load.raw_facts
         header.client |= {"cold": emptied} if emptied else {}
-        sent_before = "" if plan.simulated else note_seed(facts.url, facts.model, plan.seed)
+        sent_before = "" if plan.simulated else note_seed(probed.url, probed.model, plan.seed)
         header.client |= {"sent_before": sent_before} if sent_before else {}
-        yield Prepared(schedule, tasks, header, (schedule.count or schedule.clients) * bytes_per_request)
+        if plan.traffic:
+            describe_traffic(header, loads, ready)
+        yield Prepared(schedule, tasks, header, sum(load.bytes for load in ready))
+
+
+class DraftLoad(msgspec.Struct, frozen=True):
+    """The load of a plan, or of one class of its traffic, before the server is known."""
+
+    name: str
+    """Name of the class of traffic. Empty for a plan without classes."""
+    plan: Plan
+    first_id: int
+    schedule: Schedule
+    share: float
+    """Share of the load of the whole plan. 0: the load is the class's own, or that of a plan without classes."""
+    raw_source: RawRequests | None
+    about_file: str
+    repetition: str
+
+
+class PreparedLoad(msgspec.Struct, frozen=True):
+    """The load of a plan, or of one class of its traffic, when its prompts are built."""
+
+    task: WorkerTask
+    """The task of a single worker process that would send all of the requests."""
+    facts: ServerFacts
+    raw_facts: dict[str, Any]
+    bytes: int
+    """Approximate size of the Records in bytes."""
+
+
+def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
+    """Return the classes of traffic of a plan, or one class without a name for a plan without classes.
+
+    The schedule of a class is None, unless the class has a share of the requests of the whole plan."""
+    if not plan.traffic:
+        return [(TrafficClass("", plan, 0, 0), None)]
+    classes = traffic_classes(plan)
+    if not any(traffic_class.share for traffic_class in classes):
+        return [(traffic_class, None) for traffic_class in classes]
+    clients = plan.arrival_process.facts.clients
+    if clients:
+        return [(traffic_class, None) for traffic_class in with_shared_clients(classes, clients)]
+    shared = build_schedule(plan)
+    due_ns = shared_due_times(classes, shared.due_ns or (), plan.seed)
+    result: list[tuple[TrafficClass, Schedule | None]] = []
+    for traffic_class in classes:
+        if traffic_class.share:
+            own = due_ns[traffic_class.name]
+            limit = replace(traffic_class, plan=traffic_class.plan.replaced(n=len(own)))
+            result.append((limit, replace(shared, due_ns=own, count=len(own))))
+        else:
+            result.append((traffic_class, None))
+    return result
+
+
+def _draft_load(traffic_class: TrafficClass, schedule: Schedule | None, show: PromptProgress) -> DraftLoad:
+    """Check the files of a class of traffic, and build its schedule if it has none."""
+    from loadgen.servers.discovery import endpoint_dialect
+
+    plan = traffic_class.plan
+    check_inputs(plan)
+    raw_source = raw_requests_of(plan)
+    plan = until_file_ends(with_file_endpoint(plan), show)
+    access_for(plan)  # raises an error for a missing secret
+    check_audio(plan, endpoint_dialect(plan.server, plan.endpoint))  # raises an error for an unknown endpoint too
+    schedule = schedule or build_schedule(plan)
+    about_file, repetition = check_prompt_file(plan, schedule, show)
+    return DraftLoad(
+        name=traffic_class.name,
+        plan=plan,
+        first_id=traffic_class.first_id,
+        schedule=schedule,
+        share=traffic_class.share,
+        raw_source=raw_source,
+        about_file=about_file,
+        repetition=repetition,
+    )
+
+
+def _context_tokens(load: DraftLoad) -> int:
+    """Return the context length of a simulated server that can answer every request of a load."""
+    unknown = load.plan.uses_sessions or load.plan.uses_file
+    return UNKNOWN_TOKENS if unknown else max(4096, max_prompt_length(load.plan) + max_length(load.plan.output_tokens))
+
+
+def _describe_load(load: DraftLoad, facts: ServerFacts | None) -> str:
+    """Return one line about a load, such as `200 requests, poisson:20, 512 tokens in, 128 out`."""
+    from loadgen.servers.discovery import endpoint_dialect
+
+    plan = load.plan
+    dialect = endpoint_dialect(plan.server, plan.endpoint or (facts.default_endpoint if facts else None))
+    text = describe_plan(plan, dialect, exact=has_exact_lengths(plan, dialect, facts))
+    if load.share and not plan.arrival_process.facts.clients:
+        text = text.replace(plan.arrivals, f"{load.share * 100:.3g}% of {plan.arrivals}", 1)
+    return f"{load.name}: {text}" if load.name else text
+
+
+def _prepare_load(
+    load: DraftLoad,
+    server: ServerFacts,
+    target: Target,
+    id_prefix: str,
+    say: Say,
+    show: PromptProgress,
+) -> PreparedLoad:
+    """Choose the dialect of a load, and build its prompts. The lines that `say` prints begin with the class's name."""
+    from loadgen.engine.worker import WorkerTask
+    from loadgen.servers.discovery import apply_mark, check_limits, listed_models, open_tokenizer
+
+    plan = load.plan
+    tell: Say = (lambda line: say(f"{load.name}: {line}")) if load.name else say
+    probed = server
+    if load.first_id:
+        inputs, outputs = max_prompt_length(plan), max_length(plan.output_tokens)
+        check_limits(server, 1, inputs, outputs, batch_size=plan.batch_size, over_limit=plan.over_limit)
+    if plan.first_model not in (None, server.model):
+        listed = plan.first_model in listed_models(server, access_for(plan))
+        probed = replace(server, model=plan.first_model, listed=listed)
+    dialect = dialect_for(plan, probed, tell)
+    check_models(plan, probed, dialect, tell)
+    announce_trace(plan, load.schedule, tell)
+    if load.about_file:
+        tell("; ".join(filter(None, (load.about_file, load.repetition))))
+    access = access_for(plan, dialect)
+    with open_tokenizer(probed, dialect, timeout_s=plan.timeout_s, access=access) as tokenizer:
+        prompts = build_prompts(plan, load.schedule, dialect, tokenizer, probed, show, load.raw_source)
+        if load.repetition:
+            prompts = replace(prompts, counting_method=f"{prompts.counting_method}; {load.repetition}")
+        facts = apply_mark(probed, tokenizer.mark)
+    if facts is not probed:
+        tell(f"{simulated_name(facts)}: its prompt counts show that it is simulated")
+    tell(_describe_prompts(plan, load.schedule, prompts, str(plan.model_mix or facts.model)))
+    raw = RawFacts()
+    if load.raw_source is not None:
+        raw = survey(load.raw_source, plan, load.schedule.count, dialect, probed)
+    for line in raw.lines(plan):
+        tell(line)
+    task = WorkerTask(
+        number=0,
+        worker=0,
+        workers=plan.workers,
+        first_id=load.first_id,
+        prompts=prompts,
+        schedule=load.schedule,
+        timeout_s=plan.timeout_s,
+        target=target,
+        dialect=dialect,
+        model=facts.model,
+        model_mix=plan.model_mix,
+        headers=request_headers(plan, dialect),
+        id_prefix=id_prefix,
+        dialects=raw.dialects,
+        identity=SessionIdentity(plan.session_header, plan.session_capture),
+        replica_header=plan.replica_header.lower(),
+        connections=plan.connections,
+        cancellation=plan.cancellation,
+        stamps=plan.stamps,
+        client_priority=plan.client_priority,
+        part=Path(),
+        checks_texts=plan.verify > 0,
+    )
+    bytes_per_request = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
+    requests = load.schedule.count or load.schedule.clients
+    return PreparedLoad(task, facts, raw.facts, requests * bytes_per_request)
+
+
+def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
+    """Return the schedule of all classes of traffic together. It describes the run; workers have their own schedules.
+
+    The due times are known only if every class is an open loop."""
+    from loadgen.engine.request_queue import Schedule
+
+    if len(schedules) == 1:
+        return schedules[0]
+    counts = [schedule.count for schedule in schedules]
+    due_ns = [schedule.due_ns for schedule in schedules if schedule.due_ns is not None]
+    return Schedule(
+        due_ns=array("q", sorted(chain.from_iterable(due_ns))) if len(due_ns) == len(schedules) else None,
+        count=None if None in counts else sum(count or 0 for count in counts),
+        clients=sum(schedule.at_once for schedule in schedules),
+        think_ns=0,
+        until_ns=None,
+        in_flight=sum(schedule.in_flight for schedule in schedules),
+        spare=sum(schedule.spare for schedule in schedules),
+    )
+
+
+def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence[PreparedLoad]) -> None:
+    """Add the facts about the classes of traffic to the header of a run."""
+    header.traffic = [
+        traffic_facts(
+            load.plan,
+            load.name,
+            load.first_id,
+            load.share,
+            endpoint=prepared.task.dialect.endpoint,
+            model=prepared.facts.model,
+        )
+        for load, prepared in zip(loads, ready, strict=True)
+    ]
+    header.load = load_of_traffic({facts.name: facts.load for facts in header.traffic})
+    methods = dict.fromkeys(prepared.task.prompts.counting_method for prepared in ready)
+    header.client["prompts"] = "; ".join(methods)
+    header.client["exact"] = all(prepared.task.prompts.exact for prepared in ready)
+
+
+def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoint: str, model: str) -> TrafficFacts:
+    """Return the facts about one class of traffic, as the header of a run stores them. `plan` is that of the class."""
+    from loadgen.analysis.run.runfile import TrafficFacts, load_facts
+
+    return TrafficFacts(
+        name=name,
+        first_id=first_id,
+        load=scaled_load(load_facts(plan.arrivals, plan.workload, plan.concurrency or 0), share),
+        n=plan.n,
+        duration_s=plan.duration_s,
+        workload=plan.workload,
+        input_tokens=plan.input_tokens,
+        output_tokens=plan.output_tokens if BACKENDS[plan.server].dialects[endpoint].streams else 0,
+        endpoint=endpoint,
+        model=str(plan.model_mix or model),
+        goodput=list(plan.goodput),
+    )
 
 
 def empty_cache(plan: Plan, facts: ServerFacts, say: Say) -> str:

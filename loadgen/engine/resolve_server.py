@@ -540,7 +540,7 @@ def server_for(
     modelled = f"{config.model_shape} on {config.tensor_parallel} x {config.gpu}"
     say(f"SIMULATED {plan.server}{_times_speed(plan.speed)}, a model of {modelled}{about(None)}")
     model = plan.first_model or backend.simulated_models.get(endpoint, config.model)
-    adapters = plan.model_mix.models[1:] if plan.model_mix else ()
+    adapters = tuple(name for name in plan.models if name != model)
     with spawn_process(replace(config, model=model, adapters=adapters)) as (url, pid):
         facts = probe(url, plan.server)
         for advice in filter(None, (piece_advice(plan, facts), truncation_advice(facts, max_prompt))):

@@ -85,10 +85,18 @@ CONNECT_LIMIT_S = 30.0
 
 
 class WorkerTask(msgspec.Struct, frozen=True):
-    """The task of one worker process: the requests that it sends, their schedule, and the part file it writes."""
+    """The task of one worker process: the requests that it sends, their schedule, and the part file it writes.
 
+    If the plan has classes of traffic, each worker process sends requests of one class. The client then never delays
+    the requests of one class because it is busy with another one."""
+
+    number: int
+    """Number of the process in the run, from 0. Its Records contain the number."""
     worker: int
+    """Index of the process among the `workers` processes that share the load of the run, or of one class of traffic."""
     workers: int
+    first_id: int
+    """Id of the first request of the class of traffic, whose ids lie far apart. 0 for a run without classes."""
     prompts: Prompts
     schedule: Schedule
     timeout_s: float
@@ -132,7 +140,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
             )
 
         own = own_prompts(self.prompts, self.worker, self.workers, self.prompts.spec.batch_size)
-        return islice(own.requests(), self.worker, None, self.workers)
+        requests = islice(own.requests(), self.worker, None, self.workers)
+        if not self.first_id:
+            return requests
+        return (replace(request, id=request.id + self.first_id) for request in requests)
 
     def planned(self, due: int) -> int:
         """Return the number of requests that this worker sends in a complete run.
@@ -152,16 +163,19 @@ class WorkerTask(msgspec.Struct, frozen=True):
         """Yield this worker's sessions. Called only for a workload with sessions."""
         turns = getattr(self.prompts.spec.workload, "turns", None) or 1
         own = own_prompts(self.prompts, self.worker, self.workers, turns)
-        return islice(own.conversations(), self.worker, None, self.workers)
+        sessions = islice(own.conversations(), self.worker, None, self.workers)
+        return (session.shifted(self.first_id) for session in sessions) if self.first_id else sessions
 
     def graphs(self) -> Iterator[SessionGraph]:
         """Yield this worker's sessions. Called only for a workload whose sessions are graphs."""
-        return islice(self.prompts.graphs(), self.worker, None, self.workers)
+        graphs = islice(self.prompts.graphs(), self.worker, None, self.workers)
+        return (graph.shifted(self.first_id) for graph in graphs) if self.first_id else graphs
 
     def warmup(self) -> Sequence[Request]:
         """Return this worker's warm-up requests. They are sent before the run, and their Records have the phase
         `warmup`."""
-        return self.prompts.warmup()[self.worker :: self.workers]
+        requests = self.prompts.warmup()[self.worker :: self.workers]
+        return [replace(request, id=request.id - self.first_id) for request in requests]
 
     def schedule_request(self, request: Request, due_ns: int, conversation: Session | None = None) -> ScheduledRequest:
         """Encode a request and return it with its due time.
@@ -402,13 +416,13 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
         canary_log: CanaryLog | None = None,
     ) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
-        connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.worker)
+        connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.number)
         pool = Pool(connector, spare=spare, meanwhile=queue.draw, use=task.connections)
         max_read_delay_ns = pacer.widest_ns if pacer else int
         recorder = Recorder(
             task.dialect,
             sink,
-            task.worker,
+            task.number,
             counts,
             stamps,
             max_read_delay_ns,

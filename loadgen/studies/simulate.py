@@ -8,6 +8,8 @@ The result is a `Run`, as for a run on a real server.
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +18,22 @@ from heapq import heappop, heappush
 from importlib.metadata import version
 from itertools import count, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from loadgen.analysis.run.record import ErrorKind, Record, State, record_for, unsent_record
-from loadgen.analysis.run.runfile import Footer, Header, Run, RunWriter, StampFacts, Telemetry, append_lines
+from loadgen.analysis.run.runfile import (
+    Footer,
+    Header,
+    Run,
+    RunWriter,
+    StampFacts,
+    Telemetry,
+    TrafficFacts,
+    append_lines,
+)
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.prepare import (
     BYTES_PER_CHUNK,
@@ -30,6 +41,9 @@ from loadgen.engine.prepare import (
     OnProgress,
     announce_trace,
     build_schedule,
+    merged_schedule,
+    scheduled_classes,
+    traffic_facts,
     until_file_ends,
 )
 from loadgen.engine.raw_files import raw_requests_of
@@ -49,6 +63,8 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import Twin, step_time_with
 from loadgen.studies.virtual_bodies import BodyReader, describe_counting
+from loadgen.traffic import load_of_traffic
+from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.model_mix import ModelMix
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
@@ -192,16 +208,15 @@ def _run(
     *,
     progress: VirtualProgress | None,
 ) -> Run:
-    plan = until_file_ends(plan)
     resolved = resolve_model(plan, server_model)
-    schedule = build_schedule(plan)
-    prompts = _prompts(plan)
-    announce_trace(plan, schedule, say)
-    if isinstance(plan.prompt_source, RawRequests):
-        say(describe_counting(plan))
+    load = _virtual_load(plan)
+    schedule = load.schedule
+    announce_trace(load.plan, schedule, say)
+    if isinstance(load.plan.prompt_source, RawRequests):
+        say(describe_counting(load.plan))
     record_bytes = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
     check_room(folder, (schedule.count or schedule.clients) * record_bytes)
-    header = _header(plan, server_model, resolved, command)
+    header = _header(load, server_model, resolved, command)
     if prediction:
         header.server["prediction"] = list(prediction)
     line = msgspec.json.encode(header)
@@ -217,7 +232,7 @@ def _run(
         else:
             result.telemetry.append(item)
 
-    result.footer = VirtualRun(plan, resolved, prompts, schedule, keep, progress).run()
+    result.footer = VirtualRun(load, resolved, keep, progress).run()
     writer.add(result.footer)
     rescued = writer.close()
     if rescued:
@@ -240,9 +255,9 @@ def run_in_memory(
     `resolved` is an earlier result of `resolve_model`. `progress` can end the run early. Raises LoadgenError or
     WorkloadError.
     """
-    plan = until_file_ends(plan)
     resolved = resolved or resolve_model(plan, server_model, draw)
-    result = Run(Path("simulated/run.jsonl"), _header(plan, server_model, resolved, []), [], [], None)
+    load = _virtual_load(plan)
+    result = Run(Path("simulated/run.jsonl"), _header(load, server_model, resolved, []), [], [], None)
 
     def keep(item: Record | Telemetry) -> None:
         if isinstance(item, Record):
@@ -250,7 +265,7 @@ def run_in_memory(
         else:
             result.telemetry.append(item)
 
-    result.footer = VirtualRun(plan, resolved, _prompts(plan), build_schedule(plan), keep, progress).run()
+    result.footer = VirtualRun(load, resolved, keep, progress).run()
     return result
 
 
@@ -361,7 +376,8 @@ def describe_server(plan: Plan, server_model: ServerModel) -> str:
     return f"{plan.server} ({origin}) on {model}"
 
 
-def _header(plan: Plan, server_model: ServerModel, resolved: ResolvedModel, command: list[str]) -> Header:
+def _header(load: VirtualLoad, server_model: ServerModel, resolved: ResolvedModel, command: list[str]) -> Header:
+    plan = load.plan
     facts = {
         "name": plan.server,
         "title": BACKENDS[plan.server].title,
@@ -384,7 +400,83 @@ def _header(plan: Plan, server_model: ServerModel, resolved: ResolvedModel, comm
         stamps=STAMPS,
         client={"stamps": STAMPS.name, "prompts": "lengths alone: nothing was sent"},
         telemetry={"every_s": plan.metrics_every_s},
+        load=load_of_traffic({part.name: part.load for part in load.traffic}) if load.traffic else LoadFacts(),
+        traffic=list(load.traffic),
     )
+
+
+class VirtualLoad(NamedTuple):
+    """The requests of a run in virtual time, and when they are due."""
+
+    plan: Plan
+    schedule: Schedule
+    upcoming: Iterator[VirtualRequest]
+    """Requests, and first requests of sessions, in the order of their due times."""
+    traffic: Sequence[TrafficFacts] = ()
+    """Classes of traffic. Empty for a plan without classes."""
+    mixes: Sequence[tuple[int, ModelMix | None, int]] = ()
+    """For each class of traffic: the id of its first request, the models over which it splits its requests, and its
+    seed."""
+
+
+def _virtual_load(plan: Plan) -> VirtualLoad:
+    """Return the load of a plan, whose classes of traffic are merged into one schedule."""
+    if not plan.traffic:
+        plan = until_file_ends(plan)
+        schedule = build_schedule(plan)
+        return VirtualLoad(plan, schedule, _virtual_requests(plan, schedule), mixes=[(0, plan.model_mix, plan.seed)])
+    schedules: list[Schedule] = []
+    streams: list[Iterator[VirtualRequest]] = []
+    traffic: list[TrafficFacts] = []
+    mixes: list[tuple[int, ModelMix | None, int]] = []
+    for traffic_class, shared in scheduled_classes(plan):
+        own = until_file_ends(traffic_class.plan)
+        schedule = shared or build_schedule(own)
+        if schedule.due_ns is None or schedule.queues:
+            raise PlanError(
+                f"[[traffic]] {traffic_class.name!r}: in virtual time, a class cannot wait for responses or for places",
+                "Give it a rate or other arrivals, or use loadgen run --simulated.",
+            )
+        endpoint = endpoint_dialect(own.server, own.endpoint).endpoint
+        traffic.append(
+            traffic_facts(
+                own,
+                traffic_class.name,
+                traffic_class.first_id,
+                traffic_class.share,
+                endpoint=endpoint,
+                model=own.first_model or "",
+            )
+        )
+        schedules.append(schedule)
+        streams.append(_virtual_requests(own, schedule, traffic_class.first_id))
+        mixes.append((traffic_class.first_id, own.model_mix, own.seed))
+    merged = heapq.merge(*streams, key=lambda request: request.due_ns)
+    return VirtualLoad(plan, merged_schedule(schedules), merged, traffic, mixes)
+
+
+def _virtual_requests(plan: Plan, schedule: Schedule, first_id: int = 0) -> Iterator[VirtualRequest]:
+    """Yield the requests of a load, or the first request of each session, with their due times.
+
+    `first_id` is added to the ids of the requests."""
+    prompts = _prompts(plan)
+    bodies = BodyReader(plan) if isinstance(prompts.spec.workload, RawRequests) else None
+    due_ns = repeat(0) if schedule.due_ns is None else schedule.due_ns
+    if prompts.has_graphs:
+        for graph, at_ns in zip(prompts.graphs(), due_ns, strict=False):
+            progress = SessionProgress(graph.shifted(first_id))
+            yield VirtualRequest(progress.request(0), at_ns, progress=progress)
+    elif prompts.has_sessions:
+        for conversation, at_ns in zip(prompts.conversations(), due_ns, strict=False):
+            session = conversation
+            if bodies is not None and isinstance(session, RecordedSession):
+                session = replace(session, turns=tuple(map(bodies.counted, session.turns)))
+            session = session.shifted(first_id)
+            yield VirtualRequest(session.request(), at_ns, session)
+    else:
+        requests = prompts.requests() if bodies is None else map(bodies.counted, prompts.requests())
+        for request, at_ns in zip(requests, due_ns, strict=False):
+            yield VirtualRequest(replace(request, id=request.id + first_id) if first_id else request, at_ns)
 
 
 def _prompts(plan: Plan) -> Prompts:
@@ -432,13 +524,18 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 
 
 def _with_models(
-    keep: Callable[[Record | Telemetry], None], mix: ModelMix, seed: int
+    keep: Callable[[Record | Telemetry], None], mixes: Sequence[tuple[int, ModelMix | None, int]]
 ) -> Callable[[Record | Telemetry], None]:
-    """Return a function that calls `keep`, after it has set the model of a Record as the plan splits the requests."""
+    """Return a function that calls `keep`, after it has set the model of a Record as the plan splits the requests.
+
+    `mixes` has the id of the first request, the models and the seed of each class of traffic."""
+    first_ids = [first_id for first_id, _, _ in mixes]
 
     def keep_with_model(item: Record | Telemetry) -> None:
         if isinstance(item, Record) and not item.model:
-            item.model = mix.choose(seed, item.id if item.session is None else item.session)
+            _, mix, seed = mixes[bisect_right(first_ids, item.id) - 1]
+            if mix is not None:
+                item.model = mix.choose(seed, item.id if item.session is None else item.session)
         keep(item)
 
     return keep_with_model
@@ -453,14 +550,13 @@ class VirtualRun:
 
     def __init__(
         self,
-        plan: Plan,
+        load: VirtualLoad,
         resolved: ResolvedModel,
-        prompts: Prompts,
-        schedule: Schedule,
         keep: Callable[[Record | Telemetry], None],
         progress: VirtualProgress | None = None,
     ) -> None:
-        self._write = keep if plan.model_mix is None else _with_models(keep, plan.model_mix, plan.seed)
+        plan, schedule = load.plan, load.schedule
+        self._write = _with_models(keep, load.mixes) if any(mix for _, mix, _ in load.mixes) else keep
         self._progress = progress
         self._progress_ns = 0 if progress else FOREVER_NS
         self._sent = 0
@@ -472,16 +568,12 @@ class VirtualRun:
         self._front_end = FrontEnd(round(1e9 * resolved.request_s), self._path_ns)
         self._cancellation = plan.cancellation
         self._seed = plan.seed
-        self._bodies = BodyReader(plan) if isinstance(prompts.spec.workload, RawRequests) else None
         self._timeout_ns = round(plan.timeout_s * 1e9)
         self._sample_interval_ns = round(plan.metrics_every_s * 1e9)
         self._contexts: dict[tuple[int, int], Sequence[int]] = {}
         """Token ids of prompts and responses that a later request of the same session continues. The key is the request
         id of the session's first node, and the index of the node."""
-        if prompts.has_graphs:
-            self._upcoming = self._graphs(prompts)
-        else:
-            self._upcoming = self._sessions(prompts) if prompts.has_sessions else self._requests(prompts)
+        self._upcoming = load.upcoming
         self._due: list[tuple[int, int, VirtualRequest]] = []
         """Heap of requests by due time, and by the order of their addition for equal due times."""
         self._order = count()
@@ -625,25 +717,6 @@ class VirtualRun:
 
     def _add_due(self, request: VirtualRequest) -> None:
         heappush(self._due, (request.sent_ns, next(self._order), request))
-
-    def _requests(self, prompts: Prompts) -> Iterator[VirtualRequest]:
-        due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        requests = prompts.requests() if self._bodies is None else map(self._bodies.counted, prompts.requests())
-        return map(VirtualRequest, requests, due_ns)
-
-    def _sessions(self, prompts: Prompts) -> Iterator[VirtualRequest]:
-        due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        for conversation, at_ns in zip(prompts.conversations(), due_ns, strict=False):
-            session = conversation
-            if self._bodies is not None and isinstance(session, RecordedSession):
-                session = replace(session, turns=tuple(map(self._bodies.counted, session.turns)))
-            yield VirtualRequest(session.request(), at_ns, session)
-
-    def _graphs(self, prompts: Prompts) -> Iterator[VirtualRequest]:
-        due_ns = repeat(0) if self._schedule.due_ns is None else self._schedule.due_ns
-        for graph, at_ns in zip(prompts.graphs(), due_ns, strict=False):
-            progress = SessionProgress(graph)
-            yield VirtualRequest(progress.request(0), at_ns, progress=progress)
 
     def _arrive(self, arrival: VirtualRequest) -> None:
         """Handle a request that is due: send it to the simulated server.

@@ -114,10 +114,18 @@ def test_the_guide_to_python_runs(environment: Environment, tmp_path: Path) -> N
     assert "SIMULATED" in done.stdout
 
 
+def test_mixed_traffic_runs(environment: Environment, tmp_path: Path) -> None:
+    """The plan with three classes runs on the simulated server, and the report has a row for each class."""
+    plan = ROOT / "examples/mixed_traffic.toml"
+    done = _run(["loadgen", "run", plan, "--simulated", "--duration", "2s", "--no-report"], environment, tmp_path)
+    _, _, table = done.stdout.partition("Traffic, latencies in ms")
+    assert [line.split()[0] for line in table.splitlines()[2:6]] == ["chat", "documents", "batch", "all"], done.stderr
+
+
 def test_every_example_is_listed() -> None:
     """The list of examples names each file beside it."""
     listed = (ROOT / "examples/README.md").read_text("utf-8")
-    examples = {file.name for file in (ROOT / "examples").iterdir() if file.suffix in {".sh", ".py"}}
+    examples = {file.name for file in (ROOT / "examples").iterdir() if file.suffix in {".sh", ".py", ".toml"}}
     assert examples
     assert all(f"]({name})" in listed for name in examples)
 

@@ -93,8 +93,11 @@ def test_a_model_that_the_server_refuses_ends_the_run(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--model", "a=70,b"), "--model a=70,b: 'b' is not a model with a weight; write a=70,b=30"),
-        (("--model", "a=70,b=30", "--assert", "c: ttft.p99 < 1s"), "the plan has no model 'c'; choose a or b"),
-        (("--assert", "c: ttft.p99 < 1s"), "the plan has no model 'c'; write 'ttft.p99 < 1s'"),
+        (
+            ("--model", "a=70,b=30", "--assert", "c: ttft.p99 < 1s"),
+            "the plan has no class of traffic and no model 'c'; choose a or b",
+        ),
+        (("--assert", "c: ttft.p99 < 1s"), "the plan has no class of traffic and no model 'c'; write 'ttft.p99 < 1s'"),
         (("--assert", ": ttft.p99 < 1s"), "no class of traffic or model is named before the colon"),
     ],
 )

@@ -95,7 +95,7 @@ def parse_targets(
     objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Over
 ) -> SweepTargets:
     """Parse the objectives and the loads of a sweep. Raises PlanError if one of them is invalid."""
-    from loadgen.analysis.objectives import ObjectiveError, parse
+    from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.analysis.sweep.capacity_search import check_objectives
 
     if rates and concurrency:
@@ -103,6 +103,7 @@ def parse_targets(
     try:
         parsed = parse(objectives or (), "--objective")
         check_objectives(parsed)
+        check_no_parts(parsed, "--objective")
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     if rates:

@@ -73,7 +73,7 @@ def task(worker: int) -> Any:
     """A worker's task that sends the byte of its number."""
     dialect = SimpleNamespace(encode=lambda request, _: bytes([request.id]))
     return SimpleNamespace(
-        worker=worker,
+        number=worker,
         requests=lambda: iter([Request(worker, "", 0, 1)]),
         dialect=dialect,
         model="m",

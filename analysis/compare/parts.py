@@ -1,0 +1,62 @@
+"""Compares the classes of traffic of two runs, or of two groups of runs, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msgspec.structs import replace as evolve_struct
+
+from loadgen.analysis.compare.figures import ComparedFigure, compare_groups, compare_single_runs, judge_figures
+from loadgen.analysis.compare.run_variance import ComparedRun
+from loadgen.analysis.frame_parts import find_part
+
+PART_FIGURES = ("output_tokens_per_s", "complete", "ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
+"""Figures that are compared for each class."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedClass:
+    """The comparison of one class of traffic."""
+
+    name: str
+    rows: list[ComparedFigure]
+
+
+def compare_classes(
+    a: Sequence[ComparedRun], b: Sequence[ComparedRun], margin: float, run_variation: float, invalid: str
+) -> list[ComparedClass]:
+    """Compare each class that all runs have. The level of 5% holds for all figures of all classes together.
+
+    `invalid` is the reason why no figure can have a verdict; empty if there is none."""
+    runs = (*a, *b)
+    names = [part.name for part in runs[0].summary.traffic]
+    names = [name for name in names if all(name in [part.name for part in run.summary.traffic] for run in runs)]
+    tested: list[tuple[str, ComparedFigure]] = []
+    for name in names:
+        parts_a, parts_b = ([_part(run, name) for run in group] for group in (a, b))
+        if len(a) == len(b) == 1:
+            rows = compare_single_runs(parts_a[0], parts_b[0], PART_FIGURES, run_variation)
+        else:
+            summaries_a, summaries_b = [run.summary for run in parts_a], [run.summary for run in parts_b]
+            rows = compare_groups(summaries_a, summaries_b, PART_FIGURES, run_variation)
+        tested += [(name, replace(row, p_value=None, why=row.why or invalid) if invalid else row) for row in rows]
+    judged = judge_figures([row for _, row in tested], margin)
+    return [
+        ComparedClass(name, [row for (of, _), row in zip(tested, judged, strict=True) if of == name]) for name in names
+    ]
+
+
+def _part(run: ComparedRun, name: str) -> ComparedRun:
+    """Return the data of one class of a run, in the form of a run."""
+    frame = find_part(run.frame, name)
+    figures = next(part for part in run.summary.traffic if part.name == name)
+    assert frame is not None
+    summary = evolve_struct(
+        run.summary,
+        requests=figures.requests,
+        throughput=figures.throughput,
+        latencies=figures.latencies,
+        goodput=figures.goodput,
+    )
+    return ComparedRun(run.run, frame, summary)

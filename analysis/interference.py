@@ -1,0 +1,61 @@
+"""Compares each class of traffic in a run with a run of this class alone (`--alone`).
+
+The ratio is that of the latencies together and alone. Its interval is that of `loadgen compare` for two single runs. It
+includes the errors of both samples, and the variation between two runs of one server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from loadgen.analysis.build_summary import summarise
+from loadgen.analysis.compare.figures import compare_single_runs
+from loadgen.analysis.compare.run_variance import ComparedRun
+from loadgen.analysis.frame import Frame
+from loadgen.analysis.frame_parts import find_part
+from loadgen.analysis.run.errors import RunFileError
+from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.steady_window import load_run
+from loadgen.analysis.summary import Interference, Summary
+
+FIGURES = ("ttft.p50", "ttft.p99", "tpot.p50", "e2e.p50", "e2e.p99")
+"""Latencies that are compared."""
+ALONE = "alone"
+"""Name in the header's `client` under which the folders of the runs of single classes are stored, by class."""
+
+
+def add_interference(run: Run, frame: Frame, summary: Summary) -> None:
+    """Add the comparison with the runs of single classes to the figures of each class of traffic.
+
+    A class whose run is missing or unreadable gets a note in the summary instead."""
+    folders = run.header.client.get(ALONE) or {}
+    for figures in summary.traffic:
+        part = find_part(frame, figures.name)
+        folder = folders.get(figures.name)
+        if part is None or not isinstance(folder, str):
+            continue
+        path = Path(run.path).parent / folder
+        try:
+            alone, alone_frame = load_run(path)
+        except RunFileError as error:
+            summary.run.notes = [*summary.run.notes, f"{figures.name} cannot be compared with its run alone: {error}"]
+            continue
+        together = replace(
+            summary, requests=figures.requests, throughput=figures.throughput, latencies=figures.latencies
+        )
+        rows = compare_single_runs(
+            ComparedRun(alone, alone_frame, summarise(alone, alone_frame)), ComparedRun(run, part, together), FIGURES
+        )
+        figures.interference = [
+            Interference(
+                figure=row.figure,
+                alone=row.a,
+                together=row.b,
+                ratio=row.b / row.a if row.a and row.b else None,
+                ratio_ci95=row.ratio_ci95,
+                why=row.why,
+            )
+            for row in rows
+        ]

@@ -9,7 +9,8 @@ newer versions vllm/entrypoints/serve/utils/request_logger.py):
     DEBUG 11-05 12:39:35 [logger.py:40] Request ID details: prompt: '...', prompt_token_ids: [...], ...
     INFO 11-05 12:39:35 [logger.py:51] Received request ID: params: SamplingParams(...), lora_request: None.
 
-With `--enable-log-outputs`, other lines have the response. At the level DEBUG, newer versions write its token ids:
+With `--enable-log-outputs`, other lines have the response. At the level DEBUG, newer versions write its token ids.
+Streamed responses have those of each piece with text, so tokens without text are missing:
 
     INFO 11-05 12:39:36 [logger.py:72] Generated response ID (streaming complete): output: '...', output_token_ids: ...
     DEBUG 11-05 12:39:36 [logger.py:98] Generated response ID details: output_token_ids: [...]
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -106,13 +108,20 @@ def _lines(path: Path, notes: LogNotes | None = None) -> Iterator[_Line]:
 
 def _store_outputs(path: Path, outputs: RowStore) -> None:
     """Store the length of each response, as the number of its tokens or as its text, under the id of its request."""
+    pieces: Counter[str] = Counter()
+    """Number of tokens in the pieces of streamed responses that are not complete yet, by id."""
     for entry in _lines(path):
-        if entry.kind != "Generated response" or entry.rest.startswith(" (streaming delta)"):
+        if entry.kind != "Generated response":
             continue
         literal = _OUTPUT.search(entry.rest)
         ids = _OUTPUT_IDS.search(entry.rest, literal.end() if literal else 0)
-        if ids is not None and ids[1]:
-            length = f"{ids[1].count(',') + 1}"
+        tokens = ids[1].count(",") + 1 if ids is not None and ids[1] else 0
+        if entry.rest.startswith(" (streaming delta)"):
+            pieces[entry.id] += tokens
+            continue
+        tokens = tokens or pieces.pop(entry.id, 0)
+        if tokens:
+            length = f"{tokens}"
         elif literal is not None:
             text = _text_of(literal[1])
             streamed = _STREAMED.fullmatch(text)

@@ -254,11 +254,15 @@ def _single_bound(number: int) -> dict[str, Any]:
 
 
 def _distribution_chart(name: str) -> Chart:
-    """Return the chart of the cumulative distribution of the latency `name`."""
+    """Return the chart of the cumulative distribution of the latency `name`.
+
+    A page lacks the chart of an optional latency without samples, and of token latencies if no tokens are generated."""
     metric = METRICS[name]
 
-    def data(chart_input: ChartInput) -> Data:
-        frame = chart_input.frame
+    def data(chart_input: ChartInput) -> Data | None:
+        frame, summary = chart_input.frame, chart_input.summary
+        if not summary.latency[name].n and (metric.optional or not summary.generates):
+            return None
         curve = chart_data.distribution(sorted_samples(metric, frame), int(frame.sampled.sum()))
         marks = chart_data.percentile_marks(chart_input.summary.latency[name])
         return curve | chart_data.confidence_band(curve) | marks
@@ -694,7 +698,7 @@ CHARTS: dict[str, Chart] = {
             "Points above decoded too slowly: look at the batch size and at memory bandwidth.",
             shape="wide",
         ),
-        *(_distribution_chart(name) for name in ("e2e_s", "ttft_s", "tpot_s", "itl_s")),
+        *(_distribution_chart(name) for name in ("e2e_s", "first_audio_s", "ttft_s", "tpot_s", "itl_s")),
         Chart(
             "parts",
             "parts",

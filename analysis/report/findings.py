@@ -303,6 +303,8 @@ def _lengths_level(summary: Summary) -> Level:
     tokens = summary.tokens
     mismatches = (tokens.prompt_mismatches and summary.run.prompts_exact) or tokens.output_mismatches
     unknown = tokens.prompt_unreported or tokens.truncated or _counted_by_chunks(summary)
+    if summary.run.has_audio and summary.requests.complete:
+        return "note" if _unknown_durations(summary) else "ok"
     if mismatches or unknown or not summary.requests.complete:
         return "warning"
     return "note" if summary.run.may_end or tokens.prompt_mismatches else "ok"
@@ -334,9 +336,14 @@ def lengths_sentence(summary: Summary) -> str:
     return f"{sentence}; {outputs}."
 
 
+def _unknown_durations(summary: Summary) -> int:
+    """Return the number of recordings or responses whose duration is unknown, so that they have no real-time factor."""
+    return summary.latencies["e2e_s"].n - summary.latencies["rtf"].n
+
+
 def _audio_sentence(summary: Summary) -> str:
     """Return a sentence about the lengths of recordings or speech, of which some may be unknown."""
-    unknown = summary.latencies["e2e_s"].n - summary.latencies["rtf"].n
+    unknown = _unknown_durations(summary)
     if not unknown:
         return "Lengths not compared: audio has no tokens."
     noun = "recordings" if summary.server.endpoint == "transcriptions" else "responses"

@@ -50,6 +50,7 @@ CARD_OF_FIGURE = {
     **{"output_tokens_per_s": "output", "total_tokens_per_s": "total", "requests_per_s": "requests"},
     **dict.fromkeys(("complete", "truncated", "failed", "rejected", "dropped"), "requests"),
     **{"attainment": "goodput", "inputs_per_s": "inputs", "input_tokens_per_s": "input"},
+    **{"audio_seconds_per_s": "audio", "audio_bytes_per_s": "audio_bytes"},
 }
 """Card that shows an objective, by the figure of the objective. Other figures have a card of the same name, or none."""
 DRAIN_CHANGE_MIN = 0.01
@@ -127,7 +128,8 @@ def _cards(summary: Summary) -> dict[str, Card]:
     inputs_card = Card("Inputs", significant(throughput.inputs_per_s, 4), "/s", inputs)
     input_card = Card("Input throughput", significant(throughput.input_tokens_per_s, 4), "tokens/s", note)
     input_cards = {"inputs": inputs_card, "input": input_card} if throughput.inputs_per_s is not None else {}
-    return input_cards | {name: card for name, card in result.items() if name not in TOKEN_CARDS}
+    measured = [name for name, described in latencies.items() if described.n]
+    return input_cards | {name: card for name, card in result.items() if name not in TOKEN_CARDS or name in measured}
 
 
 def _audio_cards(summary: Summary) -> dict[str, Card]:
@@ -139,6 +141,11 @@ def _audio_cards(summary: Summary) -> dict[str, Card]:
         cards["audio"] = Card("Audio (RTFx)", significant(throughput.audio_seconds_per_s, 4), "s/s", note)
     if throughput.audio_bytes_per_s is not None:
         cards["audio_bytes"] = Card("Audio bytes", byte_size(throughput.audio_bytes_per_s), "/s")
+    first_audio, rtf = summary.latencies["first_audio_s"], summary.latencies["rtf"]
+    if first_audio.n:
+        cards["first_audio"] = _median_card(METRICS["first_audio_s"].title, first_audio)
+    if rtf.n:
+        cards["rtf"] = Card("Real-time factor", significant(rtf.p50), "", f"median; p99 {significant(rtf.p99)}")
     return cards
 
 

@@ -97,6 +97,8 @@ def test_a_burst_of_speech(server: str, streamed: bool, tmp_path: Path) -> None:
     assert (latency["first_audio_s"]["max"] < latency["e2e_s"]["min"] / 2) == streamed
     assert found["tokens"]["prompt_asked"] == found["tokens"]["output_asked"] == 0
     assert "First audio" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(title in page for title in ("Time to first audio", "Real-time factor", "Audio (RTFx)"))
     assert not any(word in out for word in ("Output throughput", "TTFT", "TPOT", "Input throughput"))
 
 

@@ -21,7 +21,7 @@ from loadgen.analysis import client_health, littles_law, stats, summary
 from loadgen.analysis.cached_prompts import MARK as CACHED
 from loadgen.analysis.cached_prompts import find_cached_prompts
 from loadgen.analysis.canaries import compare_canaries
-from loadgen.analysis.checked_texts import count_suspect_texts, find_expected_texts
+from loadgen.analysis.checked_texts import find_expected_texts, find_suspect_texts
 from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.frame_parts import frame_parts
 from loadgen.analysis.hardware_limit import limit_of
@@ -140,7 +140,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         response_groups=find_groups(run, frame),
         canaries=compare_canaries(run.canaries, frame, stats.wilson_interval),
         expected_texts=find_expected_texts(frame, stats.wilson_interval),
-        suspect_texts=count_suspect_texts(frame),
+        suspect_texts=find_suspect_texts(frame),
         limit=limit_of(run, frame, latencies, throughput.output_tokens_per_s),
         prediction=read_prediction(run.header.server),
     )

@@ -17,6 +17,16 @@ SUSPECT = {
 """Marks of responses with a suspect text, and the words for such responses in a report."""
 
 
+class SuspectTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """Complete responses whose text was checked (--verify), and those with a suspect text."""
+
+    checked: int
+    """Number of responses whose text was checked: the first 20 of each worker, and every 20th."""
+    counts: dict[str, int]
+    """Number of responses by kind: `blank_text`, `looping_text`, `replacement_text`, `cut_json`. Kinds without a
+    response are left out."""
+
+
 class ExpectedTexts(msgspec.Struct, frozen=True, kw_only=True):
     """Complete responses to requests that state an expected text (`expect` in a file of requests)."""
 
@@ -40,8 +50,11 @@ def find_expected_texts(frame: Frame, interval: Callable[[int, int], tuple[float
     )
 
 
-def count_suspect_texts(frame: Frame) -> dict[str, int]:
-    """Return the number of complete responses by suspect mark, without marks that no response has."""
+def find_suspect_texts(frame: Frame) -> SuspectTexts | None:
+    """Return the number of suspect texts among the complete responses, or None if no text was checked."""
     rows = frame.measured & frame.complete
+    checked = int((frame.mark("checked_text")[rows] > 0).sum())
+    if not checked:
+        return None
     counts = {mark: int((frame.mark(mark)[rows] > 0).sum()) for mark in SUSPECT}
-    return {mark: count for mark, count in counts.items() if count}
+    return SuspectTexts(checked=checked, counts={mark: count for mark, count in counts.items() if count})

@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.analysis.cached_prompts import CachedPrompts
 from loadgen.analysis.canaries import CanaryFigures
-from loadgen.analysis.checked_texts import ExpectedTexts
+from loadgen.analysis.checked_texts import ExpectedTexts, SuspectTexts
 from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.held_back import HeldBack
 from loadgen.analysis.objectives import AdjustedDistribution, ByLatency, Distribution, Goodput, ObjectiveVerdict
@@ -927,9 +927,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Answers to canaries under load (--verify); None without this option."""
     expected_texts: ExpectedTexts | None = None
     """Responses that contain the text that their request expects; None if no request expects one."""
-    suspect_texts: dict[str, int] = {}
-    """Number of responses with a suspect text, by kind: `blank_text`, `looping_text`, `replacement_text`, `cut_json`.
-    Texts are checked with --verify only."""
+    suspect_texts: SuspectTexts | None = None
+    """Responses with a suspect text; None if no text was checked."""
     outputs: ValidOutputs | None = None
     answered: Answered | None = None
     """None if no complete response begins with reasoning."""

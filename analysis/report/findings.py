@@ -561,11 +561,12 @@ def canary_findings(summary: Summary) -> list[Finding]:
     canaries = summary.canaries
     if canaries is not None:
         result.append(Finding("canaries", _canaries_level(canaries), canaries_sentence(canaries)))
-    if summary.suspect_texts:
-        counts = [f"{count:,} {SUSPECT[mark]}" for mark, count in summary.suspect_texts.items()]
-        level: Level = "warning" if summary.suspect_texts.keys() - {"looping_text"} else "note"
-        text = f"Responses with suspect texts: {', '.join(counts)}."
-        if "looping_text" in summary.suspect_texts:
+    suspect = summary.suspect_texts
+    if suspect is not None and suspect.counts:
+        counts = [f"{count:,} {SUSPECT[mark]}" for mark, count in suspect.counts.items()]
+        level: Level = "warning" if suspect.counts.keys() - {"looping_text"} else "note"
+        text = f"Of {pluralise(suspect.checked, 'response')} whose text was checked: {', '.join(counts)}."
+        if "looping_text" in suspect.counts:
             text += " Models often repeat themselves after the end of an answer, which --no-ignore-eos avoids."
         result.append(Finding("suspect-texts", level, text))
     return result

@@ -7,7 +7,6 @@ it asks each canary alone, one after the other. During the load, a few clients a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, cycle
 from typing import TYPE_CHECKING
@@ -33,9 +32,13 @@ THINK_NS = 500_000_000
 """Time in ns between an answer and the next canary of the same client."""
 DELAY_NS = 20_000_000
 """Time in ns after the start of the load at which the first canaries are sent, so that they do not delay a burst."""
-_TAIL = 800
-"""Number of characters at the end of a text that are searched for a loop."""
-_LOOP = re.compile(r"(.{1,100}?)\1{4,}$", re.DOTALL)
+FIRST_CHECKED = 20
+CHECKED_EVERY = 20
+"""The texts of the first FIRST_CHECKED responses of a worker are checked, and those of every CHECKED_EVERY-th response.
+It takes as long to check a text as to decode a response, so checking every text would double this work."""
+_MAX_PERIOD = 100
+"""Maximum number of characters that repeat in a loop."""
+_MIN_REPEATS = 5
 _MIN_LOOP = 100
 """Minimum number of characters that a loop fills."""
 
@@ -171,8 +174,7 @@ def suspect_marks(text: str, finish_reason: str) -> dict[str, int]:
     marks = {}
     if not text.strip():
         return {"blank_text": 1}
-    loop = _LOOP.search(text[-_TAIL:])
-    if loop is not None and len(loop[0]) >= _MIN_LOOP:
+    if ends_in_loop(text):
         marks["looping_text"] = 1
     if "\ufffd" in text:
         marks["replacement_text"] = 1
@@ -189,9 +191,31 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def check_text(dialect: Dialect, _slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
-    """Add marks to the Record of a complete response with a suspect text."""
-    if exchange is not None and record.state == "complete":
-        marks = suspect_marks(answer_text(exchange, exchange.dialect or dialect), record.finish_reason)
-        if marks:
-            record.marks = record.marks | marks
+def ends_in_loop(text: str) -> bool:
+    """Return True if the text ends with at least five repetitions of some characters, and at least 100 characters."""
+    for period in range(1, min(_MAX_PERIOD, len(text) // _MIN_REPEATS) + 1):
+        length = max(_MIN_REPEATS * period, _MIN_LOOP)
+        if text[-1] != text[-1 - period] or length > len(text):  # most periods end here
+            continue
+        repeated = text[-period:] * (length // period + 1)
+        if text.endswith(repeated[-length:]):
+            return True
+    return False
+
+
+class TextChecker:
+    """Checks the texts of some responses. Their Records get the mark `checked_text`, and marks of suspect texts."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._complete = 0
+
+    def take(self, _slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
+        """Check the text of a response if it is complete and one of those that are checked."""
+        if exchange is None or record.state != "complete":
+            return
+        self._complete += 1
+        if self._complete > FIRST_CHECKED and self._complete % CHECKED_EVERY:
+            return
+        text = answer_text(exchange, exchange.dialect or self._dialect)
+        record.marks = record.marks | {"checked_text": 1} | suspect_marks(text, record.finish_reason)

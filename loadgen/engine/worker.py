@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
-from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryTask, check_text
+from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryTask, TextChecker
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, GraphRequests, RequestQueue, SessionQueue, Turns
 from loadgen.engine.priority import raised_priority
@@ -125,7 +125,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     canaries: CanaryTask | None = None
     """The canaries that this worker asks. None: another worker asks them, or the run has none."""
     checks_texts: bool = False
-    """True if the text of each response is checked."""
+    """True if the texts of some responses are checked (loadgen.engine.canaries.TextChecker)."""
 
     def requests(self) -> Iterator[Request]:
         """Yield this worker's Requests in order of id. Every call yields the same Requests.
@@ -433,7 +433,7 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
         if canary_log is not None:
             recorder.on_response, recorder.samples_client = canary_log.take, False
         elif task.checks_texts:
-            recorder.on_response = partial(check_text, task.dialect)
+            recorder.on_response = TextChecker(task.dialect).take
         in_flight_max = None if queue.closed else task.schedule.in_flight
         return Driver(
             queue,

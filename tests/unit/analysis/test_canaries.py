@@ -140,11 +140,12 @@ def test_expected_texts_and_suspect_texts_are_counted(tmp_path: Path) -> None:
     """Marks of responses become shares and findings. Loops alone are a note, because models often loop."""
     records = burst(20, 8)
     for record in records:
-        record.marks = {"expected_text": int(record.id > 0)}
+        record.marks = {"expected_text": int(record.id > 0), "checked_text": 1}
     records[0].marks["looping_text"] = 1
     run = run_of(tmp_path / "loops", records)
     summary = summarise(run)
-    assert summary.suspect_texts == {"looping_text": 1}
+    assert summary.suspect_texts is not None
+    assert (summary.suspect_texts.checked, summary.suspect_texts.counts) == (20, {"looping_text": 1})
     assert [finding.level for finding in canary_findings(summary)] == ["note"]
     finding = expected_finding(summary)
     assert finding is not None

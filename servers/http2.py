@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from loadgen.servers.auth import Access, tls_context
@@ -37,14 +37,25 @@ START_LIMIT_S = 30.0
 STOP_LIMIT_S = 5.0
 READ_BYTES = 4_096
 
-_translators: dict[tuple[str, str], tuple[str, contextlib.ExitStack]] = {}
-"""By scheme and `HOST:PORT` of a server, the socket path of its translator, and what ends the translator."""
+
+class RunningTranslator(NamedTuple):
+    """A translator that this process has started."""
+
+    path: str
+    """Path of its Unix socket."""
+    pid: int
+    stack: contextlib.ExitStack
+    """Ends the translator when it is closed."""
+
+
+_translators: dict[tuple[str, str], RunningTranslator] = {}
+"""The running translators, by scheme and `HOST:PORT` of their servers."""
 
 
 def translator_socket(url: str) -> str:
     """Return the path of the Unix socket of the translator for a server, or "" if this process has started none."""
-    path, _ = _translators.get(_origin(url), ("", None))
-    return path
+    running = _translators.get(_origin(url))
+    return running.path if running else ""
 
 
 def refuses_http1(error: Exception) -> bool:
@@ -111,20 +122,26 @@ def start_translator(url: str, access: Access) -> str:
     origin = _origin(url)
     if origin not in _translators:
         stack = contextlib.ExitStack()
-        _translators[origin] = _start(url, access, stack), stack
+        path, pid = _start(url, access, stack)
+        _translators[origin] = RunningTranslator(path, pid, stack)
         if len(_translators) == 1:
             atexit.register(stop_translators)
-    return _translators[origin][0]
+    return _translators[origin].path
+
+
+def translator_pids() -> list[int]:
+    """Return the process ids of the translators that this process, or the process from which it was forked, started."""
+    return [translator.pid for translator in _translators.values()]
 
 
 def stop_translators() -> None:
     """End every translator that this process has started."""
     while _translators:
-        _translators.popitem()[1][1].close()
+        _translators.popitem()[1].stack.close()
 
 
-def _start(url: str, access: Access, stack: contextlib.ExitStack) -> str:
-    """Start a translator whose end is registered with `stack`, and return the path of its Unix socket."""
+def _start(url: str, access: Access, stack: contextlib.ExitStack) -> tuple[str, int]:
+    """Start a translator whose end is registered with `stack`. Return the path of its socket and its process id."""
     import subprocess
 
     process = subprocess.Popen(  # noqa: S603 - our own module
@@ -152,7 +169,7 @@ def _start(url: str, access: Access, stack: contextlib.ExitStack) -> str:
             f"{url} accepts only HTTP/2, and the translator did not start: {answer.get('error', 'no output')}",
             "install the library h2: pip install h2",
         )
-    return str(answer["socket"])
+    return str(answer["socket"]), process.pid
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

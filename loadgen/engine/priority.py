@@ -4,7 +4,7 @@ If a server fills every core of this machine, the client must wait for a core, a
 the client therefore raises its priority as far as it is permitted to:
 
     normal      no change.
-    auto        nice -10, and a separate autogroup with nice -10.
+    auto        nice -10, and a separate autogroup with nice -10, also for translators to HTTP/2.
     realtime    as auto, and additionally the real-time policy SCHED_RR.
 
 Linux first shares the cores between sessions, and then between the processes of one session (sched(7), "The autogroup
@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 from loadgen.analysis.run.runfile import SchedulingFacts
+from loadgen.servers.http2 import translator_pids
 from loadgen.servers.wire.capabilities import take_capability
 
 CAP_SYS_NICE = 23
@@ -101,6 +102,8 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
     autogroup_nice = None
     if not has_realtime():  # otherwise the user has chosen a real-time policy, for example with chrt
         refused = _raise_nice(later)
+        if not refused:
+            _raise_translators()
         if own_session and not refused:
             autogroup_nice = _raise_autogroup(later)
         if requested == "realtime":
@@ -136,6 +139,18 @@ def _raise_nice(later: Callable[..., Any]) -> str:
                 later(_quietly, _set_policy, os.SCHED_OTHER)
             return ""
     return reason
+
+
+def _raise_translators() -> None:
+    """Give the translators to HTTP/2 the nice value of this thread, also for the autogroups of their sessions.
+
+    Every response passes through a translator before this client reads it. The value is never restored, because a
+    translator serves only this client and ends with it.
+    """
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    for pid in translator_pids():
+        _quietly(os.setpriority, os.PRIO_PROCESS, pid, nice)
+        _quietly(Path(f"/proc/{pid}/autogroup").write_text, str(nice))
 
 
 def _raise_autogroup(later: Callable[..., Any]) -> int | None:

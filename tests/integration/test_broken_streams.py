@@ -177,7 +177,15 @@ def test_tables_and_journals_outlive_their_streams(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["report run", "report run --json", "compare run other --anyway", "limits --gpu H100"]
+    "words",
+    [
+        "report run",
+        "report run --json",
+        "compare run other --anyway",
+        "limits --gpu H100",
+        "plan-capacity --rate 5 --objective 'ttft.p99 < 1s' --gpu H100 --tp 1",
+        "export run --csv -",
+    ],
 )
 def test_commands_that_only_print_say_that_they_could_not(words: str, url: str, tmp_path: Path) -> None:
     """What they print is all that they are for: a full disk is exit code 2 and a sentence. A reader that goes away is
@@ -190,6 +198,13 @@ def test_commands_that_only_print_say_that_they_could_not(words: str, url: str, 
     assert (full.returncode, "cannot write standard output: No space left" in full.stderr) == (EXIT_USAGE, True)
     assert shell(tmp_path, f"{line} | true").returncode == EXIT_OK
     assert shell(tmp_path, f"{line} >&-").returncode == EXIT_OK
+
+
+@pytest.mark.parametrize("line", ["{} 2>&-", "{} >&- 2>&-", "{} >/dev/full 2>&1", "{} 2>&1 | true"])
+def test_a_mistake_has_its_exit_code_without_a_stream(line: str, tmp_path: Path) -> None:
+    """The message cannot be shown."""
+    words = f"{sys.executable} -m loadgen compare none neither"
+    assert shell(tmp_path, line.format(words)).returncode == EXIT_USAGE
 
 
 def in_terminal(folder: Path, line: str, *, hangup_ignored: bool) -> tuple[int, int]:

@@ -24,6 +24,8 @@ from tests.support.runs import complete, healthy, run_of, summarise
 
 NOT_PERMITTED = PermissionError(errno.EPERM, "Operation not permitted")
 RESET = os.SCHED_RESET_ON_FORK
+TRANSLATOR = 1 << 22 | 1
+"""A process id that no process has."""
 
 
 class Kernel:
@@ -38,6 +40,8 @@ class Kernel:
         self.limits = {resource.RLIMIT_NICE: (0, 0), resource.RLIMIT_RTTIME: (resource.RLIM_INFINITY,) * 2}
         self.handler: Any = signal.SIG_DFL
         self.sessions = 0
+        self.others: dict[int, int] = {}
+        """Nice values of other processes, by process id."""
         self.autogroup = folder / "autogroup"
         self.autogroup.write_text("0")
         monkeypatch.setattr(module, "AUTOGROUP", self.autogroup)
@@ -57,7 +61,10 @@ class Kernel:
         """Everything that a run must leave as it was."""
         return self.nice, self.policy, self.autogroup.read_text(), self.handler, self.limits[resource.RLIMIT_RTTIME]
 
-    def setpriority(self, _which: int, _who: int, nice: int) -> None:
+    def setpriority(self, _which: int, who: int, nice: int) -> None:
+        if who:
+            self.others[who] = nice
+            return
         if nice < min(self.nice, self.nice_limit):
             raise PermissionError(errno.EACCES, "Permission denied")
         self.nice = nice
@@ -91,6 +98,16 @@ def test_auto_raises_nice_and_the_autogroup(kernel: Kernel) -> None:
         assert facts == SchedulingFacts(requested="auto", policy="other", nice=-10, autogroup_nice=-10)
         assert (kernel.nice, kernel.policy, kernel.autogroup.read_text()) == (-10, os.SCHED_OTHER | RESET, "-10")
         assert kernel.sessions == 1
+
+
+@pytest.mark.parametrize(("requested", "nice"), [("auto", {TRANSLATOR: -10}), ("normal", {})])
+def test_translators_have_the_priority_of_the_client(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, requested: str, nice: dict[int, int]
+) -> None:
+    """Every response in HTTP/2 passes through them."""
+    monkeypatch.setattr(module, "translator_pids", lambda: [TRANSLATOR])
+    with raised_priority(requested):
+        assert kernel.others == nice
 
 
 def test_normal_changes_nothing(kernel: Kernel) -> None:

@@ -148,8 +148,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             record, exchange = self._exchange(request, self._session_dialect, connection, due_ns, on_sent)
         finally:
             self._more_connections.append(connection)
-        complete = exchange is not None and record.state == "complete"
-        answer = answer_text(exchange, exchange.dialect or self._session_dialect) if complete and exchange else ""
+        quoted = exchange is not None and record.state == "complete" and not request.raw
+        answer = answer_text(exchange, exchange.dialect or self._session_dialect) if quoted and exchange else ""
         return SentRequest(record, answer, SESSION.run.start_ns + (record.end_ns or 0))
 
     def record_unsent(self, request: Request, kind: ErrorKind, detail: str) -> None:

@@ -43,12 +43,12 @@ def test_users_run_the_sessions_of_a_file(tmp_path: Path) -> None:
     """Edges and delays are those of the file, two sub-agents run at once, and the file starts again after its end."""
     log = tmp_path / "sim.jsonl"
     with spawn(SimulatedConfig(server="vllm", ttft_s=0.02, itl_s=0.002, log=log)) as url:
-        load = ("--workload", sessions(tmp_path), "--users", "2", "--run-time", "2s", "--no-report")
+        load = ("--workload", sessions(tmp_path, 1), "--users", "2", "--run-time", "6s", "--no-report")
         code, _, err = headless(tmp_path, "--server", "vllm", "--url", url, *load, "--session-header", "dynamo")
     assert code in OK, err
     records = {record.id: record for record in runfile.read(tmp_path / "run").records}
     assert {record.state for record in records.values()} == {"complete"}
-    assert len(records) > 4 * 3
+    assert len(records) >= 8  # two users, and one session in the file
     assert set(records) == set(range(len(records)))
     assert len(records) % 4 == 0
     lines = {}
@@ -75,7 +75,7 @@ def test_a_failed_request_ends_its_session(workload: str, tmp_path: Path) -> Non
     config = SimulatedConfig(server="vllm", faults=(rule,), **FAST)
     with spawn(config) as url:
         source = sessions(tmp_path) if workload == "graph" else workload
-        load = ("--workload", source, "--users", "2", "--run-time", "2s", "--no-report", "--output-tokens", "4")
+        load = ("--workload", source, "--users", "2", "--run-time", "6s", "--no-report", "--output-tokens", "4")
         headless(tmp_path, "--server", "vllm", "--url", url, *load)
     run = runfile.read(tmp_path / "run")
     states = {(record.state, record.error_kind) for record in run.records}
@@ -83,6 +83,26 @@ def test_a_failed_request_ends_its_session(workload: str, tmp_path: Path) -> Non
     assert ("complete", "") in states
     assert run.footer is not None
     assert run.footer.sent == sum(record.sent_ns is not None for record in run.records)
+
+
+def test_users_run_sessions_of_whole_requests(tmp_path: Path) -> None:
+    """Bodies of two endpoints in one session follow each other, and are sent as they are."""
+    bodies: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
+        {"prompt": "Once upon a time", "max_tokens": 5},
+    ]
+    path = tmp_path / "bodies.jsonl"
+    path.write_text("".join(json.dumps({"session": "a", "body": body}) + "\n" for body in bodies))
+    with spawn(SimulatedConfig(server="vllm", **FAST)) as url:
+        load = ("--workload", f"requests:{path},sessions=yes", "--users", "1", "--run-time", "5s", "--no-report")
+        code, _, err = headless(tmp_path, "--server", "vllm", "--url", url, *load)
+    assert code in OK, err
+    records = sorted(runfile.read(tmp_path / "run").records, key=lambda record: record.id)
+    assert len(records) >= 2
+    assert [record.output_tokens for record in records] == [4, 5] * (len(records) // 2)
+    for first, second in zip(records[::2], records[1::2], strict=True):
+        assert (first.session, second.session, second.turn) == (first.id, first.id, 1)
+        assert (second.sent_ns or 0) >= (first.end_ns or 0)
 
 
 def complete_requests(ui: Ui) -> int:

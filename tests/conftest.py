@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -16,12 +14,14 @@ from tests.support.checked_patches import CheckedMonkeyPatch
 
 settings.register_profile("loadgen", deadline=None)
 settings.load_profile("loadgen")
+gc.disable()  # collecting the tests makes no garbage, and looking for it takes a tenth of the CPU time
 
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: no collection of garbage need look at it again, 0.2 s each."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000)  # tests leave little garbage in cycles, and looking for it takes a tenth of their CPU time
 
 
@@ -32,15 +32,18 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked() -> Iterator[None]:
-    """Simulated servers and measurements in processes need no interpreters of their own (tests/support/command.py)."""
+    """Start commands, simulated servers and measurements as forks of a small process (tests/support/fork_server.py)."""
     from loadgen import api
     from loadgen.servers.simulated import process
-    from tests.support.command import ForkedRun, ForkedServer
+    from tests.support.command import SERVER, ForkedRun, ForkedServer, replace_popen
 
-    with pytest.MonkeyPatch.context() as patch:
-        for module, forked in ((process, ForkedServer), (api, ForkedRun)):
-            patch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked}))
-        yield
+    before = process.subprocess, api.subprocess
+    replace_popen(process, ForkedServer)
+    replace_popen(api, ForkedRun)
+    SERVER.usable = True
+    yield
+    SERVER.close()
+    process.subprocess, api.subprocess = before
 
 
 @pytest.fixture
@@ -66,10 +69,12 @@ def root() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings_from_outside() -> Iterator[None]:
     """A server's URL or a proxy set for daily work must not change what a test talks to, nor a terminal without a
     cursor or another test's secret what is shown."""
-    monkeypatch.setattr("loadgen.servers.auth._known", set())
-    for name in list(os.environ):
-        if name.startswith("LOADGEN_") or name.lower() in {"http_proxy", "https_proxy", "all_proxy", "term"}:
-            monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loadgen.servers.auth._known", set())
+        for name in list(os.environ):
+            if name.startswith("LOADGEN_") or name.lower() in {"http_proxy", "https_proxy", "all_proxy", "term"}:
+                patch.delenv(name)
+        yield

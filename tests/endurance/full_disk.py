@@ -27,7 +27,7 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from tests.endurance.kills import descendants, logged
-from tests.support.command import start
+from tests.support.command import prepare_forks, start
 from tests.support.ui import environment
 
 REQUESTS = 60
@@ -192,4 +192,5 @@ def main(seed: str = "7", number: str = "96") -> None:
 
 
 if __name__ == "__main__":
+    prepare_forks()
     main(*sys.argv[1:])

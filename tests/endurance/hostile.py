@@ -32,7 +32,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn
 from loadgen.workloads.request import number_of_wire_id
 from tests.endurance import spoil
-from tests.support.command import start
+from tests.support.command import prepare_forks, start
 
 KEYS = [("vllm", "completions"), ("tgi", "generate"), ("lightllm", "generate"), ("openai", "chat")]
 ASKED = 8
@@ -218,4 +218,5 @@ def main(seed: str = "2026", cases: str = "140") -> None:
 
 
 if __name__ == "__main__":
+    prepare_forks()
     main(*sys.argv[1:])

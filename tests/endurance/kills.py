@@ -28,7 +28,7 @@ from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
 from loadgen.workloads.request import number_of_wire_id
-from tests.support.command import in_process, start, summary_of
+from tests.support.command import in_process, prepare_forks, start, summary_of
 
 PR_SET_CHILD_SUBREAPER = 36
 LOCAL = ("worker", "coordinator", "both", "server")
@@ -215,4 +215,5 @@ def main(seed: str = "7", number: str = "200") -> None:
 
 
 if __name__ == "__main__":
+    prepare_forks()
     main(*sys.argv[1:])

@@ -25,7 +25,7 @@ from loadgen.servers.simulated.process import spawn_process
 from loadgen.servers.simulated.stream_sender import LogLine
 from loadgen.workloads.request import number_of_wire_id
 from tests.endurance.kills import children
-from tests.support.command import start
+from tests.support.command import prepare_forks, start
 
 CLIENTS = 64
 MIB = 1 << 20
@@ -115,4 +115,5 @@ def main(requests: str = "1000000", speed: str = "10") -> None:
 
 
 if __name__ == "__main__":
+    prepare_forks()
     main(*sys.argv[1:])

@@ -26,11 +26,13 @@ SMALL = ("--n", "5", "--input-tokens", "8", "--output-tokens", "4", "--no-report
 class Waiting(Forked):
     """A command that begins at a given instant, so that two of them begin together."""
 
+    forks_here = True
     at_s = 0.0
 
-    def runs(self, words: list[str]) -> None:
+    @classmethod
+    def runs(cls, words: list[str]) -> None:
         """Wait, then run the command."""
-        time.sleep(max(0.0, self.at_s - time.monotonic()))
+        time.sleep(max(0.0, cls.at_s - time.monotonic()))
         super().runs(words)
 
 

@@ -6,8 +6,9 @@ Without this check, a test fails only if the code happens to call the replacemen
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from _pytest.monkeypatch import derive_importpath
@@ -18,6 +19,33 @@ ABSENT = object()
 
 class CheckedMonkeyPatch(pytest.MonkeyPatch):
     """A MonkeyPatch that compares the signature of a replacement function with the signature of the original."""
+
+    patching: ClassVar[set[int]] = set()
+    """Ids of the objects of this class that have replaced more than environment variables, until they undo it."""
+
+    def setitem(self, dic: Any, name: Any, value: Any) -> None:
+        """Replace an item of a dict."""
+        self._note(dic)
+        super().setitem(dic, name, value)
+
+    def delitem(self, dic: Any, name: Any, raising: bool = True) -> None:
+        """Delete an item of a dict."""
+        self._note(dic)
+        super().delitem(dic, name, raising)
+
+    def delattr(self, target: Any, *name: Any, raising: bool = True) -> None:
+        """Delete an attribute."""
+        self._note(target)
+        super().delattr(target, *name, raising=raising)
+
+    def undo(self) -> None:
+        """Restore everything that was replaced."""
+        super().undo()
+        self.patching.discard(id(self))
+
+    def _note(self, owner: object) -> None:
+        if owner is not os.environ:
+            self.patching.add(id(self))
 
     def setattr(self, target: Any, name: Any, *value: Any, raising: bool = True) -> None:  # type: ignore[override]
         """Replace an attribute. Raises TypeError if a new function does not accept the arguments of the old one."""
@@ -32,6 +60,7 @@ class CheckedMonkeyPatch(pytest.MonkeyPatch):
             problem = difference(original, double)
             if problem:
                 raise TypeError(f"the double of {attribute} cannot replace it: {problem}")
+        self._note(owner)
         super().setattr(owner, attribute, double, raising=raising)
 
 

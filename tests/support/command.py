@@ -8,108 +8,130 @@ import importlib
 import io
 import json
 import os
+import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, ClassVar, NoReturn
 from urllib.request import urlopen
 
 from loadgen import api
 from loadgen.analysis.run import runfile
-from loadgen.cli import COMMANDS, main
-from loadgen.cli.options import SettingsCommand
+from loadgen.cli import COMMANDS, LazyCommands, main
 from loadgen.servers import lifeline
+from loadgen.servers.simulated import process as server_process
 from loadgen.servers.simulated.server import child
+from tests.support.checked_patches import CheckedMonkeyPatch
+from tests.support.fork_server import ChildSpec, ForkServer
 
 ROOT = Path(__file__).parents[2]
 FAST = {"ttft_s": 0.02, "itl_s": 0.002}
 """A simulated server's clock for tests that are not about time."""
 
 
-LATE = (
-    *(
-        "loadgen.engine.coordinator",
-        "loadgen.engine.telemetry_sampler",
-        "loadgen.cli.output",
-        "loadgen.cli.run",
-        "loadgen.engine.prepare",
-    ),
-    *("loadgen.cli.sweep", "loadgen.cli.capacity"),
-    *(
-        "loadgen.servers.json_client",
-        "loadgen.servers.telemetry",
-        "loadgen.servers.wire.packet_ring",
-        "loadgen.servers.simulated.scheduler_presets",
-    ),
-    *(
-        "loadgen.analysis.report.page",
-        "loadgen.analysis.report.terminal",
-        "loadgen.analysis.build_summary",
-        "numpy",
-        "jinja2",
-        "scipy.special",
-    ),
+LIBRARIES = (
+    "encodings.idna",
+    "jinja2",
+    "multiprocessing.popen_fork",
+    "numpy",
+    "prometheus_client.parser",
+    "psutil",
+    "scipy.special",
+    "typer._click.decorators",
+    "uvloop",
 )
-"""Modules that commands import only when needed. They are imported here before the first fork."""
+"""Libraries that commands import only when needed. The fork server imports them before the first fork."""
+SEPARATE = (
+    "loadgen.dissect",
+    "loadgen.distributed.locust_process",
+    "loadgen.interactive",
+    "loadgen.servers.ladder.plugin",
+)
+"""Modules that need torch or gevent, and run in separate processes. The fork server does not import them."""
+
+SERVER = ForkServer()
+"""The fork server of this test process."""
 
 
 class Forked(subprocess.Popen[Any]):
-    """A Popen that runs `loadgen ...` in a fork of the test process instead of a new interpreter.
+    """A Popen that runs `loadgen ...` in a fork instead of a new interpreter, which would import for a second.
 
-    The test process has already imported loadgen. A new interpreter would need a second of CPU time for these imports.
+    The fork server forks the command, because forks of the test process cost more. The test process itself forks the
+    command if a test has replaced something with the fixture `monkeypatch`, so that the command has the replacement.
     """
 
-    def runs(self, words: list[str]) -> None:
+    forks_here: ClassVar = False
+    """Whether the calling process always forks itself."""
+
+    @classmethod
+    def runs(cls, words: list[str]) -> None:
         """Run the command line `loadgen WORDS` in the child process."""
         sys.argv = ["loadgen", *words]
         main()
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
+        kept, cwd, env, new_session = [*rest[3]], rest[4], rest[5], rest[20]
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
-        for name in LATE:
-            importlib.import_module(name)
-        _build_options(args[0])
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # about forks of threaded processes
-            self.pid = os.fork()
-        if self.pid == 0:
-            if rest[20]:
-                os.setsid()
-            self._become(args, *rest[3:6], p2cread, c2pwrite, errwrite)
+        folder = str(Path(cwd or ".").absolute())
+        spec = ChildSpec(type(self).__name__, list(args), folder, dict(env or os.environ), kept, new_session)
+        self._here = self.forks_here or not SERVER.usable or bool(CheckedMonkeyPatch.patching)
+        with Path(os.devnull).open("r+b", 0) as nowhere:
+            streams = [stream if stream >= 0 else nowhere.fileno() for stream in (p2cread, c2pwrite, errwrite)]
+            self.pid = self._fork(spec, streams) if self._here else SERVER.fork(spec, streams)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
-    def _become(
-        self, args: list[str], kept: Sequence[int], cwd: Path | None, env: dict[str, str] | None, *streams: int
-    ) -> NoReturn:
+    def _fork(self, spec: ChildSpec, streams: list[int]) -> int:
+        """Fork the calling process and return the pid of the child process."""
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # about forks of threaded processes
+            pid = os.fork()
+        if pid == 0:
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            self.become(spec)
+        return pid
+
+    def _internal_poll(self, _deadstate: Any = None) -> Any:
+        return super()._internal_poll(_deadstate, os.waitpid if self._here else SERVER.waitpid)  # type: ignore[misc]
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        return super()._try_wait(flags) if self._here else SERVER.waitpid(self.pid, flags)  # type: ignore[misc]
+
+    @classmethod
+    def become(cls, spec: ChildSpec) -> NoReturn:
         """Prepare the child process after the fork, run the command and exit. This method does not return.
 
-        The child gets the requested streams, folder and environment, and closes all other files of the test process.
+        The child has the requested standard streams already. It closes all other files of its parent, except `kept`.
         """
-        gc.freeze()  # objects of the test that own a file descriptor must not close it in this process
+        gc.freeze()  # objects of the parent that own a file descriptor must not close it in this process
         code: object = 1
         # This reference keeps the old files open. If they were closed, they would close the new descriptors 0 to 2.
         before = sys.stdin, sys.stdout, sys.stderr
         try:
-            for number, stream in enumerate(streams):
-                os.dup2(stream if stream >= 0 else os.open(os.devnull, os.O_RDWR), number)
-            for last, following in pairwise((2, *sorted(kept), 1 << 16)):
-                os.closerange(last + 1, following)  # otherwise the test's connections would stay open
+            for last, following in pairwise((2, *sorted(spec.kept), 1 << 16)):
+                os.closerange(last + 1, following)  # otherwise the parent's connections would stay open
+            replace_popen(server_process, ForkedServer)
+            SERVER.usable = False  # its socket is closed
             lifeline._open.clear()  # their descriptors are closed, and other files will get the same numbers
             sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.chdir(cwd or ".")
-            if env is not None:
-                os.environ.clear()
-                os.environ.update(env)
-            self.runs(args)
+            if spec.new_session:
+                os.setsid()
+            os.chdir(spec.folder)
+            os.environ.clear()
+            os.environ.update(spec.environment)
+            cls.runs(spec.words)
         except SystemExit as end:
             code = end.code or 0
         except BaseException:
@@ -123,31 +145,59 @@ class Forked(subprocess.Popen[Any]):
             os._exit(code if isinstance(code, int) else 1)
 
 
-def _build_options(name: str) -> None:
-    """Build the options of a command in the test process, because a fork inherits them.
-
-    The command keeps the options per type of Plan. A child process would need 10 ms of CPU time for them.
-    """
-    if name in COMMANDS:
-        command = getattr(importlib.import_module(COMMANDS[name]), name.replace("-", "_"))
-        if isinstance(command, SettingsCommand):
-            _ = command.__signature__
-
-
 class ForkedRun(Forked):
-    """A fork of the test process that replaces the measuring process of the Python function `loadgen.run`."""
+    """A fork that replaces the measuring process of the Python function `loadgen.run`."""
 
-    def runs(self, words: list[str]) -> None:
+    @classmethod
+    def runs(cls, words: list[str]) -> None:
         """Measure as `python -m loadgen.api` does. The last word is the descriptor of the connection to the parent."""
         api._measure(Connection(int(words[-1])))
 
 
 class ForkedServer(Forked):
-    """A fork of the test process in place of the process that `loadgen.servers.simulated.process` starts."""
+    """A fork that replaces the process that `loadgen.servers.simulated.process` starts."""
 
-    def runs(self, _words: list[str]) -> None:
+    @classmethod
+    def runs(cls, _words: list[str]) -> None:
         """Run the simulated server in the child process."""
         child()
+
+
+def prepare_forks() -> None:
+    """Import and build what commands need, so that forks of this process inherit it."""
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    _import_all("loadgen")
+    root = LazyCommands(name="loadgen")
+    commands = {name: LazyCommands.get_command(root, None, name) for name in COMMANDS}
+    build = LazyCommands.get_command
+
+    def get_command(group: LazyCommands, context: Any, name: str) -> Any:
+        return commands[name] if name in commands else build(group, context, name)
+
+    LazyCommands.get_command = get_command  # type: ignore[method-assign]
+    # The first report compiles templates and decoders, which later reports use again.
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "tests/data/recorded/burst", Path(folder, "run"))
+        code, _, err = in_process(Path(folder), "report", "run")
+    assert code == 0, err
+    gc.collect()
+    gc.freeze()
+
+
+def _import_all(package: str) -> None:
+    """Import all modules of a package, except those in SEPARATE and scripts."""
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        if module.name.startswith(SEPARATE) or module.name.endswith("__main__"):
+            continue
+        importlib.import_module(module.name)
+        if module.ispkg:
+            _import_all(module.name)
+
+
+def replace_popen(module: Any, forked: type[Forked]) -> None:
+    """Replace the Popen that a module calls."""
+    module.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": forked})
 
 
 def start(

@@ -42,10 +42,11 @@ def validity(summaries: Sequence[Summary]) -> Chip:
         warnings += len(warned)
         ids |= {finding.id for finding in warned}
     invalid = [verdict for verdict in verdicts if verdict.level == "error"]
-    if not invalid and all(summary.server.virtual for summary in summaries):
-        return MODELLED
-    noted = f", {pluralise(warnings, 'warning')}" if warnings else ""
     named = [text for name, text in NAMED_WARNINGS.items() if name in ids]
+    if not invalid and all(summary.server.virtual for summary in summaries):
+        text = "; ".join([MODELLED.text, *named])
+        return Chip(MODELLED.label, text, "warning") if named else MODELLED
+    noted = f", {pluralise(warnings, 'warning')}" if warnings else ""
     if named:
         noted += f": {', '.join(named)}{', …' if warnings > len(named) else ''}"
     if len(summaries) == 1:

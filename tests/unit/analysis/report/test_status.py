@@ -133,6 +133,9 @@ def test_a_simulation_in_virtual_time_claims_no_validity(tmp_path: Path) -> None
     summary.server.virtual = True
     assert status.validity([summary]) == status.MODELLED
     assert "valid" not in status.MODELLED.text.lower()
+    summary.window.unsteady, summary.window.overloaded = "9 requests were in flight in the first half, 90 later", True
+    chip = status.validity([summary])
+    assert (chip.text, chip.level) == ("figures of a model; server overloaded", "warning")
 
 
 def test_a_comparison_has_chips(tmp_path: Path) -> None:

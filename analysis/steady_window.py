@@ -59,6 +59,11 @@ flight is Poisson distributed, so its standard error is the square root of its m
 LASTING = 0.5
 """Minimum growth in the last quarter of an interval, relative to that in the quarter before it, if a queue grows. The
 growth of a server that only fills with requests falls faster."""
+QUEUE_SHARE = 0.1
+"""Minimum TTFT at the end of an overload, as a share of the time in which requests are due. It is the wait in a queue
+that grows at this share of the rate at which the server completes requests."""
+QUARTER_MIN = 10
+"""Minimum number of requests per quarter of a run for a test of its TTFT."""
 WHOLE_RUN = "the whole run, from the first byte sent to the last end"
 
 
@@ -183,6 +188,9 @@ def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: fl
     if unsteady:
         whole = _whole(frame, "the whole run: no steady state was reached", unsteady=unsteady)
         return replace(whole, overloaded=_is_growing(steps, from_ns, ends))
+    waiting = _growing_wait(frame, begins, ends)
+    if waiting:
+        return replace(_whole(frame, "the whole run: no steady state was reached", unsteady=waiting), overloaded=True)
     window = Window(from_ns, ends, "auto", f"about {typical:g} in flight", steady=True)
     objection = _objection(frame, window, steps, residence_ns)
     return _whole(frame, f"the whole run: {objection}") if objection else window
@@ -226,6 +234,27 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
     edges = np.linspace(from_ns, to_ns, 5).tolist()
     first, second, third, last = (_mean(_between(steps, *ends)) for ends in pairwise(edges))
     return first < second < third < last and last - third >= LASTING * (third - second)
+
+
+def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
+    """Describe how TTFT grows while requests are due, or return an empty text if it does not grow like a queue.
+
+    This test finds large overloads. Their residence times are so long that the number of requests in flight could only
+    be tested over a short part of the run. TTFT must rise from quarter to quarter without slowing down, to more than
+    the share QUEUE_SHARE of the time in which requests are due.
+    """
+    answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
+    ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]
+    quarters = np.minimum(((due_ns - begins) / (ends - begins) * 4).astype(np.int64), 3)
+    groups = [ttft_ns[quarters == quarter] for quarter in range(4)]
+    if min(map(len, groups)) < QUARTER_MIN:
+        return ""
+    first, second, third, last = (float(group.mean()) for group in groups)
+    rises = first < second < third < last and last - third >= LASTING * (third - second)
+    if not rises or last <= QUEUE_SHARE * (ends - begins):
+        return ""
+    texts = [f"{mean_ns / NS_PER_S:.3g} s" for mean_ns in (first, last)]
+    return f"TTFT was {texts[0]} on average in the first quarter of the run, {texts[1]} in the last"
 
 
 def _is_steady(values: Floats) -> bool:

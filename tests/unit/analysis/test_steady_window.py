@@ -154,6 +154,21 @@ def test_without_a_steady_state_the_whole_run_counts(records: list[Record], why:
     assert window.overloaded is unsteady
 
 
+def test_a_large_overload_is_found_by_its_ttft() -> None:
+    """Requests arrive twice as fast as the server completes them, and each takes longer than the rest of the run."""
+    records = [
+        complete(
+            number, [int((at + wait) * MS), int((at + wait + 20_000) * MS)], due_ns=int(at * MS), sent_ns=int(at * MS)
+        )
+        for number, at in enumerate(evenly(1000, 20))
+        for wait in [at]
+    ]
+    window = window_of(records, "constant:50")
+    assert window is not None
+    assert window.overloaded
+    assert window.unsteady == "TTFT was 2.49 s on average in the first quarter of the run, 17.5 s in the last"
+
+
 def test_fewer_requests_in_flight_are_no_overload() -> None:
     """A server that becomes faster is not steady, but its queue does not grow."""
     window = window_of(asked_at(evenly(1000, 10), np.linspace(3000, 10, 1000).tolist()), "constant:100")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.analysis.objectives import HINT, ObjectiveError, parse
+from loadgen.analysis.objectives import HINT, ObjectiveError, check_no_parts, parse
 
 ROOT = Path(__file__).parents[3]
 
@@ -117,3 +117,19 @@ def test_reading_them_costs_no_heavy_import() -> None:
     """They are read before a burst starts, which must not wait for numpy."""
     program = "import sys, loadgen.analysis.objectives; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, timeout=60).returncode == 0
+
+
+def test_an_objective_may_name_a_class_or_a_model() -> None:
+    """The name stands before the last colon, because names of models may contain colons."""
+    (objective,) = parse(["llama:70b: ttft.p99 < 1s"])
+    assert (objective.part, objective.figure, objective.statistic) == ("llama:70b", "ttft", "p99")
+    assert parse(["ttft.p99 < 1s"])[0].part == ""
+    with pytest.raises(ObjectiveError, match="no class of traffic or model is named before the colon"):
+        parse([": ttft.p99 < 1s"])
+
+
+def test_a_sweep_judges_all_requests_together() -> None:
+    """Where objectives on parts are impossible, the message says what to write."""
+    with pytest.raises(ObjectiveError, match="all requests are judged together, not those of 'chat'") as error:
+        check_no_parts(parse(["chat: ttft.p99 < 1s"]), "--objective")
+    assert error.value.hint == "Write 'ttft.p99 < 1s'."

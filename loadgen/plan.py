@@ -256,7 +256,7 @@ class Plan:
     """Prompt length (default 512) or uniform:A..B. Other forms: lognormal:mean=M,cv=C, empirical:FILE, ... Lengths
     count tokens of the server's tokenizer. Texts to speak have 32 tokens by default."""
     # None: loadgen.workloads.recordings.SECONDS_DEFAULT. A number, or canonical text of a length distribution.
-    audio_seconds: Annotated[int | str | None, AUDIO_LENGTHS, RunOption("Prompts", "start")] = None
+    audio_seconds: Annotated[int | str | None, AUDIO_LENGTHS, RunOption("Advanced", "start")] = None
     """Seconds of audio per request (default 10). --endpoint transcriptions sends synthetic recordings of this length,
     or of lengths such as uniform:5..30. --workload audio:FOLDER sends files instead."""
     batch_size: Annotated[int, in_range(1, 10_000), RunOption("Advanced", "form")] = 1

@@ -60,10 +60,15 @@ def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCh
     tokens, prompt_tokens = count_in_responses(frame)
     server_share = None
     cached, prompts = counters.get(MARK), counters.get("prompt_tokens")
-    if cached and prompts and not cached.resets and not prompts.resets and prompts.server > 0:
-        server_share = round(cached.server / prompts.server, 4)
-        if not prompt_tokens:
-            source, tokens, prompt_tokens = "counters", cached.server, prompts.server
+    if cached and prompts and not cached.resets and not prompts.resets:
+        # The counters include canaries (--verify). Those during the load repeat prompts, which may all be cached.
+        repeated_tokens = sum(canary.prompt_tokens or 0 for canary in run.canaries if canary.moment == "during")
+        asked_tokens = sum(canary.prompt_tokens or 0 for canary in run.canaries if canary.moment != "after")
+        counted, cached_tokens = prompts.server - asked_tokens, max(0, cached.server - repeated_tokens)
+        if counted > 0:
+            server_share = round(cached_tokens / counted, 4)
+            if not prompt_tokens:
+                source, tokens, prompt_tokens = "counters", cached_tokens, counted
     if not prompt_tokens:
         return None
     return CachedPrompts(

@@ -9,6 +9,7 @@ from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.report import tables
 from loadgen.analysis.report.findings import cached_prompts_finding
+from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.slo import judge
@@ -131,6 +132,22 @@ def test_counters_of_the_server_are_used_if_the_responses_state_nothing(tmp_path
     finding = cached_prompts_finding(summary)
     assert finding is not None
     assert finding.level == "warning"
+
+
+def test_canaries_do_not_count_as_cached_prompts(tmp_path: Path) -> None:
+    """Canaries during the load repeat prompts, which the server finds in its cache. The prompts of the load are new."""
+    canary = {"number": 0, "code": "x", "state": "complete", "prompt_tokens": 40}
+    canaries = [Canary(moment="before", **canary), *(Canary(moment="during", **canary) for _ in range(20))]
+    counters = {"prompt_tokens": (0, 10_240 + 21 * 40), "cached_prompt_tokens": (0, 20 * 32)}
+    telemetry = [
+        Telemetry(source="server", at_ns=at_ns, values={"moment": moment} | {k: v[i] for k, v in counters.items()})
+        for i, (at_ns, moment) in enumerate(((-1, "idle"), (100_000_000_000, "after")))
+    ]
+    run = run_of(tmp_path / "run", burst(20, 8), telemetry=[*healthy(), *telemetry])
+    run.canaries = canaries
+    cached = summarise(run).cached_prompts
+    assert cached is not None
+    assert (cached.tokens, cached.prompt_tokens) == (0, 10_240)
 
 
 def test_counters_that_were_reset_say_nothing(tmp_path: Path) -> None:

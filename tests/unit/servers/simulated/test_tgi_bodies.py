@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.servers.simulated import tgi_bodies
+from loadgen.servers.simulated import serde, tgi_bodies
 from loadgen.servers.simulated.grammar import GrammarError, json_text, regex_text
 from loadgen.servers.simulated.protocol import ErrorReply
 from loadgen.servers.simulated.tgi_tools import call_id, call_pieces, call_text, parse_call
@@ -85,7 +85,7 @@ REFUSED = [
 def test_a_body_that_does_not_fit_is_refused_with_its_position(path: str, body: bytes, words: str) -> None:
     """The words are serde_json's, with the path to the field; the position is the last byte that was read."""
     with pytest.raises(ErrorReply) as refused:
-        tgi_bodies.read(path, body)
+        serde.read_fields(tgi_bodies.ROUTES, path, body)
     assert refused.value.reply.body.decode() == words
     assert refused.value.reply.status == (400 if words.startswith(SYNTAX) else 422)
 
@@ -102,12 +102,12 @@ def test_a_body_that_does_not_fit_is_refused_with_its_position(path: str, body: 
 )
 def test_a_body_that_fits_is_read_as_it_is(path: str, body: dict[str, Any]) -> None:
     """Unknown fields are ignored, and null stands for a field that may be missing."""
-    assert tgi_bodies.read(path, json.dumps(body).encode()) == body
+    assert serde.read_fields(tgi_bodies.ROUTES, path, json.dumps(body).encode()) == body
 
 
 def test_what_comes_after_a_body_is_ignored() -> None:
     """axum 0.7 stops reading behind the first value."""
-    assert tgi_bodies.read("/generate", b'{"inputs":"a"} and more') == {"inputs": "a"}
+    assert serde.read_fields(tgi_bodies.ROUTES, "/generate", b'{"inputs":"a"} and more') == {"inputs": "a"}
 
 
 @pytest.mark.parametrize(

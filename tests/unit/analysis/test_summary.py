@@ -21,7 +21,17 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     """Every key and figure is there again, and none besides but those that files of before do not have."""
     found = json.loads(file.read_text("utf-8"))
     again = as_dict(typed(found))
-    later = ("load", "audio_seconds", "has_audio", "batch_size", "ignore_eos", "going_on", "over_limit", "seed_choice")
+    later = (
+        "load",
+        "audio_seconds",
+        "has_audio",
+        "batch_size",
+        "ignore_eos",
+        "going_on",
+        "over_limit",
+        "seed_choice",
+        "cold",
+    )
     found["run"] = {name: again["run"][name] for name in later} | found["run"]
     found["delivery"].setdefault("queue_wait", None)
     for turn in found.get("turns", ()):

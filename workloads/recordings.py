@@ -90,7 +90,11 @@ class SyntheticRecording(msgspec.Struct, frozen=True):
         parts: list[bytes] = []
         size = 0
         while size < samples_bytes:
-            kind = pauses if draw() < PAUSE_SHARE else hisses if draw() < HISS_SHARE else vowels
+            kind = vowels
+            if draw() < PAUSE_SHARE:
+                kind = pauses
+            elif draw() < HISS_SHARE:
+                kind = hisses
             sound = kind[int(draw() * SOUNDS)]
             parts.append(sound)
             size += len(sound)
@@ -122,7 +126,11 @@ def parse_seconds_of_audio(text: str) -> LengthDistribution:
 
     Raises WorkloadError if the text is invalid, or if a recording would be longer than SECONDS_LIMIT."""
     result = lengths.parse(text)
-    longest = result.high if isinstance(result, Uniform) else result.length if isinstance(result, Fixed) else 0
+    longest = 0
+    if isinstance(result, Uniform):
+        longest = result.high
+    elif isinstance(result, Fixed):
+        longest = result.length
     if longest > SECONDS_LIMIT:
         raise WorkloadError(f"{longest:,} s is too long", f"write at most {SECONDS_LIMIT:,} seconds")
     return result
@@ -165,10 +173,18 @@ def _flac_duration_us(begin: bytes) -> int:
 
 def wav_header(data_bytes: int, samples_per_s: int) -> bytes:
     """Return the header of a WAV file with 16-bit mono PCM (RIFF, Multimedia Programming Interface 1.0)."""
-    return struct.pack(
-        *("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + data_bytes, b"WAVE", b"fmt ", 16, 1, 1),
-        *(samples_per_s, samples_per_s * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES, b"data", data_bytes),
+    format_chunk = struct.pack(
+        "<IHHIIHH",
+        16,  # size of the rest of this chunk
+        1,  # PCM
+        1,  # channel
+        samples_per_s,
+        samples_per_s * SAMPLE_BYTES,
+        SAMPLE_BYTES,
+        8 * SAMPLE_BYTES,
     )
+    size = struct.pack("<I", 36 + data_bytes)
+    return b"RIFF" + size + b"WAVEfmt " + format_chunk + b"data" + struct.pack("<I", data_bytes)
 
 
 def wav_facts(begin: bytes) -> WavFacts | None:

@@ -426,7 +426,9 @@ def _part_figures(*, brief: bool) -> Sequence[tuple[str, str]]:
 
 def _part_cells(part: Summary | PartFigures, *, shows_good: bool, brief: bool) -> list[TableCell]:
     """Return the cells of one row: number of requests, good requests, rates and latencies in ms."""
-    requests, throughput, latencies = part.requests, part.throughput, part.latencies
+    requests = part.requests
+    throughput = part.throughput
+    latencies = part.latencies
     good = TableCell("")
     if part.goodput is not None:
         good = TableCell(percent(part.goodput.attainment), part.goodput.attainment)

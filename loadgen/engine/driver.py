@@ -732,6 +732,8 @@ class Recorder:
     on_response: Callable[[ScheduledRequest, Exchange | None, Record], None] | None = None
     """Called with each request, its response and its Record, before the Record is written. The exchange is None if the
     request was not sent. None, the usual case: no function needs the responses."""
+    replica_header = ""
+    """Response header that names the replica, in lower case. Empty: none."""
     samples_client = True
     """True if samples of the client's health are taken. The recorder of canaries leaves them to that of the load."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
@@ -747,14 +749,11 @@ class Recorder:
         stamps: TimestampSource,
         max_read_delay_ns: Callable[[], int] = int,
         disk_spill: DiskSpill | None = None,
-        *,
-        replica_header: str = "",
     ) -> None:
         """Create the recorder of one worker.
 
         `max_read_delay_ns` is a function that returns the longest delay between two socket reads since it was last
-        called. `disk_spill` moves long unfinished responses from memory to disk. `replica_header` is the response
-        header that names the replica, in lower case.
+        called. `disk_spill` moves long unfinished responses from memory to disk.
         """
         self.start_ns = 0
         """Start time of the run (CLOCK_MONOTONIC)."""
@@ -767,7 +766,6 @@ class Recorder:
         self._max_read_delay_ns = max_read_delay_ns
         self._disk_spill = disk_spill
         self._clocks = ClockPairs()
-        self._replica_header = replica_header
         self.ended: deque[tuple[ScheduledRequest, Exchange | None, NoneOrKind, str]] = deque()
         """Requests that have ended and are not recorded yet. If nothing was sent, the error kind and detail are stored
         too."""
@@ -861,7 +859,7 @@ class Recorder:
             self.start_ns,
             self.health,
             self._stamps,
-            replica_header=self._replica_header,
+            replica_header=self.replica_header,
         )
         decoded = iter(records)
         for slot, exchange, kind, detail in ended:

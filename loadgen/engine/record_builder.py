@@ -87,11 +87,9 @@ def build_records(
     received = [response for response in responses if response.exchange.sizes]
     for response in received:
         if _came_early(response.exchange, clocks):
-            response.record.state, response.record.error_kind, response.record.error_detail = (
-                "failed",
-                "protocol",
-                EARLY,
-            )
+            response.record.state = "failed"
+            response.record.error_kind = "protocol"
+            response.record.error_detail = EARLY
     if health.wants_mark:
         _look_for_mark(received, health)
 

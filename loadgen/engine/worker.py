@@ -427,8 +427,8 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
             stamps,
             max_read_delay_ns,
             disk_spill,
-            replica_header=task.replica_header,
         )
+        recorder.replica_header = task.replica_header
         recorder.on_head = task.identity.capture
         if canary_log is not None:
             recorder.on_response, recorder.samples_client = canary_log.take, False

@@ -97,7 +97,9 @@ def rerank(state: ServerState, request: CompletionRequest) -> Encoding:
 def score(state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /v1/score. Each item is appended to the query. Raises ErrorReply."""
     body = request.body
-    query, items, labels = body.get("query") or "", body.get("items"), body.get("label_token_ids")
+    query = body.get("query") or ""
+    items = body.get("items")
+    labels = body.get("label_token_ids")
     if not is_embedding(state) and labels is None:
         raise sglang_checks.bad_request(NO_LABELS)
     if items is None:

@@ -80,7 +80,10 @@ def read(path: Path, notes: LogNotes) -> Iterator[LoggedRequest]:
         clock = _Clock()
         for request, whole_seconds in _received(path, notes, outputs, clock):
             length = len(request.prompt or "")
-            count = count + 1 if length == longest else 1 if length > longest else count
+            if length == longest:
+                count += 1
+            elif length > longest:
+                count = 1
             longest = max(longest, length)
             if group and group[0].start_ns != request.start_ns:
                 yield from _spread(group, notes)

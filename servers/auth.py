@@ -165,6 +165,7 @@ def register_secret(text: str, *, source: str = "") -> None:
             in_json,
             in_json.replace("/", r"\/"),
             quote(word, safe="", errors="surrogatepass"),
+            quote(word, errors="surrogatepass"),
             html.escape(word),
         ):
             _known.update((form, form.lower(), form.upper()))

@@ -89,7 +89,7 @@ class JsonResponse(NamedTuple):
             return f"{self.status}, a redirect to {one_line(self.location)}"
         if self.status == http.client.OK:
             return str(self.status)
-        message = error_text(self.status, self.content) if self.content.strip() else ""
+        message = error_text(self.status, hide_secrets(self.content)) if self.content.strip() else ""
         # Pages of proxies repeat the status: `503 Service Unavailable`.
         return f"{self.status}: {message.removeprefix(str(self.status)).lstrip(': ')}" if message else str(self.status)
 

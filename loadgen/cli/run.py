@@ -108,7 +108,7 @@ def run_load(
     )
     if is_default_load:
         output.say("no --rate and no --concurrency: sending one request at a time, as with --concurrency 1")
-    plan = with_seed(with_detected_server(plan, output.say), output.say)
+    plan = with_detected_server(plan, output.say)
     run_plan: Callable[..., Footer] = prepare.run
     if distributed:
         from loadgen.distributed import master
@@ -121,6 +121,9 @@ def run_load(
         spread = master.MachinePlan(expect_workers, address_of(bind, "--bind", listening=True), join_timeout_s)
         run_plan = partial(master.run, spread=spread)
     with folders.run_folder(out, plan.server, plan.label) as folder, _live_page(live, live_port, output) as page:
+        with folders.FolderClaim(folder):  # a folder in use is refused before the server is asked
+            prepare.check_files(plan)
+            plan = with_seed(plan, output.say)
         run_plan = partial(run_plan, command=redact(command_with_seed(["loadgen", *sys.argv[1:]], plan)))
         if alone:
             run_plan = partial(run_plan, alone=_run_alone(run_plan, plan, folder, output))

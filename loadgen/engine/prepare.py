@@ -273,6 +273,18 @@ def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
     return result
 
 
+def check_files(plan: Plan) -> None:
+    """Check the files with requests and arrivals that a plan names, before the server is contacted.
+
+    Raises the errors that `run` raises for such files. A plan without files is not checked. The run reads the files
+    again.
+    """
+    for traffic_class, schedule in scheduled_classes(plan):
+        sources = (traffic_class.plan.prompt_source, traffic_class.plan.arrival_process)
+        if any(getattr(source, "path", None) for source in sources):
+            _draft_load(traffic_class, schedule, PromptProgress(lambda _phase, _counts: None))
+
+
 def _draft_load(traffic_class: TrafficClass, schedule: Schedule | None, show: PromptProgress) -> DraftLoad:
     """Check the files of a class of traffic, and build its schedule if it has none."""
     from loadgen.servers.discovery import endpoint_dialect

@@ -468,7 +468,7 @@ SGLANG = (
     _sglang_completion("completions"),
     _sglang_completion("completions_ids", {"prompt": [424, 371, 356, 426], **_USAGE}),
     _sglang_completion("completions_max1", {"max_tokens": 1, **_USAGE}),
-    _sglang_completion("completions_stop_stream", {"stop": ["n"], "max_tokens": 64, **_USAGE}, server="fresh"),
+    _sglang_completion("completions_stop_stream", {"stop": ["w"], "max_tokens": 64, **_USAGE}, server="fresh"),
     _sglang_completion("completions_stream", _STREAMED),
     _sglang_completion("completions_stream_cont", _RUNNING),
     _sglang_completion("completions_stream_usage", _USAGE),

@@ -30,7 +30,7 @@ VERSIONS = {
 
 
 def version_of(stream: Stream) -> str:
-    return VERSIONS[stream.file.removeprefix("written/").partition("/")[0]]
+    return VERSIONS[stream.file.removeprefix("written/").partition("/")[0].removesuffix("-whisper")]
 
 
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.file.removesuffix(".txt"))

@@ -88,7 +88,7 @@ def begun(folder: Path, kind: str, url: str) -> tuple[subprocess.Popen[str], lis
     """The command, started, and the files of results that it may make."""
     command, words, files = words_of(kind, url)
     if kind in {"burst", "run"}:
-        return start(folder, *words, command=command, report=True), files
+        return start(folder, *words, command=command, report=True, TMPDIR=tempfile.gettempdir()), files
     if kind == "matrix":
         (folder / "plan.toml").write_text(MATRIX.format(url=url))
     words = [command, "--headless", "--out", "run", *words] if kind == "ui" else words

@@ -127,7 +127,7 @@ def test_it_is_measured_by_its_url_alone(name: str, tmp_path: Path) -> None:
     assert accounted(tmp_path, 4) == {"complete": 4}
     run = runfile.read(tmp_path / "run")
     server = "sglang" if name == "SGLang" else "openai"
-    assert out.startswith(server)
+    assert out.splitlines()[1].startswith(server)  # after the line with the seed
     assert (run.header.plan["server"], run.header.server["model"]) == (server, "org/model")
     chat_only = "POST /v1/completions" not in SERVERS[name]
     assert run.header.plan["endpoint"] == ("chat" if chat_only else "completions")

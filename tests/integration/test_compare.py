@@ -58,7 +58,7 @@ def test_a_ci_job_fails_when_b_is_worse(runs: Path) -> None:
     worse = ["--fail-if", "tpot.p50 worse by 5%", "--quiet"]
     code, out, err = compare(*worse, runs / "a", runs / "b")
     assert (code, out) == (4, "")
-    assert re.match(r"loadgen: fail: tpot.p50 worse by 5%: [\d.]+ to [\d.]+ ms, \+", err)
+    assert re.match(r"loadgen: fail: tpot.p50 worse by 5%: [\d.]+ to [\d.]+ ms, (\+[\d.]+%|[\d.]+x), ", err)
     assert compare(*worse, runs / "b", runs / "a")[0] == 0
     assert compare("--fail-if", "tpot.p50 worse by 400%", runs / "a", runs / "b")[0] == 0
 
@@ -114,7 +114,7 @@ def test_two_single_runs_are_enough_for_a_large_difference(runs: Path) -> None:
         assert code == 6
         return
     assert code == 4
-    assert re.search(r"tpot.p50 worse by 5%: \d+\.\d+ to \d+\.\d+ ms, \+", err)
+    assert re.search(r"tpot.p50 worse by 5%: \d+\.\d+ to \d+\.\d+ ms, (\+[\d.]+%|[\d.]+x), ", err)
     assert compare(*two, "--run-variation", "99%")[0] == 6
 
 

@@ -48,7 +48,12 @@ def url() -> Iterator[str]:
 def start(command: str, folder: Path, url: str, *more: str) -> subprocess.Popen[str]:
     """It, in a folder with all the files that the page speaks of."""
     _, name, *words = shlex.split(command)
-    said = [name, *words, *SMALLER.get(name, []), *more]
+    smaller = SMALLER.get(name, [])
+    if {"transcriptions", "speech"} & {*words}:  # audio has no tokens
+        smaller = ["--n", "2", "--no-report", "--out", "small"]
+    elif any("traffic" in word for word in words):  # each class has its own number and length of requests
+        smaller = ["--duration", "3s", "--no-report", "--out", "small"]
+    said = [name, *words, *smaller, *more]
     # Locust starts threads, and an interpreter of its own.
     run, said = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *said]) if name == "ui" else (Forked, said)
     own = {"LOADGEN_VLLM_URL": url, "LOADGEN_TOKEN": TOKEN, "XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(ROOT)}

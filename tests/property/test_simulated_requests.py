@@ -84,6 +84,9 @@ def check(encoding: Encoding | Reply) -> None:
         assert encoding.status in (200, 400, 404, 417, 422, 424, 500)
         return
     completion = encoding.completion
+    if encoding.media:  # audio: neither events nor JSON
+        assert encoding.answer(1.5).body
+        return
     if completion.requested_tokens:  # embeddings and scores generate nothing
         assert 1 <= completion.output_tokens <= completion.requested_tokens
         assert completion.prompt_tokens + completion.output_tokens <= LONGEST

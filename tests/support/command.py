@@ -131,6 +131,7 @@ class Forked(subprocess.Popen[Any]):
             os.chdir(spec.folder)
             os.environ.clear()
             os.environ.update(spec.environment)
+            tempfile.tempdir = None  # found again by the command's own TMPDIR
             cls.runs(spec.words)
         except SystemExit as end:
             code = end.code or 0

@@ -154,7 +154,8 @@ def _read_plan(folder: Path, line: JournalLine) -> tuple[MatrixPlan, dict[str, d
     try:
         found_hosts = line["plan"].pop("hosts_found").items()
         hosts = {name: {"platform": str(host["platform"])} for name, host in found_hosts}
-        return MatrixPlan(**line["plan"]), hosts
+        plan = {name: value for name, value in line["plan"].items() if name != "seed_choice"}
+        return MatrixPlan(**plan), hosts
     except (ValidationError, AttributeError, LookupError, TypeError) as error:
         raise OutputError(
             f"{folder}: the plan in matrix.jsonl is damaged: {error}", "Start again with another --out."

@@ -30,8 +30,9 @@ def class_indices(ids: Integers, traffic: Sequence[TrafficFacts]) -> NDArray[np.
 def label_rows(frame: Frame, header: Header) -> Frame:
     """Return the Frame with the class of traffic and the model of each row.
 
-    Ids and the header decide the classes. The Records of requests for the model of the run, or for the model of their
-    class, do not name the model, so its name comes from the header."""
+    The class follows from the id of the request and the header. A Record names its model only if it is not the default
+    model of the run or of the class. Otherwise the name comes from the header.
+    """
     if not header.traffic:
         if frame.models is None:
             return frame
@@ -103,7 +104,11 @@ def _selected(labels: RowLabels | None, rows: Booleans) -> RowLabels | None:
 
 
 def _outcomes(frame: Frame, rows: Booleans) -> dict[Outcome, OutcomeCount]:
-    """Count the outcomes of the rows in a mask. The keys keep their order, because rows refer to their positions."""
+    """Count the outcomes of the rows that a mask selects.
+
+    The result has the keys of the whole Frame in the same order, because a row stores its outcome as a position among
+    these keys.
+    """
     index, ids = frame.outcome_index[rows], frame.id[rows]
     counts = np.bincount(index, minlength=len(frame.outcomes))
     result = {}

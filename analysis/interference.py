@@ -1,7 +1,8 @@
 """Compares each class of traffic in a run with a run of this class alone (`--alone`).
 
-The ratio is that of the latencies together and alone. Its interval is that of `loadgen compare` for two single runs. It
-includes the errors of both samples, and the variation between two runs of one server.
+Each ratio divides a latency in the run of all classes by the same latency in the run of the class alone. The
+confidence interval of the ratio is computed as in `loadgen compare` for two single runs: it includes the sampling error
+of both runs and the variation between two runs of one server.
 """
 
 from __future__ import annotations

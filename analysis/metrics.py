@@ -14,8 +14,9 @@ The definitions use this notation:
 - t_end: arrival time of the server's end marker. For audio: arrival of the last byte of the body.
 - d: length of the recording or of the speech in seconds.
 - t_r, t_a: for a response that begins with reasoning, the arrival times of the last chunk of the reasoning and of the
-  first chunk of the answer. The reasoning has m_r tokens and the answer m_a, of which the first chunks hold c_1 and
-  c_a.
+  first chunk of the answer.
+- m_r, m_a: number of tokens of the reasoning and of the answer.
+- c_a: number of tokens in the first chunk of the answer. The first chunk of the reasoning has c_1 tokens.
 """
 
 from __future__ import annotations

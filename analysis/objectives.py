@@ -248,7 +248,10 @@ class ByLatency(dict[str, Description]):
 
 
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
-    """Raise ObjectiveError for an objective on one class of traffic or one model, where all requests are judged."""
+    """Raise ObjectiveError if an objective names a class of traffic or a model.
+
+    `option` is the option with the objectives. It accepts only objectives on all requests.
+    """
     for objective in objectives:
         if objective.part:
             raise ObjectiveError(

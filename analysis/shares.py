@@ -15,7 +15,7 @@ Counts = tuple[int, int]
 
 
 class ResponseFigures(Protocol):
-    """The figures of a run, or of a part of a run, that contain the counts of its shares."""
+    """The figures of a run, or of a part of a run, from which the shares of responses are computed."""
 
     @property
     def requests(self) -> RequestCounts: ...
@@ -47,7 +47,10 @@ def _valid_outputs(figures: ResponseFigures) -> Counts:
 
 
 def _answered(figures: ResponseFigures) -> Counts:
-    """Return the number of responses that reached an answer and of complete responses, or zeros without reasoning."""
+    """Return two counts: the responses that reached an answer, and all complete responses.
+
+    Both are 0 if no response has reasoning.
+    """
     return (figures.answered.answered, figures.answered.responses) if figures.answered else (0, 0)
 
 

@@ -240,8 +240,8 @@ def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
     """Describe how TTFT grows while requests are due, or return an empty text if it does not grow like a queue.
 
     This test finds large overloads. Their residence times are so long that the number of requests in flight could only
-    be tested over a short part of the run. TTFT must rise from quarter to quarter without slowing down, to more than
-    the share QUEUE_SHARE of the time in which requests are due.
+    be tested over a short part of the run. The time in which requests are due is divided into quarters. TTFT must grow
+    from each quarter to the next by about as much as before, and must end above QUEUE_SHARE times the whole time.
     """
     answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
     ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]

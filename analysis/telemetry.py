@@ -342,8 +342,8 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
 def _growth_by_canaries(run: Run, counter: str, first: Reading | None) -> int:
     """Return by how much a counter of the server has grown because of canaries (--verify).
 
-    The last reading of the counters is before the canaries after the load. `first` is the first reading, which may be
-    before the canaries before the load.
+    The counters are last read before the final canaries, so these do not count. The canaries before the load count only
+    if the reading `first` was taken before them.
     """
     moments = ("before", "during") if first and first.moment == "idle" else ("during",)
     asked = [canary for canary in run.canaries if canary.moment in moments]

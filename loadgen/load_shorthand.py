@@ -74,8 +74,9 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Read the first line of a file of requests, which decides whether the file has sessions and times.
 
-    Return the settings, whose workload states the sessions, and the arrivals at the times in the file. The arrivals are
-    empty if the file has no times, or if the workload is not `requests:FILE`."""
+    Return two values: the settings with a workload that says whether the file has sessions, and the arrivals. The
+    arrivals take the times from the file. They are empty if the file has no times, or if the workload is not
+    `requests:FILE`."""
     result = dict(settings)
     kind, _, rest = str(settings.get("workload", "")).strip().partition(":")
     if kind != "requests":

@@ -515,7 +515,8 @@ class Plan:
         """Yield a message for each objective on a model that the plan does not have.
 
         The lines of a file may name further models, and responses may name replicas. These names are not known before
-        the run."""
+        the run, so nothing is checked for such a plan.
+        """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
         unknown = any(plan.uses_file and plan.model_mix is None for plan in plans) or self.replica_header
         if not self.objectives or unknown:
@@ -547,9 +548,10 @@ class Plan:
                 yield f"{option}: --workload {self.workload} sends each body as it is; leave {option} out"
 
     def _traffic_mistakes(self) -> Iterator[str]:
-        """Yield a message if no class of traffic uses the load of the whole plan.
+        """Yield a message if the plan has a load outside its `[[traffic]]` tables that no class of traffic uses.
 
-        Raises PlanError for mistakes in the tables of the classes."""
+        Raises PlanError for mistakes in the tables of the classes.
+        """
         if not self.traffic:
             return
         weights = any(traffic_class.share for traffic_class in traffic.traffic_classes(self))

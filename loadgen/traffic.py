@@ -257,8 +257,9 @@ def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
     """Return the properties of the load of a class that has a share of the load of the whole plan.
 
     A random part of Poisson arrivals is a Poisson process with a lower rate. A random part of other arrivals has
-    another distribution of its gaps, which is not known. Clients have already been divided. A share of 0 changes
-    nothing."""
+    another distribution of its gaps, which is not known. A number of clients is not scaled, because it was already
+    divided among the classes. With a share of 0, the class has its own load, which is returned unchanged.
+    """
     if not share or load.clients:
         return load
     rate_per_s = None if load.rate_per_s is None else load.rate_per_s * share

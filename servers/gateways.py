@@ -51,7 +51,7 @@ def gateways_in_head(head: bytes) -> set[str]:
 
 
 def _one_header_each(names: set[str]) -> set[str]:
-    """Keep one name per gateway that is known by its headers: the first in alphabetical order."""
+    """Keep one entry per gateway: if several headers reveal the same gateway, the first entry in alphabetical order."""
     kept = dict[str, str]()
     for name in sorted(names):
         kept.setdefault(name.partition(" (")[0], name)

@@ -71,7 +71,7 @@ def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_header_name(name: str) -> str:
-    """Return the name unchanged if it is the name of a header, or "". Raises ValueError for another text."""
+    """Return the name unchanged. Raises ValueError if it is neither empty nor the name of a header."""
     if name and not _NAME.fullmatch(name):
         raise ValueError("must be the name of a response header, such as X-Served-By")
     return name
@@ -125,7 +125,10 @@ class SessionIdentity:
 
 
 def _router(text: str) -> RouterHeaders:
-    """Return the headers for a text of `--session-header`: the name of a router or of a header, perhaps with `=own`."""
+    """Return the headers for a value of `--session-header`: the name of a router or of a header.
+
+    A suffix such as `=own` states which value sub-agents send (SUB_AGENT_VALUES).
+    """
     name, equals, value = text.partition("=")
     known = ROUTERS.get(name)
     if known is None:

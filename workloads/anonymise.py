@@ -120,9 +120,11 @@ class BlockHasher:
         return max(1, round(words / self._words_per_token)), "estimated from the text"
 
     def blocks(self, prompt: PromptContent, input_tokens: int) -> list[int]:
-        """Return the number of each block of a prompt of `input_tokens` tokens. The last block may be incomplete.
+        """Return one hash per block of a prompt of `input_tokens` tokens. The last block may be incomplete.
 
-        If the text has fewer blocks than the length says, the remaining ones are numbered from the whole text."""
+        If the text has fewer blocks than `input_tokens` implies, the hashes of the missing blocks depend on the whole
+        text.
+        """
         needed = -(-input_tokens // self._block_tokens)
         contents = islice(chain(self._contents(prompt), iter(lambda: b"", None)), needed)
         return list(self._chained(contents))
@@ -309,7 +311,11 @@ class _TraceWriter:
         self._file.write(msgspec.json.encode({**line, "nodes": nodes}).decode() + "\n")
 
     def _guess_blocks(self, requests: list[AnonymousRequest]) -> None:
-        """Number the blocks of prompts without text, if the session has several of them in one branch."""
+        """Assign block numbers to prompts without text, if a branch of the session has several such prompts.
+
+        The requests of a branch follow one another. A prompt is assumed to begin with the one before it in its branch,
+        if it is longer.
+        """
         branches = Counter(request.branch for request in requests if request.blocks is None)
         last: dict[str, AnonymousRequest] = {}
         for request in requests:
@@ -357,7 +363,7 @@ class _TraceWriter:
         return node
 
     def _count_repeated(self, blocks: Sequence[int], input_tokens: int) -> None:
-        """Add the tokens of the blocks that an earlier prompt began with, too."""
+        """Add to the count of repeated tokens those in the leading blocks that a prompt shares with an earlier one."""
         if self._facts.repeated_tokens is None:
             return
         known = next((index for index, block in enumerate(blocks) if block not in self._seen), len(blocks))
@@ -371,8 +377,10 @@ class _TraceWriter:
 def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, After, int]]]:
     """Yield, for each request of a session, the requests that it followed and the delays.
 
-    A request follows those that had ended when it started and that no other such request followed. If the log has no
-    ends of responses, each request follows the one before, but not before its own time."""
+    A request follows all requests that had ended when it started, except those that another request already followed.
+    If the log does not say when responses ended, each request follows the previous one, and is sent at its recorded
+    time or later.
+    """
     running: list[tuple[int, int, int]] = []
     """End, start and key of the requests that have not ended yet."""
     ended: list[tuple[int, int, int]] = []

@@ -48,7 +48,7 @@ class Recordings(msgspec.Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        """The format of the entries, as the output of a run names it."""
+        """What the workload consists of, as the output of a run states it."""
         return "audio files"
 
     def __str__(self) -> str:

@@ -297,9 +297,12 @@ def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[
 def _agent_of(
     draft: DraftNode, edges: Sequence[Edge], nodes: Sequence[Node], agents: dict[str, int]
 ) -> tuple[int, int | None]:
-    """Return the index of the first node of a request's agent, and that of the agent that has started this agent.
+    """Return two indices: the first node of the agent of `draft`, and the first node of the agent that started this
+    agent.
 
-    `nodes` are the nodes before this one. `agents` has the first node of each agent with a name, and gets new ones."""
+    The second index is None if no agent started it. `agents` maps the name of each agent to the index of its first
+    node. A new agent is added to it.
+    """
     before = [nodes[edge.parent] for edge in edges]
     number = len(nodes)
     if draft.agent:

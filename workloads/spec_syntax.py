@@ -243,7 +243,7 @@ class _ZstdReader(RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to the beginning of the content (`offset` and `whence` are 0), or return the current position."""
+        """Go to the beginning if `offset` and `whence` are 0. Other arguments only return the position."""
         if (offset, whence) == (0, 0) and self._position:
             self._raw.seek(0)
             self._streams.append(self._unpacked())

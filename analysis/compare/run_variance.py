@@ -311,8 +311,8 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
     divided into pieces of equal work. `piece` is the standard error of the time of one piece (`piece_error`).
 
     Return 0 if a run is not a burst. Its sampling error then already includes these changes, because it is estimated
-    from batches of consecutive samples. Return 0 for a number of tokens too, because it does not depend on the speed of
-    the engine.
+    from batches of consecutive samples. Also return 0 if the metric is a token count, because a token count does not
+    depend on the speed of the engine.
     """
     if metric.unit == "tokens" or not (a.one_burst and b.one_burst):
         return 0.0

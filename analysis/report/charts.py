@@ -256,7 +256,8 @@ def _single_bound(number: int) -> dict[str, Any]:
 def _distribution_chart(name: str) -> Chart:
     """Return the chart of the cumulative distribution of the latency `name`.
 
-    A page lacks the chart of an optional latency without samples, and of token latencies if no tokens are generated."""
+    The page omits the chart if the latency has no samples and is optional, or if no tokens are generated.
+    """
     metric = METRICS[name]
 
     def data(chart_input: ChartInput) -> Data | None:
@@ -419,7 +420,7 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
 
 
 def _has_other_panels(series: Sequence[Series]) -> bool:
-    """Return True if a telemetry curve with a value other than 0 has no panel in the chart of the run over time."""
+    """Return True if a telemetry curve has values other than 0, and the chart of the run over time does not show it."""
     panels = chart_data.telemetry_panels(series)
     return any(any(panel["y"]) and panel["panel"] not in chart_data.MAIN_PANELS for panel in panels)
 

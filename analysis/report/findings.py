@@ -619,7 +619,7 @@ def canaries_sentence(canaries: CanaryFigures) -> str:
 
 
 def expected_finding(summary: Summary) -> Finding | None:
-    """Return a finding on responses that contain the text that their request expects, or None if no request does."""
+    """Return a finding on how many responses contain their expected text, or None if no request states such a text."""
     texts = summary.expected_texts
     if texts is None:
         return None

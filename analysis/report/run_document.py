@@ -315,7 +315,8 @@ def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
 def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -> dict[str, list[Block]]:
     """Return the tables and paragraphs that are shown below the charts, by section id.
 
-    `telemetry` contains the chart of the readings that the section on memory shows."""
+    `telemetry` contains the chart of telemetry readings, which is shown in the section on memory.
+    """
     several = len(drawn) > 1
     summaries = [run.summary for run in drawn]
     names = [run.name for run in drawn]

@@ -176,7 +176,9 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def workloads(self) -> list[WorkloadFacts]:
-        """Properties of the workload, or of the workload of each class of traffic, derived from their texts."""
+        """Properties of the workload of the run, or of each class of traffic. They follow from the values of
+        `--workload`.
+        """
         texts = [facts.workload for facts in self.traffic] or [str(self.plan.get("workload") or "")]
         return [workload_facts(text or "synthetic") for text in texts]
 

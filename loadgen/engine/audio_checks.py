@@ -21,7 +21,7 @@ Mistake = tuple[str, str]
 
 
 def check_audio(plan: Plan, dialect: Dialect) -> None:
-    """Raise PlanError for an option that makes no sense on the endpoint of the dialect, because of audio."""
+    """Raise PlanError for an option about audio that the endpoint lacks, or that an audio endpoint excludes."""
     if dialect.inputs == "recording":
         mistakes = [*_recording_mistakes(plan), *_token_mistakes(plan, dialect)]
     elif dialect.count_by_running is None:

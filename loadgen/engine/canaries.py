@@ -192,7 +192,9 @@ def _is_json(text: str) -> bool:
 
 
 def ends_in_loop(text: str) -> bool:
-    """Return True if the text ends with at least five repetitions of some characters, and at least 100 characters."""
+    """Return True if the text ends with the same string at least five times in a row, which fill 100 characters or
+    more.
+    """
     for period in range(1, min(_MAX_PERIOD, len(text) // _MIN_REPEATS) + 1):
         length = max(_MIN_REPEATS * period, _MIN_LOOP)
         if text[-1] != text[-1 - period] or length > len(text):  # most periods end here

@@ -587,9 +587,9 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 def with_file_endpoint(plan: Plan) -> Plan:
     """Return the plan, with the endpoint that its file requires if the plan names no endpoint.
 
-    A file with lists of chat messages requires the chat endpoint, and recordings require that for transcriptions. The
-    first request of a file of whole requests decides by its path. The responses to whole requests may have any length,
-    because loadgen does not change their bodies.
+    A file with lists of chat messages requires the chat endpoint, and recordings require the endpoint for
+    transcriptions. For a file of whole requests, the path of the first request determines the endpoint. The responses
+    to whole requests may have any length, because loadgen does not change their bodies.
     """
     source = plan.prompt_source
     if isinstance(source, RawRequests):

@@ -142,7 +142,7 @@ def _raise_nice(later: Callable[..., Any]) -> str:
 
 
 def _raise_translators() -> None:
-    """Give the translators to HTTP/2 the nice value of this thread, also for the autogroups of their sessions.
+    """Give the processes that translate to HTTP/2, and their autogroups, the nice value of this thread.
 
     Every response passes through a translator before this client reads it. The value is never restored, because a
     translator serves only this client and ends with it.

@@ -119,9 +119,9 @@ def build_records(
 def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
     """Return True if the whole response arrived before the request was sent.
 
-    Such a response is no answer to the request. The age of the last data proves an early arrival alone if it exceeds
-    the time since the request by more than its uncertainty. Otherwise, the kernel's timestamp must be earlier than the
-    request too. A timestamp alone proves nothing, because a step of the wall clock shifts it.
+    Such a response is no answer to the request. If the age of the last data exceeds the time since the request by more
+    than the uncertainty of this age, that is proof enough. If the difference is smaller, the kernel's timestamp must
+    also be earlier than the request. A timestamp by itself proves nothing, because a step of the wall clock shifts it.
     """
     if exchange.sent_ns is None or exchange.ended_at_ns is None:
         return False

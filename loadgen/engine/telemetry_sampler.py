@@ -281,8 +281,8 @@ class Sampler:
 def open_sampler(plan: Plan, server: Mapping[str, Any], due_ns: Sequence[int] | None) -> Sampler:
     """Open the sampler for a server, its GPUs and the host. `server` holds the ServerFacts from the header.
 
-    The facts of the sampler state why a source is missing. Raises PlanError if an option of the plan requests a source
-    that is missing.
+    If a source is missing, `Sampler.facts` contains the reason. Raises PlanError if an option of the plan requests a
+    source that is missing.
     """
     if not plan.metrics_every_s:
         return Sampler(

@@ -198,8 +198,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     ) -> tuple[Record, Exchange | None]:
         """Send a request on a connection, and return its Record. The Exchange is None if nothing was sent.
 
-        `due_ns` is the due time of a request of a session, which has its final id. None: the request is due now, and
-        gets its id when it is sent. `on_sent` is called with the time of sending."""
+        `due_ns` is the due time of a request that belongs to a session. Such a request already has its final id. If
+        `due_ns` is None, the request is due now, and gets its id when it is sent. `on_sent` is called with the time of
+        sending.
+        """
         target, run = SESSION.target, SESSION.run
         assert target is not None
         assert run is not None

@@ -526,9 +526,11 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 def _with_models(
     keep: Callable[[Record | Telemetry], None], mixes: Sequence[tuple[int, ModelMix | None, int]]
 ) -> Callable[[Record | Telemetry], None]:
-    """Return a function that calls `keep`, after it has set the model of a Record as the plan splits the requests.
+    """Return a function that sets the model of a Record according to the model split of the plan, and then calls
+    `keep`.
 
-    `mixes` has the id of the first request, the models and the seed of each class of traffic."""
+    `mixes` has the id of the first request, the models and the seed of each class of traffic.
+    """
     first_ids = [first_id for first_id, _, _ in mixes]
 
     def keep_with_model(item: Record | Telemetry) -> None:
@@ -825,7 +827,10 @@ class VirtualRun:
                 self._contexts.pop((progress.graph.first_id, index), None)
 
     def _never_send(self, request: Request, ended: Record, why: str) -> None:
-        """Record a request that is not sent, because the request `ended` of its session is not complete."""
+        """Record that a request is never sent, because an earlier request of its session did not complete.
+
+        `ended` is the Record of the earlier request, and `why` is the reason to store.
+        """
         record = unsent_record(request, "abandoned" if ended.state == "abandoned" else "session_ended", why)
         self._write(record)
         self._counts[record.state] += 1

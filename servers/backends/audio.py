@@ -192,7 +192,7 @@ def _is_whole(event: TranscriptEvent, payloads: Sequence[bytes]) -> bool:
 
 
 def _is_event(event: TranscriptEvent) -> bool:
-    """Return True if an object is an event of a stream or an error, so that it need not be a whole transcript."""
+    """Return True if a JSON object is an event of a streamed transcript or an error, and not a whole transcript."""
     return event.type is not None or event.delta is not None or bool(event.error)
 
 
@@ -274,6 +274,6 @@ def _not_audio(body: bytes, answer: Answer) -> str:
 
 
 def note_speech(answer: Answer, request: Request) -> None:
-    """Store the length of speech in the format `pcm`, which only the request states."""
+    """Store the duration of speech in the format `pcm`. PCM has no header, so only the request states this format."""
     if request.body.get("response_format") == PCM_FORMAT and "audio_bytes" in answer.counts:
         answer.counts.setdefault("audio_us", answer.counts["audio_bytes"] * 1_000_000 // PCM_BYTES_PER_S)

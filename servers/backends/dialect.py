@@ -57,7 +57,7 @@ def no_calls(_payloads: Sequence[bytes]) -> Sequence[Any]:
 
 
 def nothing_to_complete(_answer: Answer, _request: Request) -> None:
-    """Leave the answer as it is, for an API whose responses are complete without their requests."""
+    """Do nothing. This is for APIs whose responses contain everything that an Answer needs."""
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
@@ -177,7 +177,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def media_headers(self) -> dict[str, str]:
-        """The headers with the media types of request and response that differ from those of a stream of events."""
+        """The headers Content-Type and Accept, if they differ from those for a JSON request with a stream of events."""
         accept = self.accept or (EVENTS_TYPE if self.streams else JSON_TYPE)
         headers = {"Content-Type": self.content_type} if self.content_type != JSON_TYPE else {}
         return headers if accept == EVENTS_TYPE else headers | {"Accept": accept}

@@ -513,12 +513,13 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, reported: bool) -> None:
     """Store the number of tokens that the server generated and counted, but did not stream (hidden tokens).
 
-    `hidden` is the number of hidden reasoning tokens, 0 if the server reports none. With `reported`, the server reports
-    the number of reasoning tokens, so that no further tokens are hidden. Nothing is stored if the server counted as
-    many tokens as it streamed, unless a chunk has more than MANY_AT_ONCE tokens.
+    `hidden` is the number of hidden reasoning tokens, 0 if the server reports none. `reported` is True if the server
+    reports the number of reasoning tokens. In this case, no other tokens are assumed to be hidden. Nothing is stored if
+    the server's count equals the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
 
-    If every chunk with text was counted as one token, the server's count may be higher for another reason: chunks may
-    have several tokens. The size of the text is therefore stored too, so that a later check can find the reason."""
+    If every chunk with text was counted as one token, a higher count of the server may also mean that chunks have
+    several tokens. The size of the text is therefore stored too, so that a later check can tell the two reasons apart.
+    """
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
     if not any(answer.tokens) or not (missing or has_large_chunk):

@@ -96,8 +96,9 @@ def prompt_tokens(answer: Any) -> int:
 def check_inputs(answer: Answer, request: Request) -> None:
     """Compare the number of results in a response with the number of inputs of its request.
 
-    Missing results are an error, unless the user's field `top_n` allows them. The user's fields may contain further
-    inputs, so the larger number is stored as the number of inputs."""
+    Missing results are an error, unless the user's field `top_n` allows them. If there are more results than inputs,
+    the user's fields contain further inputs, and the number of results is stored as the number of inputs.
+    """
     results = answer.counts.get("inputs")
     if results is None:
         return

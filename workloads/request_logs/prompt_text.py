@@ -1,4 +1,5 @@
-"""Turns the body of a request into one text, whose beginning equals that of another body as far as both are equal.
+"""Turns the body of a request into one text, so that bodies that begin with the same content give texts that begin
+alike.
 
 A server puts tools, the system prompt and the messages into one prompt by its chat template. Two prompts share a
 beginning if these parts are equal in this order. The text of this module has the same property, without the template.

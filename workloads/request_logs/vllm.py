@@ -9,8 +9,9 @@ newer versions vllm/entrypoints/serve/utils/request_logger.py):
     DEBUG 11-05 12:39:35 [logger.py:40] Request ID details: prompt: '...', prompt_token_ids: [...], ...
     INFO 11-05 12:39:35 [logger.py:51] Received request ID: params: SamplingParams(...), lora_request: None.
 
-With `--enable-log-outputs`, other lines have the response. At the level DEBUG, newer versions write its token ids.
-Streamed responses have those of each piece with text, so tokens without text are missing:
+With `--enable-log-outputs`, further lines have the responses. At the level DEBUG, newer versions also write the token
+ids of a response. For a streamed response, these are only the ids of chunks with text, so tokens without text are
+missing:
 
     INFO 11-05 12:39:36 [logger.py:72] Generated response ID (streaming complete): output: '...', output_token_ids: ...
     DEBUG 11-05 12:39:36 [logger.py:98] Generated response ID details: output_token_ids: [...]

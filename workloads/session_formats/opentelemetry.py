@@ -12,8 +12,9 @@ are those of the semantic conventions for generative AI (open-telemetry/semantic
                                  `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.
 
 A request follows the requests that had ended when it started, if the same agent, an agent above it, or a sub-agent made
-them. The time between is its delay. The part of it in which tools ran is the time for tools. A prompt that was recorded
-without messages is generated. It begins with the tokens of the prompt before it in the same agent, if it is longer.
+them. The delay of a request is the time from the end of the requests that it follows to its own start. The part of the
+delay in which tools ran counts as tool time. If a prompt was recorded without messages, a prompt is generated. If it is
+longer than the previous prompt of the same agent, it begins with the tokens of that prompt.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _write_index(folder: Path, below: Sequence[Path], page: Path, output: Output
         print_error(sentence)
     if not runs:
         raise OutputError(f"no run in {folder} can be read.", "Name the folder of a run.")
-    title = f"{folder}: {pluralise(len(runs), 'run')}"
+    title = f"{folder if folder.name else folder.resolve()}: {pluralise(len(runs), 'run')}"
     write_text(page, render(index_document(runs, title, unreadable)))
     if output.as_json:
         print(json.dumps([as_dict(run.summary) for run in runs], indent=2))

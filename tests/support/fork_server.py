@@ -96,7 +96,8 @@ class ForkServer:
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a terminal sends Ctrl-C to the test process only
+                # A terminal sends Ctrl-C to the test process only. A new session would have a share of the CPU of its own.
+                process_group=0,
             )
         return ours
 

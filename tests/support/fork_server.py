@@ -96,7 +96,7 @@ class ForkServer:
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # A terminal sends Ctrl-C to the test process only. A new session would have a share of the CPU of its own.
+                # A terminal sends Ctrl-C to the test process only. A new session would have its own share of the CPU.
                 process_group=0,
             )
         return ours

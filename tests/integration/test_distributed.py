@@ -76,7 +76,11 @@ class Machines:
         """Another machine."""
         own = self.folder / name
         own.mkdir()
-        process = start(own, "--master", f"127.0.0.1:{self.port}", *options, command="worker", LOADGEN_TOKEN=token)
+        # A machine that stays starts several runs. It gets a new interpreter (PYTHONUNBUFFERED asks for one), because
+        # the event loop of a fork may lose the pipe to a process that it starts.
+        fresh = {"PYTHONUNBUFFERED": "1"} if "--stay" in options else {}
+        address = f"127.0.0.1:{self.port}"
+        process = start(own, "--master", address, *options, command="worker", LOADGEN_TOKEN=token, **fresh)
         self._started.append(process)
         return process
 

@@ -280,16 +280,15 @@ class _Measurement:
         progress: OnProgress | None,
         say: Say | None,
     ) -> None:
-        from loadgen.engine.prepare import check_files
-        from loadgen.engine.resolve_server import with_detected_server, with_seed
+        from loadgen.engine.prepare import with_seed_of_run
+        from loadgen.engine.resolve_server import with_detected_server
         from loadgen.folders import run_folder
         from loadgen.plan_fields import command_line
         from loadgen.results import parse_expressions
         from loadgen.servers.own_process import own_process
 
         plan = with_detected_server(plan, say)
-        check_files(plan)
-        plan = with_seed(plan, say)
+        plan = with_seed_of_run(plan, say)
         if plan.repeats > 1:
             raise PlanError(
                 "a plan with repeats has several results, but run returns one",

@@ -88,7 +88,7 @@ def run_load(
     """Run all repeats of the plan, on this machine or on several, and report the results."""
     from loadgen import folders
     from loadgen.engine import prepare
-    from loadgen.engine.resolve_server import command_with_seed, with_detected_server, with_seed
+    from loadgen.engine.resolve_server import command_with_seed, with_detected_server
     from loadgen.load_shorthand import ONE_AT_A_TIME
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
@@ -122,8 +122,7 @@ def run_load(
         run_plan = partial(master.run, spread=spread)
     with folders.run_folder(out, plan.server, plan.label) as folder, _live_page(live, live_port, output) as page:
         with folders.FolderClaim(folder):  # a folder in use is refused before the server is asked
-            prepare.check_files(plan)
-            plan = with_seed(plan, output.say)
+            plan = prepare.with_seed_of_run(plan, output.say)
         run_plan = partial(run_plan, command=redact(command_with_seed(["loadgen", *sys.argv[1:]], plan)))
         if alone:
             run_plan = partial(run_plan, alone=_run_alone(run_plan, plan, folder, output))

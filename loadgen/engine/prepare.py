@@ -37,9 +37,11 @@ from loadgen.engine.resolve_server import (
     has_exact_lengths,
     max_length,
     max_prompt_length,
+    needs_seed,
     request_headers,
     server_for,
     simulated_name,
+    with_seed,
 )
 from loadgen.engine.sent_seeds import note_seed
 from loadgen.engine.vocabulary_cache import vocabulary_cache
@@ -273,12 +275,19 @@ def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
     return result
 
 
-def check_files(plan: Plan) -> None:
-    """Check the files with requests and arrivals that a plan names, before the server is contacted.
+def with_seed_of_run(plan: Plan, say: Say | None) -> Plan:
+    """Return the plan with the seed of its run (loadgen.engine.resolve_server.with_seed).
 
-    Raises the errors that `run` raises for such files. A plan without files is not checked. The run reads the files
-    again.
+    If the server must be contacted for this, the files that the plan names are checked first, so that a mistake in them
+    is found before. Raises the errors that `run` raises for a mistake.
     """
+    if needs_seed(plan):
+        _check_files(plan)
+    return with_seed(plan, say)
+
+
+def _check_files(plan: Plan) -> None:
+    """Check the files with requests and arrivals that a plan names. The run reads the files again."""
     for traffic_class, schedule in scheduled_classes(plan):
         sources = (traffic_class.plan.prompt_source, traffic_class.plan.arrival_process)
         if any(getattr(source, "path", None) for source in sources):

@@ -165,6 +165,11 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     return plan.replaced(server=result.name)
 
 
+def needs_seed(plan: Plan) -> bool:
+    """Return True if the server decides whether the plan needs a random seed."""
+    return plan.seed_choice == "fixed" and not plan.simulated
+
+
 def with_seed(plan: Plan, say: Say | None = None) -> Plan:
     """Return the plan with the seed of its run. Repeats and steps of the run derive their seeds from this seed.
 
@@ -172,7 +177,7 @@ def with_seed(plan: Plan, say: Say | None = None) -> Plan:
     hold the prompts of earlier runs. A run on a simulated server gets the fixed seed, so that it can be reproduced.
     Raises the errors that `server_for` raises.
     """
-    if plan.seed_choice != "fixed" or plan.simulated:
+    if not needs_seed(plan):
         return plan
     facts = _find_server(plan, access_for(plan), say)
     if facts is None:

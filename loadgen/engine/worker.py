@@ -419,15 +419,7 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
         connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.number)
         pool = Pool(connector, spare=spare, meanwhile=queue.draw, use=task.connections)
         max_read_delay_ns = pacer.widest_ns if pacer else int
-        recorder = Recorder(
-            task.dialect,
-            sink,
-            task.number,
-            counts,
-            stamps,
-            max_read_delay_ns,
-            disk_spill,
-        )
+        recorder = Recorder(task.dialect, sink, task.number, counts, stamps, max_read_delay_ns, disk_spill)
         recorder.replica_header = task.replica_header
         recorder.on_head = task.identity.capture
         if canary_log is not None:

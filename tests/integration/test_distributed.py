@@ -76,11 +76,11 @@ class Machines:
         """Another machine."""
         own = self.folder / name
         own.mkdir()
-        # A machine that stays starts several runs. It gets a new interpreter (PYTHONUNBUFFERED asks for one), because
-        # the event loop of a fork may lose the pipe to a process that it starts.
-        fresh = {"PYTHONUNBUFFERED": "1"} if "--stay" in options else {}
-        address = f"127.0.0.1:{self.port}"
-        process = start(own, "--master", address, *options, command="worker", LOADGEN_TOKEN=token, **fresh)
+        words = ("--master", f"127.0.0.1:{self.port}", *options)
+        # A machine that stays starts several runs. The event loop of a fork may lose the pipe to a process that it
+        # starts, so such a machine gets a new interpreter.
+        stays = "--stay" in options
+        process = start(own, *words, command="worker", new_interpreter=stays, LOADGEN_TOKEN=token)
         self._started.append(process)
         return process
 

@@ -202,16 +202,22 @@ def replace_popen(module: Any, forked: type[Forked]) -> None:
 
 
 def start(
-    folder: Path, *arguments: str, command: str = "burst", report: bool = False, **environment: str
+    folder: Path,
+    *arguments: str,
+    command: str = "burst",
+    report: bool = False,
+    new_interpreter: bool = False,
+    **environment: str,
 ) -> subprocess.Popen[str]:
     """Start `loadgen COMMAND --out FOLDER/run ARGUMENTS`, without waiting for its end.
 
     If `report` is False, `burst` and `run` write no HTML report. `environment` is added to the environment variables.
+    With `new_interpreter`, the command is not forked.
     """
     no_report = ["--no-report"] if command in {"burst", "run"} and not report else []
     words = [command, "--out", str(folder / "run"), *no_report, *arguments]
     # Only a new interpreter reads these variables.
-    fresh = any(name.startswith(("LD_", "PYTHON")) for name in environment)
+    fresh = new_interpreter or any(name.startswith(("LD_", "PYTHON")) for name in environment)
     run, words = (subprocess.Popen[str], [sys.executable, "-m", "loadgen", *words]) if fresh else (Forked, words)
     return run(
         words,

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from scipy.stats import kruskal
 
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.replicas import compare_replicas, kruskal_wallis
+from loadgen.analysis.replicas import compare_replicas
 from loadgen.analysis.report.findings import replicas_finding
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.steady_window import frame_of_run
@@ -73,14 +72,6 @@ def test_a_replica_with_few_requests_is_not_compared(tmp_path: Path) -> None:
     records = [answered(number, "b" if number < 10 else "a", 900 if number < 10 else 100) for number in range(60)]
     run = run_of(tmp_path / "run", records)
     assert compare_replicas(frame_of_run(run)) is None
-
-
-def test_the_test_is_that_of_scipy() -> None:
-    """The p-value equals scipy's, with ties and with groups of different sizes."""
-    random = np.random.default_rng(3)
-    groups = [np.round(random.normal(shift, 1, size), 1) for shift, size in ((0, 30), (0.3, 50), (0.1, 21))]
-    assert kruskal_wallis(groups) == pytest.approx(kruskal(*groups).pvalue, rel=1e-9)
-    assert kruskal_wallis([np.ones(20), np.ones(30)]) == 1.0
 
 
 def test_an_older_run_names_no_replica(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_wind
 from loadgen.analysis.telemetry import (
     abandoned_requests,
     check_counters,
+    counted_canaries,
     gauge_values,
     machine_clock,
     memory_use,
@@ -135,7 +136,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         tokens_per_event=tokens_per_event(frame),
         outputs=find_valid_outputs(frame, stats.share_interval),
         answered=find_answered(frame, stats.share_interval),
-        cached_prompts=find_cached_prompts(run, frame, counters),
+        cached_prompts=find_cached_prompts(run, frame, counters, counted_canaries(run)),
         network=describe_path(run, frame, latencies["ttft_s"]),
         response_groups=find_groups(run, frame),
         canaries=compare_canaries(run.canaries, frame, stats.wilson_interval),

@@ -6,13 +6,14 @@ server has seen before, such as those of an earlier run with the same seed, TTFT
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
 from loadgen.analysis.frame import Frame
+from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.runfile import Run
 
 if TYPE_CHECKING:
@@ -51,19 +52,22 @@ class CachedPrompts(msgspec.Struct, frozen=True, kw_only=True):
         return self.share >= MAX_SHARE and not self.repeated
 
 
-def find_cached_prompts(run: Run, frame: Frame, counters: Mapping[str, CounterCheck]) -> CachedPrompts | None:
+def find_cached_prompts(
+    run: Run, frame: Frame, counters: Mapping[str, CounterCheck], canaries: Sequence[Canary] = ()
+) -> CachedPrompts | None:
     """Return the cached prompt tokens of a run, or None if the server does not report them.
 
-    `counters` are the server's counters. They are used if the responses do not state the number.
+    `counters` are the server's counters. They are used if the responses do not state the number. They include the
+    `canaries`. Those during the load repeat prompts, so all of their tokens are assumed to be cached. The share from
+    the counters is therefore a lower bound in a run with canaries.
     """
     source: Literal["responses", "counters"] = "responses"
     tokens, prompt_tokens = count_in_responses(frame)
     server_share = None
     cached, prompts = counters.get(MARK), counters.get("prompt_tokens")
     if cached and prompts and not cached.resets and not prompts.resets:
-        # The counters include canaries (--verify). Those during the load repeat prompts, which may all be cached.
-        repeated_tokens = sum(canary.prompt_tokens or 0 for canary in run.canaries if canary.moment == "during")
-        asked_tokens = sum(canary.prompt_tokens or 0 for canary in run.canaries if canary.moment != "after")
+        repeated_tokens = sum(canary.prompt_tokens or 0 for canary in canaries if canary.moment == "during")
+        asked_tokens = sum(canary.prompt_tokens or 0 for canary in canaries)
         counted, cached_tokens = prompts.server - asked_tokens, max(0, cached.server - repeated_tokens)
         if counted > 0:
             server_share = round(cached_tokens / counted, 4)

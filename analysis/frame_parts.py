@@ -16,6 +16,8 @@ from loadgen.analysis.frame import Booleans, Frame, Integers, Outcome, OutcomeCo
 from loadgen.analysis.row_labels import RowLabels
 from loadgen.analysis.run.runfile import Header, TrafficFacts
 
+NO_REPLICA = "(no replica)"
+"""Name of the part with the requests whose responses name no replica, such as requests without a response."""
 OTHER_COLUMNS = ("chunk_ns", "chunk_tokens", "offsets")
 """Arrays of a Frame that do not have one entry per row."""
 
@@ -28,11 +30,14 @@ def class_indices(ids: Integers, traffic: Sequence[TrafficFacts]) -> NDArray[np.
 
 
 def label_rows(frame: Frame, header: Header) -> Frame:
-    """Return the Frame with the class of traffic and the model of each row.
+    """Return the Frame with the class of traffic, the model and the replica of each row.
 
     The class follows from the id of the request and the header. A Record names its model only if it is not the default
-    model of the run or of the class. Otherwise the name comes from the header.
+    model of the run or of the class. Otherwise the name comes from the header. Requests that no replica answered are
+    grouped under NO_REPLICA.
     """
+    if frame.replicas is not None:
+        frame = replace(frame, replicas=frame.replicas.renamed({"": NO_REPLICA}))
     if not header.traffic:
         if frame.models is None:
             return frame

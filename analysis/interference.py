@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.compare.figures import compare_single_runs
+from loadgen.analysis.compare.parts import part_of_run
 from loadgen.analysis.compare.run_variance import ComparedRun
 from loadgen.analysis.frame import Frame
-from loadgen.analysis.frame_parts import find_part
 from loadgen.analysis.run.errors import RunFileError
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.steady_window import load_run
@@ -33,9 +31,8 @@ def add_interference(run: Run, frame: Frame, summary: Summary) -> None:
     A class whose run is missing or unreadable gets a note in the summary instead."""
     folders = run.header.client.get(ALONE) or {}
     for figures in summary.traffic:
-        part = find_part(frame, figures.name)
         folder = folders.get(figures.name)
-        if part is None or not isinstance(folder, str):
+        if not isinstance(folder, str):
             continue
         path = Path(run.path).parent / folder
         try:
@@ -43,12 +40,8 @@ def add_interference(run: Run, frame: Frame, summary: Summary) -> None:
         except RunFileError as error:
             summary.run.notes = [*summary.run.notes, f"{figures.name} cannot be compared with its run alone: {error}"]
             continue
-        together = replace(
-            summary, requests=figures.requests, throughput=figures.throughput, latencies=figures.latencies
-        )
-        rows = compare_single_runs(
-            ComparedRun(alone, alone_frame, summarise(alone, alone_frame)), ComparedRun(run, part, together), FIGURES
-        )
+        together = part_of_run(ComparedRun(run, frame, summary), figures.name)
+        rows = compare_single_runs(ComparedRun(alone, alone_frame, summarise(alone, alone_frame)), together, FIGURES)
         figures.interference = [
             Interference(
                 figure=row.figure,

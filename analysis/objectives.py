@@ -61,7 +61,7 @@ HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p9
   latencies    {", ".join(LATENCIES)}
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
-  parts        'chat: ttft.p99 < 500ms' judges one class of traffic or one model
+  parts        'chat: ttft.p99 < 500ms' judges one class of traffic, model or replica
   bounds       us, ms or s for latencies and {SKEW}; a plain number for reasoning_tokens and rtf;
                a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
 
@@ -248,7 +248,7 @@ class ByLatency(dict[str, Description]):
 
 
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
-    """Raise ObjectiveError if an objective names a class of traffic or a model.
+    """Raise ObjectiveError if an objective names a class of traffic, a model or a replica.
 
     `option` is the option with the objectives. It accepts only objectives on all requests.
     """
@@ -261,7 +261,7 @@ def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
 
 
 def part_of(expression: str) -> str:
-    """Return the class of traffic or the model that an objective names, or an empty string if it names none."""
+    """Return the class of traffic, the model or the replica that an objective names, or "" if it names none."""
     figure_text = _COMPARISON.split(expression, maxsplit=1)[0]
     return figure_text.rpartition(":")[0].strip()
 
@@ -325,7 +325,7 @@ def _objective(text: str) -> Objective:
     part = part_of(text)
     _, colon, figure_text = figure_text.rpartition(":")
     if colon and not part:
-        raise ValueError("no class of traffic or model is named before the colon")
+        raise ValueError("no class of traffic, model or replica is named before the colon")
     figure, dot, statistic = figure_text.strip().partition(".")
     if figure in LATENCIES:
         if not statistic:

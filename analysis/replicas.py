@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from loadgen.analysis.frame import Frame
+from loadgen.analysis.frame_parts import NO_REPLICA
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.summary import ReplicaDifference
 
@@ -23,11 +24,11 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
     test assumes independent requests. Requests that wait for each other in one queue are not independent, so a minimum
     ratio of the medians is required too.
     """
-    if frame.replicas is None or len(frame.replicas.names) < 2:
+    if frame.replicas is None:
         return None
     ttft_s = METRICS["ttft_s"].rows(frame)
     known = frame.sampled & ~np.isnan(ttft_s)
-    samples = {name: ttft_s[known & frame.replicas.rows(name)] for name in frame.replicas.names if name}
+    samples = {name: ttft_s[known & frame.replicas.rows(name)] for name in frame.replicas.names if name != NO_REPLICA}
     compared = {name: values for name, values in samples.items() if len(values) >= MIN_REQUESTS}
     if len(compared) < 2:
         return None

@@ -63,10 +63,10 @@ def find_groups(run: Run, frame: Frame) -> ResponseGroups | None:
 
 
 def _lengths_differ(frame: Frame) -> bool:
-    """Return True if the requested prompt or output lengths of the measured requests differ."""
+    """Return True if the requested lengths of prompts, outputs or recordings differ among the measured requests."""
     return any(
         len(np.unique(column[frame.measured & ~np.isnan(column)])) > 1
-        for column in (frame.prompt_asked, frame.output_asked)
+        for column in (frame.prompt_asked, frame.output_asked, frame.audio_s)
     )
 
 

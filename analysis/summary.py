@@ -657,13 +657,13 @@ class SessionFigures(msgspec.Struct, kw_only=True):
 
 
 class PartFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Figures of a part of the requests of a run: those for one model, or those of one class of traffic.
+    """Figures of a part of the requests of a run: of one model, class of traffic or replica.
 
     The parts add up to the run: their numbers of requests and tokens, and their rates, which all refer to the window of
     the whole run."""
 
     name: str
-    """Name of the model or of the class."""
+    """Name of the model, the class or the replica."""
     requests: RequestCounts
     prompt_tokens: int
     """Prompt tokens that the server reported for the requests sent."""

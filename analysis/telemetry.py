@@ -23,6 +23,7 @@ import numpy as np
 
 from loadgen.analysis.format import pluralise
 from loadgen.analysis.frame import Booleans, Frame, sum_known
+from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import round_to_ns
 from loadgen.analysis.summary import (
@@ -241,6 +242,7 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
         valid = [reading for reading in valid if reading.at_s >= first.at_s]
     counted = np.ones(len(frame), np.bool_) if first and first.moment == "idle" else frame.measured
     obstacle = AUDIO_OBSTACLE if frame.has_audio else _comparison_obstacle(run, all_readings, valid, first)
+    canaries = counted_canaries(run)
     checks = {}
     for counter in (*COMPARED, *SERVER_ONLY):
         growth, resets = _growth(valid, counter)
@@ -250,7 +252,7 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
             if counter in COMPARED:
                 check.why = obstacle
                 if not obstacle:
-                    by_canaries = _growth_by_canaries(run, counter, first)
+                    by_canaries = _growth_by_canaries(canaries, counter)
                     _compare(check, counter, growth - by_canaries, frame, counted, run)
                     check.client = (check.client or 0) + by_canaries
                     if check.client_most is not None:
@@ -339,14 +341,21 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
     return growth, sum(now < before for before, now in pairwise(known))
 
 
-def _growth_by_canaries(run: Run, counter: str, first: Reading | None) -> int:
-    """Return by how much a counter of the server has grown because of canaries (--verify).
+def counted_canaries(run: Run) -> list[Canary]:
+    """Return the canaries (--verify) that are included in the growth of the server's counters.
 
     The counters are last read before the final canaries, so these do not count. The canaries before the load count only
-    if the reading `first` was taken before them.
+    if the first reading was taken before them.
     """
+    if not run.canaries:
+        return []
+    first = next((reading for reading in readings(run, "server") if not reading.gap and reading.moment in BEFORE), None)
     moments = ("before", "during") if first and first.moment == "idle" else ("during",)
-    asked = [canary for canary in run.canaries if canary.moment in moments]
+    return [canary for canary in run.canaries if canary.moment in moments]
+
+
+def _growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
+    """Return by how much a counter of the server has grown because of the canaries `asked`."""
     if counter == "requests_finished":
         return sum(canary.state == "complete" for canary in asked)
     if counter not in ("prompt_tokens", "output_tokens"):

@@ -26,7 +26,8 @@ class ComparedClass:
 def compare_classes(
     a: Sequence[ComparedRun], b: Sequence[ComparedRun], margin: float, run_variation: float, invalid: str
 ) -> list[ComparedClass]:
-    """Compare each class that all runs have. The level of 5% holds for all figures of all classes together.
+    """Compare each class that all runs have. The level of 5% holds for all figures of all classes together,
+    in addition to the 5% of the comparison of the whole runs.
 
     `invalid` is the reason why no figure can have a verdict; empty if there is none."""
     runs = (*a, *b)
@@ -34,7 +35,7 @@ def compare_classes(
     names = [name for name in names if all(name in [part.name for part in run.summary.traffic] for run in runs)]
     tested: list[tuple[str, ComparedFigure]] = []
     for name in names:
-        parts_a, parts_b = ([_part(run, name) for run in group] for group in (a, b))
+        parts_a, parts_b = ([part_of_run(run, name) for run in group] for group in (a, b))
         if len(a) == len(b) == 1:
             rows = compare_single_runs(parts_a[0], parts_b[0], PART_FIGURES, run_variation)
         else:
@@ -47,7 +48,7 @@ def compare_classes(
     ]
 
 
-def _part(run: ComparedRun, name: str) -> ComparedRun:
+def part_of_run(run: ComparedRun, name: str) -> ComparedRun:
     """Return the data of one class of a run, in the form of a run."""
     frame = find_part(run.frame, name)
     figures = next(part for part in run.summary.traffic if part.name == name)

@@ -253,6 +253,10 @@ def _single_bound(number: int) -> dict[str, Any]:
     return _line(f"{bound}.x", f"{bound}.y", hover, line=look, name=f"{bound}.name", single_run=True)
 
 
+DISTRIBUTIONS = ("e2e_s", "first_audio_s", "ttft_s", "tpot_s", "itl_s")
+"""Latencies whose distribution has a chart."""
+
+
 def _distribution_chart(name: str) -> Chart:
     """Return the chart of the cumulative distribution of the latency `name`.
 
@@ -699,7 +703,7 @@ CHARTS: dict[str, Chart] = {
             "Points above decoded too slowly: look at the batch size and at memory bandwidth.",
             shape="wide",
         ),
-        *(_distribution_chart(name) for name in ("e2e_s", "first_audio_s", "ttft_s", "tpot_s", "itl_s")),
+        *(_distribution_chart(name) for name in DISTRIBUTIONS),
         Chart(
             "parts",
             "parts",

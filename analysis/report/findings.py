@@ -573,9 +573,9 @@ def canary_findings(summary: Summary) -> list[Finding]:
 
 
 def _canaries_level(canaries: CanaryFigures) -> Level:
-    """Return `error` for wrong answers of a server whose answers are reproducible without load."""
+    """Return `error` for wrong answers of a server whose answers are known to be reproducible without load."""
     if canaries.wrong:
-        return "error" if canaries.alone_same == canaries.alone else "warning"
+        return "error" if canaries.alone and canaries.alone_same == canaries.alone else "warning"
     if not canaries.answers or canaries.failed:
         return "warning"
     return "ok" if canaries.same == canaries.answers else "note"
@@ -613,6 +613,8 @@ def canaries_sentence(canaries: CanaryFigures) -> str:
             f"Without load, {canaries.alone - canaries.alone_same:,} of {canaries.alone:,} answers after the load also "
             "differ from those before, so the server's answers are not reproducible."
         )
+    if not canaries.alone:
+        parts.append("None was answered after the load, so it is unknown whether the answers are reproducible.")
     if canaries.failed:
         parts.append(f"{pluralise(canaries.failed, 'request')} with canaries failed.")
     return " ".join(parts)
@@ -735,7 +737,7 @@ def network_finding(summary: Summary) -> Finding | None:
     if not texts:
         return None
     large = slow and network.ttft_share is not None and network.ttft_share >= RTT_SHARE_MAX
-    return Finding("network", "warning" if large else "note", " ".join(texts), "failures")
+    return Finding("network", "warning" if large else "note", " ".join(texts), "latencies")
 
 
 def _counted_by_chunks(summary: Summary) -> int:

@@ -29,6 +29,7 @@ from loadgen.analysis.report import Block, Document, Paragraph, Section, finding
 from loadgen.analysis.report.charts import (
     CHARTS,
     DASHES,
+    DISTRIBUTIONS,
     PALETTE,
     Chart,
     ChartInput,
@@ -383,7 +384,7 @@ def _few_samples(summaries: Sequence[Summary]) -> list[Block]:
     thin = {
         percentile
         for summary in summaries
-        for name in tables.PAGE_LATENCIES
+        for name in DISTRIBUTIONS
         for percentile in ("p50", "p99")
         if percentile in summary.latencies[name].thin and summary.latencies[name].n
     }

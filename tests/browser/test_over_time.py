@@ -109,6 +109,7 @@ def test_each_failure_is_marked_in_every_panel_in_the_colour_of_failures(opened:
         ".map(([, {domain}]) => domain[0])"
     )
     assert sorted(set(marks["y"][::9])) == sorted(bottoms)
+    assert all(top > bottom for bottom, top in zip(marks["y"][::3], marks["y"][1::3], strict=True))
     lines = {trace["name"]: trace for trace in traces if trace["name"] in ("failed", "rejected")}
     assert {line["line"] for line in lines.values()} == {bad}
     assert [sum(value > 0 for value in lines[name]["y"]) for name in ("failed", "rejected")] == [2, 1]

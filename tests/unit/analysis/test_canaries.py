@@ -125,6 +125,13 @@ def test_the_finding_weighs_the_evidence(during: list[str], after: str, level: s
     assert said in finding.sentence
 
 
+def test_wrong_answers_without_a_check_after_the_load_are_a_warning(tmp_path: Path) -> None:
+    """If no canary was answered after the load, it is unknown whether the server's answers are reproducible."""
+    (finding,) = canary_findings(summary_of(tmp_path / "run", [*BEFORE, canary(0, ANSWERS[1])]))
+    assert finding.level == "warning"
+    assert "None was answered after the load" in finding.sentence
+
+
 @pytest.mark.parametrize(("same", "verdict"), [(20, "pass"), (19, "fail")])
 def test_an_objective_judges_canaries(same: int, verdict: str, tmp_path: Path) -> None:
     """`--assert 'canary >= 99%'` fails if one of 20 answers differs."""

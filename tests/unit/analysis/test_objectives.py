@@ -124,7 +124,7 @@ def test_an_objective_may_name_a_class_or_a_model() -> None:
     (objective,) = parse(["llama:70b: ttft.p99 < 1s"])
     assert (objective.part, objective.figure, objective.statistic) == ("llama:70b", "ttft", "p99")
     assert parse(["ttft.p99 < 1s"])[0].part == ""
-    with pytest.raises(ObjectiveError, match="no class of traffic or model is named before the colon"):
+    with pytest.raises(ObjectiveError, match="no class of traffic, model or replica is named before the colon"):
         parse([": ttft.p99 < 1s"])
 
 

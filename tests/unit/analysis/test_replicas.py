@@ -74,6 +74,14 @@ def test_a_replica_with_few_requests_is_not_compared(tmp_path: Path) -> None:
     assert compare_replicas(frame_of_run(run)) is None
 
 
+def test_requests_without_a_response_are_a_part_of_their_own(tmp_path: Path) -> None:
+    """Requests that no replica answered have a row with a name, so that the parts add up, and are not compared."""
+    records = [answered(number, "" if number % 4 == 0 else "node-0", 100) for number in range(80)]
+    summary = summarise(run_of(tmp_path / "run", records))
+    assert {part.name: part.requests.complete for part in summary.replicas} == {"(no replica)": 20, "node-0": 60}
+    assert summary.replica_difference is None
+
+
 def test_an_older_run_names_no_replica(tmp_path: Path) -> None:
     """Runs without names have no figures per replica."""
     summary = summary_of(tmp_path, {"": ttfts(100)})

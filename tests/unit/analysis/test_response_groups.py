@@ -90,6 +90,17 @@ def test_requests_that_differ_explain_groups(tmp_path: Path) -> None:
     assert summary_of(tmp_path, records).response_groups is None
 
 
+def test_recordings_of_different_lengths_explain_groups(tmp_path: Path) -> None:
+    """Long recordings take longer than short ones, although their number of tokens is unknown."""
+    slow = np.arange(200) % 2 == 1
+    records = requests(np.where(slow, 1000, 100) * jitter(200))
+    records = [
+        replace(record, marks={"audio_us": 30_000_000 if is_slow else 5_000_000})
+        for record, is_slow in zip(records, slow, strict=True)
+    ]
+    assert summary_of(tmp_path, records).response_groups is None
+
+
 def test_a_few_outliers_are_no_group(tmp_path: Path) -> None:
     """One request in twenty that is slow is a tail, and the percentiles describe it."""
     slow = np.arange(200) % 20 == 7

@@ -17,7 +17,7 @@ from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.base import ServerFacts
 from loadgen.servers.backends.dialect import Route
 from loadgen.servers.errors import CacheResetError, UnauthorizedError
-from loadgen.servers.json_client import JsonClient, JsonResponse
+from loadgen.servers.json_client import JsonClient
 from loadgen.servers.telemetry import GapError, ServerMetrics
 
 ResetResult = Literal["emptied", "unused", "unchecked"]
@@ -25,7 +25,8 @@ ResetResult = Literal["emptied", "unused", "unchecked"]
 
 - `emptied`: the server used its cache before the reset, and not afterwards.
 - `unused`: the server did not use its cache before either, so it has none or it is turned off.
-- `unchecked`: the server has no counter of cached prompt tokens, or no route for a request of one token."""
+- `unchecked`: the server has no counter of cached prompt tokens, the counter could not be read, or the server has no
+  route for a request of one token."""
 PROBE_WORDS = 200
 """Words of the prompt that is sent to check the cache. Caches hold whole blocks of tokens, usually 16."""
 COUNTER_LAG_S = 2.0
@@ -54,24 +55,21 @@ def reset_prefix_cache(facts: ServerFacts, access: Access = NO_AUTH, timeout_s: 
                 raise CacheResetError(f"{facts.url} has no route {reset.path}", reset.hint)
             if response.status != 200:
                 raise CacheResetError(
-                    f"{facts.url} did not empty its cache: {_words(response)}", "wait until no request runs"
+                    f"{facts.url} did not empty its cache: {response.words}", "wait until no request runs"
                 )
             if uses_cache is None:
                 return "unchecked"
             if not uses_cache:
                 return "unused"
-            if probe.grows():
+            still_uses_cache = probe.grows()
+            if still_uses_cache is None:
+                return "unchecked"
+            if still_uses_cache:
                 raise CacheResetError(
                     f"{facts.url} answered 200 to {reset.path}, but still uses its prefix cache",
                     "requests of other clients keep it from emptying the cache: wait for them",
                 )
             return "emptied"
-
-
-def _words(response: JsonResponse) -> str:
-    """Return the status and the server's message. SGLang sends plain text."""
-    text = " ".join(response.content.decode("utf-8", "replace").split())
-    return f"{response.status}: {text}"[:300]
 
 
 class _CacheProbe:
@@ -92,9 +90,13 @@ class _CacheProbe:
         self._send()
         return self.grows()
 
-    def grows(self) -> bool:
-        """Send the prompt, and return True if the counter of cached prompt tokens then grows."""
-        before = self._count() or 0.0
+    def grows(self) -> bool | None:
+        """Send the prompt, and return True if the counter of cached prompt tokens then grows.
+
+        Return None if the counter cannot be read before."""
+        before = self._count()
+        if before is None:
+            return None
         self._send()
         until_s = time.monotonic() + COUNTER_LAG_S
         while time.monotonic() < until_s:

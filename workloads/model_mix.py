@@ -8,7 +8,9 @@ of a session go to the model of the session's first request.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate
 
 import msgspec
@@ -40,15 +42,22 @@ class ModelMix(msgspec.Struct, frozen=True):
 
     def choose(self, seed: int, number: int) -> str:
         """Return the model of the request with this id, or of the session whose first request has this id."""
-        point = random_stream(seed, f"model/{number}")() * float(sum(self.weights))
-        limits = accumulate(map(float, self.weights))
-        return next((model for model, limit in zip(self.models, limits, strict=True) if point < limit), self.models[-1])
+        limits = _limits(self.weights)
+        point = random_stream(seed, f"model/{number}")() * limits[-1]
+        return self.models[min(bisect_right(limits, point), len(self.models) - 1)]
 
     def __str__(self) -> str:
         pairs = zip(self.models, self.weights, strict=True)
         return ",".join(f"{model}={format_number(weight)}" for model, weight in pairs)
 
 
+@lru_cache
+def _limits(weights: tuple[Fraction, ...]) -> list[float]:
+    """Return the sums of the weights up to each model."""
+    return list(accumulate(map(float, weights)))
+
+
+@lru_cache  # a user of `loadgen ui` looks at the split for each request
 def parse(text: str) -> ModelMix | None:
     """Parse the text of `--model`. Return None if the text is the name of a single model.
 

@@ -164,7 +164,7 @@ def _flac_duration_us(begin: bytes) -> int:
 
     The first block of the file contains the sample rate (20 bits) and the number of samples (36 bits), as RFC 9639
     defines in section 8.2."""
-    if begin[:4] != b"fLaC" or begin[4] & 0x7F or len(begin) < 26:
+    if len(begin) < 26 or begin[:4] != b"fLaC" or begin[4] & 0x7F:
         return 0
     numbers = int.from_bytes(begin[18:26])
     samples_per_s = numbers >> 44

@@ -175,9 +175,7 @@ class LiveTarget(msgspec.Struct):
 
     def numbered(self, request: Request) -> Request:
         """Return a copy of the Request with the next id, and with its model if the plan splits requests over models."""
-        result = replace(request, id=next(self._ids))
-        mix = self.plan.model_mix
-        return result if mix is None else mix.with_model(self.plan.seed, result)
+        return self.with_model(replace(request, id=next(self._ids)))
 
     def session(self, dialect: Dialect) -> tuple[SessionGraph | Session, int]:
         """Return the plan's next session, and the number by which its request ids must be shifted.

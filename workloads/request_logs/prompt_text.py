@@ -7,7 +7,7 @@ beginning if these parts are equal in this order. The text of this module has th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -62,10 +62,22 @@ def output_of(response: Any, notes: LogNotes) -> str | None:
     return "".join(_text(part, notes) for part in parts) or None
 
 
+TOKEN_ID_LIMIT = 1 << 63
+"""Token ids are stored in 64 bits. Vocabularies are much smaller."""
+
+
+def token_ids(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Return the token ids of a prompt. Raises WorkloadError for a number that is no token id."""
+    ids = tuple(numbers)
+    if any(not 0 <= number < TOKEN_ID_LIMIT for number in ids):
+        raise WorkloadError("its prompt has a number that is no token id", "correct or remove the line")
+    return ids
+
+
 def _single_prompt(content: Sequence[Any]) -> str | tuple[int, ...]:
     """Return the only prompt of a list. Raises WorkloadError if the list has several prompts."""
     if all(type(item) is int for item in content):
-        return tuple(content)
+        return token_ids(content)
     if len(content) > 1:
         raise WorkloadError(
             f"has {len(content)} prompts in one body, but a request has one response", "write one line per prompt"
@@ -74,7 +86,7 @@ def _single_prompt(content: Sequence[Any]) -> str | tuple[int, ...]:
     if isinstance(item, str):
         return item
     if isinstance(item, list) and all(type(token) is int for token in item):
-        return tuple(item)
+        return token_ids(item)
     raise WorkloadError("its prompt is neither text nor token ids", "correct or remove the line")
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.workloads.request_logs.logged import LoggedRequest, LogNotes, PromptContent
+from loadgen.workloads.request_logs.prompt_text import token_ids
 from loadgen.workloads.session_formats.rows import RowStore, file_lines, row_store
 from loadgen.workloads.spec_syntax import NS_PER_S, WorkloadError
 from loadgen.workloads.traces import parse_date
@@ -127,7 +128,7 @@ def _store_outputs(path: Path, outputs: RowStore) -> None:
         if tokens:
             length = f"{tokens}"
         elif literal is not None:
-            text = _text_of(literal[1])
+            text = _text_of(literal[1], f"{path}, line {entry.line}")
             streamed = _STREAMED.fullmatch(text)
             length = streamed[1] if streamed else f"'{text}"
         elif " details: " in entry.rest:
@@ -189,13 +190,18 @@ def _prompt(rest: str, where: str) -> PromptContent | None:
         return None
     ids = _IDS.search(rest, match.end())
     if ids is not None and re.search(r"\d", ids[1]):
-        return tuple(map(int, ids[1].strip("[]").split(",")))
-    return None if match[1] == "None" else _text_of(match[1])
+        return token_ids(map(int, ids[1].strip("[]").split(",")))
+    return None if match[1] == "None" else _text_of(match[1], where)
 
 
-def _text_of(literal: str) -> str:
-    """Return the text of a literal that Python's `repr` has written."""
-    return str(literal_eval(literal))
+def _text_of(literal: str, where: str) -> str:
+    """Return the text of a literal that Python's `repr` has written. `where` is the place in the file.
+
+    Raises WorkloadError if the literal is damaged."""
+    try:
+        return str(literal_eval(literal))
+    except (ValueError, SyntaxError):
+        raise WorkloadError(f"{where}: the text in quotes is damaged", CUT_HINT) from None
 
 
 class _Clock:

@@ -365,6 +365,17 @@ WRONG: list[tuple[str, str, str]] = [
     ("INFO Received request a: params: SamplingParams(), lora_request: None.\n", "no request is left", "another log"),
     ("INFO 11-05 12:39:35 [x] Received request a: prompt: 'Hel\n", "line 1: the request a is incomplete", "remove"),
     (
+        "INFO 11-05 12:39:35 [x] Received request a: prompt: 'C:\\users', params: SamplingParams(), "
+        "prompt_token_ids: None, prompt_embeds shape: None, lora_request: None.\n",
+        "line 1: the text in quotes is damaged",
+        "",
+    ),
+    (
+        '{"body": {"prompt": [9223372036854775808], "model": "m"}}\n',
+        "a number that is no token id",
+        "correct or remove the line",
+    ),
+    (
         "INFO [x] Received request a: prompt: 'Hi', params: SamplingParams(), lora_request: None.\n",
         "line 1: there is no time in front of the message",
         "keep the beginning of the lines",

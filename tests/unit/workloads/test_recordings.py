@@ -55,6 +55,7 @@ def test_the_header_of_a_wav_file_is_read() -> None:
         ("cut.WAV", SyntheticRecording(2, "a").content()[: 44 + 32_000], 1_000_000),
         ("a.flac", FLAC, 2_500_000),
         ("a.flac", b"fLaC" + bytes(30), 0),
+        ("a.flac", b"fLaC", 0),
         ("a.mp3", b"ID3" + bytes(30), 0),
     ],
 )

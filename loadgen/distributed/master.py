@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -45,6 +45,8 @@ LEAD_NS = 300_000_000
 
 In this time the order reaches the workers of every machine, and the workers begin to wait for the start.
 """
+FIELDS_OF_CLASSES = ("endpoint", "input_tokens", "output_tokens", "audio_seconds")
+"""Fields of the header's plan that describe only the first class of traffic."""
 MEASURE_LIMIT_S = 30.0
 MAX_SAMPLES = 10_000
 """Maximum number of clock samples per machine. Beyond it, samples in the middle are deleted, and the first and newest
@@ -129,9 +131,22 @@ def run(
         tasks = prepared.tasks
         per_machine = len(tasks) // spread.machines
         shares = [tasks[first : first + per_machine] for first in range(0, len(tasks), per_machine)]
-        master = Master(link, prepared.header, shares, spread, folder, say, on_progress)
+        fields = plan_of_machines(total, prepared.header.plan)
+        master = Master(link, prepared.header, shares, spread, fields, folder, say, on_progress)
         with master.interrupts.counting():
             return master.run(open_sampler(total, prepared.header.server, prepared.schedule.due_ns))
+
+
+def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the plan that the machines carry out, from the plan in the header of the run.
+
+    If the plan has classes of traffic, the header states some fields of the first class, which the other classes must
+    not inherit. These fields are taken from `plan`.
+    """
+    if not plan.traffic:
+        return dict(header_plan)
+    stated = plan.to_dict()
+    return dict(header_plan) | {name: stated.get(name) for name in FIELDS_OF_CLASSES}
 
 
 @dataclass(slots=True)
@@ -144,6 +159,8 @@ class Master:
     _tasks: Sequence[Sequence[WorkerTask]]
     """Tasks of all workers, grouped into one share per machine."""
     _spread: MachinePlan
+    _plan: Mapping[str, Any]
+    """Fields of the plan that the machines carry out."""
     _folder: Path
     _say: Say
     _on_progress: OnProgress
@@ -460,7 +477,7 @@ class Master:
         index = self._places.index(None)
         self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
-        plan = {**self._header.plan, "url": self._header.server["url"]}
+        plan = {**self._plan, "url": self._header.server["url"]}
         self._link.send(
             protocol.Assign(plan, machine.workers[0], len(machine.tasks), machine.tasks[0].id_prefix), machine.node
         )

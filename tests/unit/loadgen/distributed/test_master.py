@@ -87,7 +87,7 @@ def master_of(script: Script, workers: int, say: Any = unheard, folder: Path = P
     header = Header(version="", started_at="", start_ns=0, plan={}, server=SERVER)
     places = [[task(worker)] for worker in range(workers)]
     spread = MachinePlan(workers, Address("127.0.0.1"), 0.1)
-    return Master(script, header, places, spread, folder, say, unheard)  # type: ignore[arg-type]
+    return Master(script, header, places, spread, header.plan, folder, say, unheard)  # type: ignore[arg-type]
 
 
 def after(*events: protocol.Event) -> tuple[Master, Script, list[str]]:
@@ -211,3 +211,11 @@ def test_the_rest_of_a_lost_task_counts_where_it_is_known(load: dict[str, Any], 
     prompts = SimpleNamespace(has_sessions=load.get("of_sessions", False), has_graphs=False)
     lost = SimpleNamespace(schedule=schedule, prompts=prompts, requests=lambda: iter(range(5)))
     assert WorkerTask.planned(lost, 2) == expected  # type: ignore[arg-type]
+
+
+def test_machines_get_the_plan_without_the_settings_of_the_first_class(tmp_path: Path) -> None:
+    """The header states the endpoint of the first class. A class without an endpoint must not inherit it elsewhere."""
+    traffic = [{"name": "a", "endpoint": "embeddings", "rate": 5}, {"name": "b", "rate": 5}]
+    plan = Plan(server="vllm", traffic=traffic, duration_s=1.0)
+    header_plan = plan.to_dict() | {"endpoint": "embeddings", "output_tokens": 0}
+    assert Plan(**master.plan_of_machines(plan, header_plan)) == plan

@@ -437,6 +437,11 @@ def _virtual_load(plan: Plan) -> VirtualLoad:
                 f"[[traffic]] {traffic_class.name!r}: in virtual time, a class cannot wait for responses or for places",
                 "Give it a rate or other arrivals, or use loadgen run --simulated.",
             )
+        if own.cancel != plan.cancel or own.timeout_s != plan.timeout_s:
+            raise PlanError(
+                f"[[traffic]] {traffic_class.name!r}: virtual time has one cancel and one timeout_s for all classes",
+                "State them above the tables, or use loadgen run --simulated.",
+            )
         endpoint = endpoint_dialect(own.server, own.endpoint).endpoint
         traffic.append(
             traffic_facts(
@@ -867,7 +872,9 @@ class VirtualRun:
         end_ns = instants[-1] if stopped_ns is None else stopped_ns
         error: tuple[ErrorKind, str] | None = None
         gives_up_ns = request.gives_up_ns
-        if self._cancellation and (request.gives_up_at_end or (gives_up_ns is not None and gives_up_ns <= end_ns)):
+        all_tokens_came = stopped_ns is None
+        gives_up = all_tokens_came if request.gives_up_at_end else gives_up_ns is not None and gives_up_ns <= end_ns
+        if self._cancellation and gives_up:
             error = ("abandoned", self._cancellation.detail)
             end_ns = end_ns if gives_up_ns is None else gives_up_ns
             instants = [instant for instant in instants if instant <= end_ns]

@@ -342,3 +342,17 @@ def test_bodies_that_cannot_be_counted(tmp_path: Path, line: dict[str, Any], why
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(WorkloadError, match=why):
         simulated(tmp_path, **AS_THEY_ARE, workload=f"requests:{path}")
+
+
+def test_a_request_that_times_out_before_its_token_is_not_abandoned(tmp_path: Path) -> None:
+    """Clients that would give up after 100 tokens have fewer when the timeout expires, so their requests time out."""
+    run = simulated(tmp_path, n=20, output_tokens=200, cancel="100% after 100 tokens", timeout_s=0.5)
+    assert {(record.state, record.error_kind) for record in run.records} == {("failed", "timeout")}
+    assert all(len(record.chunk_ns) < 100 for record in run.records)
+
+
+def test_a_class_cannot_have_its_own_timeout_in_virtual_time(tmp_path: Path) -> None:
+    """A setting that the simulation does not follow is refused."""
+    traffic = [{"name": "a", "rate": 5, "timeout_s": 1.0}, {"name": "b", "rate": 5}]
+    with pytest.raises(PlanError, match=r"'a': virtual time has one cancel and one timeout_s"):
+        simulated(tmp_path, n=None, traffic=traffic, duration_s=2.0)

@@ -101,7 +101,13 @@ def compare_canaries(canaries: Sequence[Canary], frame: Frame, interval: Interva
     complete = [canary for canary in canaries if canary.state == "complete"]
     cancelled = sum(canary.error_kind == "cancelled" for canary in canaries)
     alone = {canary.number: canary for canary in complete if canary.moment == "before"}
-    during = [canary for canary in complete if canary.moment == "during" and canary.number in alone]
+    # The last canaries of the moment `during` may be sent when no request of the load is left.
+    load_end_ns = float(np.nanmax(frame.end_ns[frame.measured], initial=-np.inf))
+    during = [
+        canary
+        for canary in complete
+        if canary.moment == "during" and canary.number in alone and (canary.sent_ns or 0) <= load_end_ns
+    ]
     after = [canary for canary in complete if canary.moment == "after" and canary.number in alone]
     kinds = [classify(canary, alone) for canary in during]
     loads = in_flight_at(frame, np.array([canary.sent_ns or 0 for canary in during], float))

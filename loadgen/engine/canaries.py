@@ -216,8 +216,13 @@ class TextChecker:
         """Check the text of a response if it is complete and one of those that are checked."""
         if exchange is None or record.state != "complete":
             return
+        dialect = exchange.dialect or self._dialect
+        if not dialect.streams:  # such as embeddings, which have no text
+            return
         self._complete += 1
         if self._complete > FIRST_CHECKED and self._complete % CHECKED_EVERY:
             return
-        text = answer_text(exchange, exchange.dialect or self._dialect)
+        text = answer_text(exchange, dialect)
+        if not text and record.finish_reason in ("tool_calls", "tool_use"):
+            return
         record.marks = record.marks | {"checked_text": 1} | suspect_marks(text, record.finish_reason)

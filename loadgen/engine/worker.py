@@ -356,7 +356,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     # Ask the canaries without load. Their answers are kept in memory, too.
     asker: CanaryAsker | None = None
     if task.canaries is not None:
-        asker = _canary_asker(task, task.canaries, build_driver, drivers)
+        asker = _canary_asker(task, task.canaries, build_driver, drivers, orders)
         await asker.ask_alone("before")
 
     # Open the connections, report that this worker is ready, and wait for the start.
@@ -442,15 +442,19 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
 
 
 def _canary_asker(
-    task: WorkerTask, canaries: CanaryTask, build_driver: BuildDriver, drivers: list[Driver]
+    task: WorkerTask, canaries: CanaryTask, build_driver: BuildDriver, drivers: list[Driver], orders: _Orders
 ) -> CanaryAsker:
-    """Return the object that asks the canaries. Its drivers are appended to `drivers`, so that they can be stopped."""
+    """Return the object that asks the canaries. Its drivers are appended to `drivers`, so that they can be stopped.
+
+    A driver that is built after the order to stop sends nothing."""
     from loadgen.engine.record_buffer import RecordBuffer
 
     log = CanaryLog(task.dialect)
 
     def build(queue: RequestQueue, clients: int) -> Driver:
         drivers.append(build_driver(queue, RecordBuffer(), LiveCounters(), clients, log))
+        if orders.goes_on.done() and not orders.goes_on.result():
+            drivers[-1].interrupt()
         return drivers[-1]
 
     return CanaryAsker(canaries, log, task.schedule_request, build)

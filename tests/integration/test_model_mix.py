@@ -98,7 +98,7 @@ def test_a_model_that_the_server_refuses_ends_the_run(tmp_path: Path) -> None:
             "the plan has no class of traffic and no model 'c'; choose a or b",
         ),
         (("--assert", "c: ttft.p99 < 1s"), "the plan has no class of traffic and no model 'c'; write 'ttft.p99 < 1s'"),
-        (("--assert", ": ttft.p99 < 1s"), "no class of traffic or model is named before the colon"),
+        (("--assert", ": ttft.p99 < 1s"), "no class of traffic, model or replica is named before the colon"),
     ],
 )
 def test_mistakes_are_reported(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

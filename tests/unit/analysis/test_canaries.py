@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadgen.analysis.build_summary import summarise
@@ -78,6 +79,17 @@ def test_wrong_answers_name_the_level_of_load() -> None:
         (66, 91, 0, 3),
     ]
     assert (figures.alone, figures.alone_same) == (3, 3)
+
+
+def test_a_canary_after_the_last_response_is_not_under_load() -> None:
+    """A client may ask its last canary when no request of the load is left. This answer is not compared."""
+    frame = build_frame(ramp())
+    late_ms = int(np.nanmax(frame.end_ns) // 1_000_000) + 1
+    figures = compare_canaries(
+        [*BEFORE, canary(0, ANSWERS[0], at_ms=5), canary(0, "x", at_ms=late_ms)], frame, wilson_interval
+    )
+    assert figures is not None
+    assert (figures.answers, figures.same) == (1, 1)
 
 
 def test_canaries_without_a_complete_answer_are_counted() -> None:

@@ -25,7 +25,7 @@ from tests.support.runs import MILLISECOND_NS, complete, failed, typed
 PLAIN: SearchStrategy[tuple[str, str]] = st.sampled_from([("skew", "ms"), ("requests_per_s", ""), ("failed", "")])
 SHARES: SearchStrategy[tuple[str, str]] = st.tuples(st.sampled_from(STATES), st.just("%"))
 STATISTICS = st.one_of(st.sampled_from(["mean", "min", "max", "p99.9"]), st.integers(1, 99).map("p{}".format))
-UNITS = {name: "" if metric.unit == "tokens" else "ms" for name, metric in LATENCIES.items()}
+UNITS = {name: "ms" if metric.timed else "" for name, metric in LATENCIES.items()}
 DISTRIBUTIONS: SearchStrategy[tuple[str, str]] = st.builds(
     lambda name, statistic: (f"{name}.{statistic}", UNITS[name]), st.sampled_from(tuple(UNITS)), STATISTICS
 )

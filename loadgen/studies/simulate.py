@@ -8,11 +8,10 @@ The result is a `Run`, as for a run on a real server.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from importlib.metadata import version
@@ -41,7 +40,6 @@ from loadgen.engine.prepare import (
     OnProgress,
     announce_trace,
     build_schedule,
-    merged_schedule,
     scheduled_classes,
     traffic_facts,
     until_file_ends,
@@ -66,7 +64,7 @@ from loadgen.studies.virtual_bodies import BodyReader, describe_counting
 from loadgen.traffic import load_of_traffic
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrival_processes import Trace
-from loadgen.workloads.model_mix import ModelMix
+from loadgen.workloads.cancellation import Cancellation
 from loadgen.workloads.prompts import SharedSpan, load_tokenizer
 from loadgen.workloads.raw_requests import RawRequests, RecordedSession
 from loadgen.workloads.request import Request
@@ -152,6 +150,8 @@ class ResolvedModel:
 class VirtualRequest:
     """A simulated request that is due or in flight."""
 
+    part: VirtualClass
+    """Class of traffic of the request."""
     request: Request
     due_ns: int
     conversation: Session | None = None
@@ -174,6 +174,34 @@ class VirtualRequest:
     def sent_ns(self) -> int:
         """Return the time at which the request is sent."""
         return self.due_ns if self.released_ns is None else self.released_ns
+
+    def later_node(self, node: int, due_ns: int) -> VirtualRequest:
+        """Return the request of another node of the session, which is a graph."""
+        assert self.progress is not None
+        return VirtualRequest(self.part, self.progress.request(node), due_ns, progress=self.progress, node=node)
+
+
+@dataclass(slots=True, eq=False)
+class VirtualClass:
+    """A class of traffic in virtual time. A plan without `[[traffic]]` tables has one class, whose name is empty."""
+
+    name: str
+    plan: Plan
+    """Plan of the class."""
+    schedule: Schedule
+    first_id: int
+    """Id of the first request of the class."""
+    cancellation: Cancellation | None
+    timeout_ns: int
+    upcoming: Iterator[VirtualRequest] = field(default_factory=lambda: iter(()))
+    """Requests, and first requests of sessions, in the order of their due times."""
+    live: int = 0
+    """Number of requests in flight."""
+    waiting: deque[VirtualRequest] = field(default_factory=deque)
+    """Requests that are due but wait until another request of the class has ended, in order."""
+    free_ns: list[int] = field(default_factory=list)
+    """Heap of the times since which places for another request in flight are free. Only used if requests beyond the
+    limit of the class wait."""
 
 
 def run(
@@ -210,12 +238,15 @@ def _run(
 ) -> Run:
     resolved = resolve_model(plan, server_model)
     load = _virtual_load(plan)
-    schedule = load.schedule
-    announce_trace(load.plan, schedule, say)
-    if isinstance(load.plan.prompt_source, RawRequests):
-        say(describe_counting(load.plan))
-    record_bytes = BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(plan.output_tokens)
-    check_room(folder, (schedule.count or schedule.clients) * record_bytes)
+    record_bytes = 0
+    for part in load.classes:
+        tell = _with_name(say, part.name)
+        announce_trace(part.plan, part.schedule, tell)
+        if isinstance(part.plan.prompt_source, RawRequests):
+            tell(describe_counting(part.plan))
+        requests = part.schedule.count or part.schedule.clients
+        record_bytes += requests * (BYTES_PER_RECORD + BYTES_PER_CHUNK * max_length(part.plan.output_tokens))
+    check_room(folder, record_bytes)
     header = _header(load, server_model, resolved, command)
     if prediction:
         header.server["prediction"] = list(prediction)
@@ -240,6 +271,11 @@ def _run(
             f"cannot write {writer.path}: {writer.error}", f"Free some disk space and try again; remove {rescued}."
         )
     return result
+
+
+def _with_name(say: Say, name: str) -> Say:
+    """Return a function that says a line about a class of traffic. The line begins with the name of the class."""
+    return (lambda line: say(f"{name}: {line}")) if name else say
 
 
 def run_in_memory(
@@ -409,79 +445,64 @@ class VirtualLoad(NamedTuple):
     """The requests of a run in virtual time, and when they are due."""
 
     plan: Plan
-    schedule: Schedule
-    upcoming: Iterator[VirtualRequest]
-    """Requests, and first requests of sessions, in the order of their due times."""
+    classes: Sequence[VirtualClass]
+    """Classes of traffic of the plan, by their first ids. A plan without classes has one, whose name is empty."""
     traffic: Sequence[TrafficFacts] = ()
-    """Classes of traffic. Empty for a plan without classes."""
-    mixes: Sequence[tuple[int, ModelMix | None, int]] = ()
-    """For each class of traffic: the id of its first request, the models over which it splits its requests, and its
-    seed."""
+    """Facts about the classes of traffic, for the header of the run file. Empty for a plan without classes."""
 
 
 def _virtual_load(plan: Plan) -> VirtualLoad:
-    """Return the load of a plan, whose classes of traffic are merged into one schedule."""
-    if not plan.traffic:
-        plan = until_file_ends(plan)
-        schedule = build_schedule(plan)
-        return VirtualLoad(plan, schedule, _virtual_requests(plan, schedule), mixes=[(0, plan.model_mix, plan.seed)])
-    schedules: list[Schedule] = []
-    streams: list[Iterator[VirtualRequest]] = []
+    """Return the load of a plan, with one VirtualClass for each class of its traffic."""
+    classes: list[VirtualClass] = []
     traffic: list[TrafficFacts] = []
-    mixes: list[tuple[int, ModelMix | None, int]] = []
     for traffic_class, shared in scheduled_classes(plan):
         own = until_file_ends(traffic_class.plan)
         schedule = shared or build_schedule(own)
-        if schedule.due_ns is None or schedule.queues:
-            raise PlanError(
-                f"[[traffic]] {traffic_class.name!r}: in virtual time, a class cannot wait for responses or for places",
-                "Give it a rate or other arrivals, or use loadgen run --simulated.",
-            )
-        if own.cancel != plan.cancel or own.timeout_s != plan.timeout_s:
-            raise PlanError(
-                f"[[traffic]] {traffic_class.name!r}: virtual time has one cancel and one timeout_s for all classes",
-                "State them above the tables, or use loadgen run --simulated.",
-            )
-        endpoint = endpoint_dialect(own.server, own.endpoint).endpoint
-        traffic.append(
-            traffic_facts(
+        part = VirtualClass(
+            name=traffic_class.name,
+            plan=own,
+            schedule=schedule,
+            first_id=traffic_class.first_id,
+            cancellation=own.cancellation,
+            timeout_ns=round(own.timeout_s * 1e9),
+            free_ns=[0] * schedule.in_flight if schedule.queues else [],
+        )
+        part.upcoming = _virtual_requests(part)
+        classes.append(part)
+        if plan.traffic:
+            facts = traffic_facts(
                 own,
-                traffic_class.name,
-                traffic_class.first_id,
+                part.name,
+                part.first_id,
                 traffic_class.share,
-                endpoint=endpoint,
+                endpoint=endpoint_dialect(own.server, own.endpoint).endpoint,
                 model=own.first_model or "",
             )
-        )
-        schedules.append(schedule)
-        streams.append(_virtual_requests(own, schedule, traffic_class.first_id))
-        mixes.append((traffic_class.first_id, own.model_mix, own.seed))
-    merged = heapq.merge(*streams, key=lambda request: request.due_ns)
-    return VirtualLoad(plan, merged_schedule(schedules), merged, traffic, mixes)
+            traffic.append(facts)
+    return VirtualLoad(plan if plan.traffic else classes[0].plan, classes, traffic)
 
 
-def _virtual_requests(plan: Plan, schedule: Schedule, first_id: int = 0) -> Iterator[VirtualRequest]:
-    """Yield the requests of a load, or the first request of each session, with their due times.
-
-    `first_id` is added to the ids of the requests."""
-    prompts = _prompts(plan)
-    bodies = BodyReader(plan) if isinstance(prompts.spec.workload, RawRequests) else None
-    due_ns = repeat(0) if schedule.due_ns is None else schedule.due_ns
+def _virtual_requests(part: VirtualClass) -> Iterator[VirtualRequest]:
+    """Yield the requests of a class of traffic, or the first request of each session, with their due times."""
+    first_id = part.first_id
+    prompts = _prompts(part.plan)
+    bodies = BodyReader(part.plan) if isinstance(prompts.spec.workload, RawRequests) else None
+    due_ns = repeat(0) if part.schedule.due_ns is None else part.schedule.due_ns
     if prompts.has_graphs:
         for graph, at_ns in zip(prompts.graphs(), due_ns, strict=False):
             progress = SessionProgress(graph.shifted(first_id))
-            yield VirtualRequest(progress.request(0), at_ns, progress=progress)
+            yield VirtualRequest(part, progress.request(0), at_ns, progress=progress)
     elif prompts.has_sessions:
         for conversation, at_ns in zip(prompts.conversations(), due_ns, strict=False):
             session = conversation
             if bodies is not None and isinstance(session, RecordedSession):
                 session = replace(session, turns=tuple(map(bodies.counted, session.turns)))
             session = session.shifted(first_id)
-            yield VirtualRequest(session.request(), at_ns, session)
+            yield VirtualRequest(part, session.request(), at_ns, session)
     else:
         requests = prompts.requests() if bodies is None else map(bodies.counted, prompts.requests())
         for request, at_ns in zip(requests, due_ns, strict=False):
-            yield VirtualRequest(replace(request, id=request.id + first_id) if first_id else request, at_ns)
+            yield VirtualRequest(part, replace(request, id=request.id + first_id) if first_id else request, at_ns)
 
 
 def _prompts(plan: Plan) -> Prompts:
@@ -529,18 +550,18 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 
 
 def _with_models(
-    keep: Callable[[Record | Telemetry], None], mixes: Sequence[tuple[int, ModelMix | None, int]]
+    keep: Callable[[Record | Telemetry], None], classes: Sequence[VirtualClass]
 ) -> Callable[[Record | Telemetry], None]:
-    """Return a function that sets the model of a Record according to the model split of the plan, and then calls
-    `keep`.
-
-    `mixes` has the id of the first request, the models and the seed of each class of traffic.
-    """
-    first_ids = [first_id for first_id, _, _ in mixes]
+    """Return a function that sets the model of a Record according to the model split of its class of traffic, and then
+    calls `keep`."""
+    first_ids = [part.first_id for part in classes]
+    mixes = [(part.plan.model_mix, part.plan.seed) for part in classes]
+    if not any(mix for mix, _ in mixes):
+        return keep
 
     def keep_with_model(item: Record | Telemetry) -> None:
         if isinstance(item, Record) and not item.model:
-            _, mix, seed = mixes[bisect_right(first_ids, item.id) - 1]
+            mix, seed = mixes[bisect_right(first_ids, item.id) - 1]
             if mix is not None:
                 item.model = mix.choose(seed, item.id if item.session is None else item.session)
         keep(item)
@@ -562,53 +583,44 @@ class VirtualRun:
         keep: Callable[[Record | Telemetry], None],
         progress: VirtualProgress | None = None,
     ) -> None:
-        plan, schedule = load.plan, load.schedule
-        self._write = _with_models(keep, load.mixes) if any(mix for _, mix, _ in load.mixes) else keep
+        self._write = _with_models(keep, load.classes)
         self._progress = progress
         self._progress_ns = 0 if progress else FOREVER_NS
         self._sent = 0
         self._notes: list[str] = []
         """Reasons why the run was ended early."""
-        self._schedule = schedule
+        self._classes = load.classes
         self._path_ns = round(1e9 * resolved.path_s)
         self._engine = VirtualEngine(Scheduler(resolved.policy, resolved.kv_tokens), resolved.step_time)
         self._front_end = FrontEnd(round(1e9 * resolved.request_s), self._path_ns)
-        self._cancellation = plan.cancellation
-        self._seed = plan.seed
-        self._timeout_ns = round(plan.timeout_s * 1e9)
-        self._sample_interval_ns = round(plan.metrics_every_s * 1e9)
+        self._sample_interval_ns = round(load.plan.metrics_every_s * 1e9)
         self._contexts: dict[tuple[int, int], Sequence[int]] = {}
         """Token ids of prompts and responses that a later request of the same session continues. The key is the request
         id of the session's first node, and the index of the node."""
-        self._upcoming = load.upcoming
         self._due: list[tuple[int, int, VirtualRequest]] = []
         """Heap of requests by due time, and by the order of their addition for equal due times."""
         self._order = count()
-        self._waiting: deque[VirtualRequest] = deque()
-        """Requests that are due but wait until another request has ended, in order."""
-        self._free_ns = [0] * schedule.in_flight if schedule.queues else []
-        """Heap of the times since which places for another request in flight are free. Only used if requests beyond the
-        limit wait."""
         self._live: set[Job] = set()
-        self._deadlines: deque[tuple[int, Job]] = deque()
-        self._give_ups: deque[tuple[int, Job]] = deque()
-        """Times at which clients give up. Each wait is equally long, so the times are in order."""
+        self._ends: list[tuple[int, int, Job]] = []
+        """Heap of the times at which clients give up, or at which requests time out. A time stays in the heap after its
+        request has ended, until it is the earliest."""
         self._never_sent = 0
         """Number of abandoned requests that were never sent, because an earlier request of their session was."""
         self._counts = Counter[str]()
+        """Number of Records by state."""
         self._phase_s = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         """Total time of complete requests in each phase, in s."""
-        """Number of Records by state."""
         self._last_ns = 0
 
     def run(self) -> Footer:
         """Run until every request has ended, and return the footer of the run file."""
         engine = self._engine
         sample_ns = 0 if self._sample_interval_ns else FOREVER_NS
-        if self._schedule.due_ns is None:
-            self._add_upcoming(self._schedule.clients, 0)
-        else:
-            self._add_upcoming(1)
+        for part in self._classes:
+            if part.schedule.due_ns is None:
+                self._add_upcoming(part, part.schedule.clients, 0)
+            else:
+                self._add_upcoming(part, 1)
         while (self._due or self._live) and not self._notes:
             due_ns = self._due[0][0] if self._due else FOREVER_NS
             next_ns = min(due_ns, self._front_end.busy_until_ns) + self._path_ns
@@ -620,8 +632,7 @@ class VirtualRun:
             if engine.now_ns >= sample_ns:
                 self._sample(engine.now_ns)
                 sample_ns = engine.now_ns - engine.now_ns % self._sample_interval_ns + self._sample_interval_ns
-            stop_ns = min(self._next_ns(self._deadlines), self._next_ns(self._give_ups))
-            for response in engine.run(min(next_ns, stop_ns, sample_ns, self._progress_ns)):
+            for response in engine.run(min(next_ns, self._next_end_ns(), sample_ns, self._progress_ns)):
                 self._end(response.job, response.instants)
             self._end_timed_out()
         if self._notes:
@@ -678,13 +689,14 @@ class VirtualRun:
             for request in remaining:
                 self._write(unsent_record(request, "cancelled", "not sent, the run was interrupted"))
             self._counts["failed"] += 1 + len(remaining)
-        for waiting in self._waiting:
-            record = unsent_record(waiting.request, "cancelled", "not sent, the run was interrupted")
-            record.due_ns = waiting.due_ns
-            self._write(record)
-            self._counts["failed"] += 1
+        for part in self._classes:
+            for waiting in part.waiting:
+                record = unsent_record(waiting.request, "cancelled", "not sent, the run was interrupted")
+                record.due_ns = waiting.due_ns
+                self._write(record)
+                self._counts["failed"] += 1
+            part.waiting.clear()
         self._live.clear()
-        self._waiting.clear()
 
     def _handle_arrival(self, due_ns: int) -> None:
         """Handle the next event outside the engine.
@@ -698,26 +710,26 @@ class VirtualRun:
         else:
             self._arrive(heappop(self._due)[2])
 
-    def _next_ns(self, ends: deque[tuple[int, Job]]) -> int:
-        """Return the earliest time in `ends` of a request in flight, or FOREVER_NS if there is none."""
-        while ends and ends[0][1] not in self._live:
-            ends.popleft()
+    def _next_end_ns(self) -> int:
+        """Return the next time at which a client gives up or a request times out, or FOREVER_NS if there is none."""
+        ends = self._ends
+        while ends and ends[0][2] not in self._live:
+            heappop(ends)
         return ends[0][0] if ends else FOREVER_NS
 
     def _end_timed_out(self) -> None:
-        """End every request whose client has given up, and every request whose deadline has passed."""
-        for ends in (self._give_ups, self._deadlines):
-            while (end_ns := self._next_ns(ends)) < self._engine.now_ns:
-                _, job = ends.popleft()
-                instants = [] if self._front_end.cancel(job) else self._engine.cancel(job)
-                self._end(job, instants, end_ns)
+        """End every request whose client has given up, and every request that has timed out."""
+        while (end_ns := self._next_end_ns()) < self._engine.now_ns:
+            job = heappop(self._ends)[2]
+            instants = [] if self._front_end.cancel(job) else self._engine.cancel(job)
+            self._end(job, instants, end_ns)
 
-    def _add_upcoming(self, number: int, due_ns: int | None = None) -> None:
-        """Schedule the next `number` requests or sessions.
+    def _add_upcoming(self, part: VirtualClass, number: int, due_ns: int | None = None) -> None:
+        """Schedule the next `number` requests or sessions of a class of traffic.
 
         The requests are due at `due_ns`. If `due_ns` is None, the schedule decides when they are due.
         """
-        for request in islice(self._upcoming, number):
+        for request in islice(part.upcoming, number):
             if due_ns is not None:
                 request.due_ns = due_ns
             self._add_due(request)
@@ -734,28 +746,30 @@ class VirtualRun:
         if arrival.released_ns is not None:
             self._start(arrival)
             return
-        if self._schedule.due_ns is not None and not (arrival.node or request.turn):
-            self._add_upcoming(1)
-        if self._schedule.queues:
-            self._waiting.append(arrival)
-            self._release()
-        elif self._schedule.due_ns is None or len(self._live) < self._schedule.in_flight:
+        part = arrival.part
+        schedule = part.schedule
+        if schedule.due_ns is not None and not (arrival.node or request.turn):
+            self._add_upcoming(part, 1)
+        if schedule.queues:
+            part.waiting.append(arrival)
+            self._release(part)
+        elif schedule.due_ns is None or part.live < schedule.in_flight:
             self._start(arrival)
         else:
             record = unsent_record(request, "dropped", "")
             record.due_ns = arrival.due_ns
             self._keep(arrival, record, arrival.due_ns)
 
-    def _release(self) -> None:
-        """Start waiting requests in order, as far as the limit on requests in flight allows.
+    def _release(self, part: VirtualClass) -> None:
+        """Start waiting requests of a class in order, as far as its limit on requests in flight allows.
 
         Each waiting request starts when another request ends. The engine is simulated ahead of the arrivals, so it may
         already know ends in the future. A request that waits for such an end is scheduled again, for the time of the
         end.
         """
-        while self._waiting and self._free_ns:
-            request = self._waiting.popleft()
-            free_ns = heappop(self._free_ns)
+        while part.waiting and part.free_ns:
+            request = part.waiting.popleft()
+            free_ns = heappop(part.free_ns)
             if free_ns <= request.due_ns:
                 self._start(request)
             else:
@@ -780,26 +794,37 @@ class VirtualRun:
             ids = self._prompt_of(arrival, progress)
             tokens = len(ids) or tokens
             for index, due_ns in progress.started(arrival.node, sent_ns):
-                self._add_due(VirtualRequest(progress.request(index), due_ns, progress=progress, node=index))
+                self._add_due(arrival.later_node(index, due_ns))
         job = Job(max(1, tokens), request.output_tokens or 1, sent_ns, owner=arrival, prompt=ids)
         self._live.add(job)
+        arrival.part.live += 1
         self._choose_give_up(arrival, job)
         self._sent += 1
-        self._deadlines.append((sent_ns + self._timeout_ns, job))
+        self._end_at(job, sent_ns + arrival.part.timeout_ns)
         self._front_end.accept(job, sent_ns)
 
     def _choose_give_up(self, arrival: VirtualRequest, job: Job) -> None:
         """Decide whether and when the client of a request gives up."""
-        cancellation = self._cancellation
-        if cancellation is None or not cancellation.chooses(self._seed, arrival.request.id):
+        part = arrival.part
+        cancellation = part.cancellation
+        if cancellation is None or not cancellation.chooses(part.plan.seed, arrival.request.id):
             return
         if cancellation.after_ns:
             arrival.gives_up_ns = arrival.sent_ns + cancellation.after_ns
-            self._give_ups.append((arrival.gives_up_ns, job))
+            self._end_at(job, arrival.gives_up_ns)
         elif cancellation.after_tokens < job.output_tokens:
             arrival.gives_up_at_end = True
             job.unsent_tokens = job.output_tokens - cancellation.after_tokens
             job.output_tokens = cancellation.after_tokens
+
+    def _end_at(self, job: Job, end_ns: int) -> None:
+        """End a job at `end_ns`, unless it has ended before."""
+        heappush(self._ends, (end_ns, next(self._order), job))
+
+    def _leave(self, job: Job) -> None:
+        """Note that a job is no longer in flight."""
+        self._live.discard(job)
+        job.owner.part.live -= 1
 
     def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
         """Return the token ids of the prompt of a node, or an empty sequence if no other prompt begins like it."""
@@ -823,7 +848,7 @@ class VirtualRun:
         """Schedule the requests of a session that follow a request, or record those that can never be sent."""
         if record.state == "complete":
             for index, due_ns in progress.ended(ended.node, end_ns, ""):
-                self._add_due(VirtualRequest(progress.request(index), due_ns, progress=progress, node=index))
+                self._add_due(ended.later_node(index, due_ns))
         else:
             for request in progress.failed(ended.node):
                 self._never_send(request, record, f"not sent, request {record.id} {record.state}")
@@ -846,7 +871,7 @@ class VirtualRun:
         try:
             self._engine.submit(job)
         except ValueError as error:
-            self._live.discard(job)
+            self._leave(job)
             sent_ns = job.owner.sent_ns
             record = record_for(
                 job.owner.request,
@@ -868,18 +893,19 @@ class VirtualRun:
         request timed out, or None for a job with all of its tokens.
         """
         request: VirtualRequest = job.owner
-        self._live.discard(job)
+        cancellation = request.part.cancellation
+        self._leave(job)
         end_ns = instants[-1] if stopped_ns is None else stopped_ns
         error: tuple[ErrorKind, str] | None = None
         gives_up_ns = request.gives_up_ns
         all_tokens_came = stopped_ns is None
         gives_up = all_tokens_came if request.gives_up_at_end else gives_up_ns is not None and gives_up_ns <= end_ns
-        if self._cancellation and gives_up:
-            error = ("abandoned", self._cancellation.detail)
+        if cancellation and gives_up:
+            error = ("abandoned", cancellation.detail)
             end_ns = end_ns if gives_up_ns is None else gives_up_ns
             instants = [instant for instant in instants if instant <= end_ns]
         elif stopped_ns is not None:
-            error = ("timeout", f"no end within {self._timeout_ns / 1e9:g} s")
+            error = ("timeout", f"no end within {request.part.timeout_ns / 1e9:g} s")
         if error is None and job.admitted_ns is not None:
             self._phase_s["queue"] += (job.admitted_ns - job.arrived_ns) / 1e9
             self._phase_s["prefill"] += (instants[0] - job.admitted_ns) / 1e9
@@ -921,9 +947,11 @@ class VirtualRun:
         self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)
-        if self._schedule.queues:
-            heappush(self._free_ns, end_ns)
-            self._release()
+        part = ended.part
+        schedule = part.schedule
+        if schedule.queues:
+            heappush(part.free_ns, end_ns)
+            self._release(part)
         if ended.progress is not None:
             self._follow_node(ended, ended.progress, record, end_ns)
             if ended.progress.unfinished:
@@ -934,15 +962,14 @@ class VirtualRun:
             next_turn = conversation.after("") if complete else None
             if next_turn is not None:
                 due_ns = next_turn.due_after(end_ns)
-                self._add_due(VirtualRequest(next_turn.request(), due_ns, next_turn, ended.session_tokens))
+                self._add_due(VirtualRequest(part, next_turn.request(), due_ns, next_turn, ended.session_tokens))
                 return
             if not complete:
                 for request in conversation.remaining_requests():
                     self._never_send(request, record, "the session ended before it")
-        schedule = self._schedule
         due_ns = end_ns + schedule.think_ns
         if schedule.due_ns is None and (schedule.until_ns is None or due_ns < schedule.until_ns):
-            self._add_upcoming(1, due_ns)
+            self._add_upcoming(part, 1, due_ns)
 
     def _sample(self, at_ns: int) -> None:
         """Write a telemetry sample with the values that a real server would publish as metrics."""

@@ -192,7 +192,7 @@ def test_classes_in_export_comparison_and_api(tmp_path: Path) -> None:
 
 
 def test_classes_in_virtual_time(tmp_path: Path) -> None:
-    """`loadgen simulate` merges open-loop classes. A class that waits for responses is refused."""
+    """`loadgen simulate` runs open loops, closed loops and sessions as classes on one virtual clock."""
     text = """server = "vllm"
     rate = 20
     duration_s = 20
@@ -207,6 +207,11 @@ def test_classes_in_virtual_time(tmp_path: Path) -> None:
     name = "dialogs"
     workload = "multi-turn:turns=2"
     rate = 1
+    [[traffic]]
+    name = "batch"
+    concurrency = 1
+    output_tokens = 500
+    cancel = "50% after 1s"
     """
     plan = write_plan(tmp_path, text)
     code, out, _ = burst(tmp_path, str(plan), "--no-report", command="simulate")
@@ -217,12 +222,10 @@ def test_classes_in_virtual_time(tmp_path: Path) -> None:
     sent = {part["name"]: part["requests"]["sent"] for part in summary["traffic"]}
     assert sum(sent.values()) == len(run.records)
     assert sent["a"] > sent["b"] > sent["dialogs"] > 0
+    abandoned = {part["name"]: part["requests"]["abandoned"] for part in summary["traffic"]}
+    assert sent["batch"] > abandoned.pop("batch") > 0
+    assert set(abandoned.values()) == {0}
     assert {part["name"] for part in summary["models"]} == {"Llama-2-7B", "x", "y"}
-    (tmp_path / "x").mkdir()
-    code, _, errors = burst(tmp_path / "x", str(write_plan(tmp_path, text + "[[traffic]]\nname='c'\nconcurrency=3")),
-                            command="simulate")  # fmt: skip
-    assert code == 2
-    assert "[[traffic]] 'c': in virtual time, a class cannot wait for responses" in errors
 
 
 @pytest.mark.parametrize(

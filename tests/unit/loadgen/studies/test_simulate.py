@@ -6,15 +6,18 @@ import json
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.analysis.run.record import Record
+from loadgen.engine.prepare import build_schedule
 from loadgen.errors import OutputError, PlanError
 from loadgen.plan import Plan
 from loadgen.studies import simulate
+from loadgen.traffic import FIRST_IDS_APART, class_seed, traffic_classes
 from loadgen.workloads.spec_syntax import WorkloadError
 
 
@@ -351,8 +354,81 @@ def test_a_request_that_times_out_before_its_token_is_not_abandoned(tmp_path: Pa
     assert all(len(record.chunk_ns) < 100 for record in run.records)
 
 
-def test_a_class_cannot_have_its_own_timeout_in_virtual_time(tmp_path: Path) -> None:
-    """A setting that the simulation does not follow is refused."""
-    traffic = [{"name": "a", "rate": 5, "timeout_s": 1.0}, {"name": "b", "rate": 5}]
-    with pytest.raises(PlanError, match=r"'a': virtual time has one cancel and one timeout_s"):
-        simulated(tmp_path, n=None, traffic=traffic, duration_s=2.0)
+def records_by_class(run: runfile.Run) -> dict[str, list[Record]]:
+    """Return the Records of each class of traffic, in the order of their ids."""
+    records = sorted(run.records, key=lambda record: record.id)
+    return {
+        facts.name: [record for record in records if record.id // FIRST_IDS_APART == number]
+        for number, facts in enumerate(run.header.traffic)
+    }
+
+
+def test_closed_loops_and_sessions_run_beside_open_classes(tmp_path: Path) -> None:
+    """Each class keeps its own rule on one clock: an open class its due times, a closed loop its number of clients, and
+    sessions their think times. The classes slow each other down."""
+    tables: list[dict[str, Any]] = [
+        {"name": "chat", "rate": 20},
+        {"name": "batch", "arrivals": "closed:3,think=50ms", "input_tokens": 2000, "output_tokens": 100},
+        {"name": "dialogs", "workload": "multi-turn:turns=3,think=0.2", "concurrency": 2},
+        {"name": "waits", "rate": 30, "concurrency": 2, "input_tokens": 1000},
+    ]
+    run = simulated(tmp_path, n=None, duration_s=10.0, traffic=tables)
+    classes = records_by_class(run)
+    assert {record.state for record in run.records} == {"complete"}
+    open_plan = traffic_classes(Plan(server="vllm", duration_s=10.0, traffic=tables))[0].plan
+    assert [record.due_ns for record in classes["chat"]] == list(build_schedule(open_plan).due_ns or ())
+    ends = {record.end_ns or 0 for record in classes["batch"]}
+    later = [record.due_ns for record in classes["batch"] if record.due_ns]
+    assert len(classes["batch"]) - len(later) == 3, "three clients begin at once"
+    assert all(due_ns - 50_000_000 in ends for due_ns in later)
+    turns = [record for record in classes["dialogs"] if record.turn]
+    ends = {record.end_ns or 0 for record in classes["dialogs"]}
+    assert Counter(record.turn for record in turns).keys() == {1, 2}
+    assert all(record.due_ns - 200_000_000 in ends for record in turns)
+    for record in classes["waits"]:
+        sent = [each for each in classes["waits"] if (each.sent_ns or 0) <= (record.sent_ns or 0) < (each.end_ns or 0)]
+        assert len(sent) <= 2, "never more than two in flight"
+    assert any(record.released_ns for record in classes["waits"])
+    alone = simulated(tmp_path / "alone", n=None, duration_s=10.0, traffic=tables[:1])
+    assert [record.due_ns for record in alone.records] != []
+    together = median((record.end_ns or 0) - record.due_ns for record in classes["chat"])
+    assert together > 1.1 * median((record.end_ns or 0) - record.due_ns for record in alone.records)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"arrivals": "closed:4,think=30ms", "n": 40},
+        {"arrivals": "poisson:20", "concurrency": 2, "n": 40},
+        {"arrivals": "closed:2", "workload": "multi-turn:turns=3", "n": 6, "cancel": "20% after 20ms"},
+        {"arrivals": "poisson:20", "n": 40, "cancel": "30% after 3 tokens", "timeout_s": 0.3},
+    ],
+)
+def test_the_only_class_runs_like_a_plan_without_classes(tmp_path: Path, load: dict[str, Any]) -> None:
+    """The Records of a plan with one class are those of a plan with the settings and the seed of the class."""
+    one = simulated(tmp_path / "one", n=None, traffic=[{"name": "a", **load}])
+    plain = simulated(tmp_path / "plain", **load, seed=class_seed(0, "a"))
+    assert one.records == plain.records
+
+
+def test_classes_have_their_own_cancel_and_timeout(tmp_path: Path) -> None:
+    """Only the requests of one class are abandoned: those that the seed of the class chooses. Only the requests of
+    another class time out."""
+    tables = [
+        {"name": "patient", "rate": 10, "cancel": ""},
+        {"name": "hasty", "rate": 20, "cancel": "30% after 50ms", "output_tokens": 200},
+        {"name": "late", "concurrency": 2, "timeout_s": 0.4, "output_tokens": 400},
+    ]
+    run = simulated(tmp_path, n=None, duration_s=5.0, traffic=tables, cancel="50% after 4 tokens")
+    classes = records_by_class(run)
+    assert {record.state for record in classes["patient"]} == {"complete"}
+    assert {record.error_kind for record in classes["late"]} == {"timeout", "abandoned"}
+    for record in classes["late"]:
+        if record.error_kind == "timeout":
+            assert (record.end_ns or 0) - (record.sent_ns or 0) == 400_000_000
+    hasty = traffic_classes(Plan(server="vllm", duration_s=5.0, traffic=tables))[1].plan
+    assert hasty.cancellation is not None
+    chosen = [record.id for record in classes["hasty"] if hasty.cancellation.chooses(hasty.seed, record.id)]
+    abandoned = [record for record in classes["hasty"] if record.state == "abandoned"]
+    assert [record.id for record in abandoned] == chosen
+    assert {(record.end_ns or 0) - (record.sent_ns or 0) for record in abandoned} == {50_000_000}

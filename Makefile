@@ -1,10 +1,11 @@
 # The commands of this project. `make burst` and `make test` need Python >= 3.11, git and make, and install the rest.
 #
 #   make burst           install into .venv and send the first burst, to the built-in simulated TGI
-#   make test            check layout, types and imports; run all tests that need no browser, real engine or build
+#   make test            check layout, types and imports; test the commands against the project's own servers on loopback
+#   make test-system     test the commands against the operating system, other programs, and the clock of an idle machine
 #   make test-pages      test every page in Chromium
 #   make test-packaging  test the wheel, the image, Compose, Kubernetes, small benchmarks, and ten thousand streams
-#   make coverage        run the tests of `test` and `test-pages` one at a time and measure their line coverage
+#   make coverage        run the tests of `test`, `test-system` and `test-pages` one at a time and measure their line coverage
 #   make engine          install real inference servers for this machine's CPU in .engine
 #   make test-real       run the tests that need these servers
 #   make test-dissect    test `loadgen dissect` with torch on this machine's CPU
@@ -20,25 +21,28 @@ BIN := .venv/bin
 # Collecting the pages' tests as well would cost each process a second.
 WITHOUT_BROWSER := tests/unit tests/property tests/contract tests/seams tests/integration tests/tidy
 
-.PHONY: burst test test-pages test-packaging coverage endurance docs clean
+.PHONY: burst test test-system test-pages test-packaging coverage endurance docs clean
 
 # Exit code 5 means that this machine was too busy for exact figures. That is acceptable for a first look.
 burst: .venv/.installed
 	@$(BIN)/loadgen burst --server tgi --n 1000 || [ $$? -eq 5 ]
 
-test: .venv/.tests .venv/.compiler .venv/.network .venv/.tls
+test: .venv/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone and not browser" $(WITHOUT_BROWSER)
-	$(BIN)/python -m pytest -m "alone and not scale" tests/integration
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not browser" $(WITHOUT_BROWSER)
+
+test-system: .venv/.tests .venv/.compiler .venv/.network .venv/.tls
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone" tests/system
+	$(BIN)/python -m pytest -m "alone and not scale" tests/system
 
 test-pages: .venv/.tests .venv/.browser
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m browser tests/browser tests/seams
 
 test-packaging: .venv/.tests .venv/.compiler .venv/.network
 	$(BIN)/python -m pytest tests/packaging tests/benchmarks
-	$(BIN)/python -m pytest -m scale
+	$(BIN)/python -m pytest -m scale tests/system
 
 coverage: .venv/.tests .venv/.browser .venv/.compiler .venv/.network .venv/.tls
 	$(BIN)/python -m pytest --cov --cov-report=term
@@ -94,7 +98,7 @@ find_python = python=$$(for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.1
 	@$(BIN)/python -m pip install -q -e '.[test]'
 	@touch .venv/.installed $@
 
-# The tests of --distributed use network namespaces (iproute2) with separate clocks (util-linux) as machines.
+# The system tests use network namespaces (iproute2) with separate clocks (util-linux) as machines.
 .venv/.network: .venv/.tests
 	@set -e; $(call need,command -v ip >/dev/null,iproute2); \
 	$(call need,command -v unshare >/dev/null && command -v nsenter >/dev/null,util-linux)

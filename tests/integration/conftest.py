@@ -5,16 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.servers.wire.timestamps import SocketTimestamps
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _kernel_stamps() -> Iterator[None]:
-    """The kernel stamps packets while this source is open, as it does in a worker."""
-    source = SocketTimestamps.open()
-    yield
-    if source is not None:
-        source.close()
+from tests.support.kernel_stamps import kernel_stamps  # noqa: F401
 
 
 @pytest.fixture

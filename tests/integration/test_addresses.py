@@ -17,7 +17,6 @@ from loadgen.servers.target import Target, address_text, resolve_target
 from loadgen.servers.wire.addresses import Connector, Rotation, select_addresses
 from loadgen.servers.wire.connection import Connection
 from tests.support.command import burst, summary_of
-from tests.support.namespaces import loadgen_inside, with_hosts
 from tests.support.plain_openai import PlainServer, Talk, plain_openai
 from tests.support.runs import said, typed
 
@@ -131,22 +130,6 @@ def test_an_address_that_refuses_is_left_out_and_named(tmp_path: Path, resolve: 
     assert run.header.server["addresses_unused"] == {"127.0.0.2": "Connection refused"}
     sentence = "Connections went to 127.0.0.1; 127.0.0.2 was not used (Connection refused)."
     assert said(typed(summary_of(tmp_path)), "addresses") == sentence
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-@pytest.mark.parametrize("command", ["burst", "ui"])
-def test_localhost_is_whichever_family_the_server_listens_on(command: str, host: str, tmp_path: Path) -> None:
-    """`localhost` is ::1 and 127.0.0.1, and the server listens on one: bursts and interactive users find it."""
-    words = ("--n", "5") if command == "burst" else ("--headless", "--users", "3", "--run-time", "2s")
-    setup = with_hosts(tmp_path, "::1 localhost", "127.0.0.1 localhost")
-    load = (*LOAD, "--no-report", "--out", "run", "--url", "http://localhost:PORT")
-    code, out, err = loadgen_inside(tmp_path, setup, command, *load, *words, host=host)
-    assert code in (0, 5), out + err  # 5: this machine was too busy
-    run = read(tmp_path / "run")
-    states = Counter(record.state for record in run.records)
-    assert set(states) == {"complete"}
-    assert states["complete"] >= 3
-    assert run.header.server["addresses"] == [host]
 
 
 def test_of_two_families_the_first_that_works_is_used(resolve: Resolver) -> None:

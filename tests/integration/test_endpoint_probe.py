@@ -19,9 +19,8 @@ from loadgen.servers.discovery import probe
 from loadgen.servers.endpoint_probe import choose_endpoint, relocated
 from loadgen.servers.errors import NoEndpointError, RefusedModelError, UnauthorizedError, WrongServerError
 from loadgen.workloads.request import Request
-from tests.support.busy_proxies import nginx_publishing
 from tests.support.command import accounted, burst
-from tests.support.stub_server import OPENAI, VLLM, Answer, Stub, answering
+from tests.support.stub_server import OPENAI, Answer, Stub, answering
 
 ONE_TOKEN = Request(0, "Hello", 0, 1)
 COMPLETIONS, CHAT = "POST /v1/completions", "POST /v1/chat/completions"
@@ -343,28 +342,6 @@ def test_a_server_without_a_list_of_models_may_take_any_name(base: str, tmp_path
     assert code in (0, 1, 5), err
     assert "does not list the model default, but accepts requests for it" in out
     assert accounted(tmp_path, 2) == {"complete": 2}
-
-
-def test_vllm_behind_a_gateway_that_publishes_two_routes(tmp_path: Path) -> None:
-    """Only chat and the models are published: a missing version is said once, and the run is measured."""
-
-    def chat(body: dict[str, Any]) -> Any:
-        usage = {"prompt_tokens": 8, "completion_tokens": body["max_tokens"]}
-        if not body.get("stream"):
-            return {"choices": [{}], "usage": usage}
-        tokens = [{"choices": [{"delta": {"content": "a "}}]} for _ in range(body["max_tokens"])]
-        last = [{"choices": [{"delta": {}, "finish_reason": "length"}]}, {"choices": [], "usage": usage}]
-        return 200, b"".join(
-            b"data: %b\n\n" % json.dumps(event).encode() for event in tokens + last
-        ) + b"data: [DONE]\n\n"
-
-    published: dict[str, Answer] = {"GET /v1/models": VLLM["GET /v1/models"], CHAT: chat}
-    with answering(published) as stub, nginx_publishing(tmp_path, stub.url, "/v1/") as url:
-        code, out, err = burst(tmp_path, "--url", url, "--n", "4", "--input-tokens", "8", "--output-tokens", "3")
-    assert code in (0, 5), out + err
-    assert accounted(tmp_path, 4) == {"complete": 4}
-    assert out.count("its version is unknown") == 1
-    assert "4 prompts of about 8 tokens (estimated)" in out
 
 
 def test_the_probe_takes_few_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,94 +15,24 @@ import pytest
 import trustme
 
 from loadgen import Plan, run
-from loadgen.analysis.calibration import read_log
 from loadgen.analysis.run import runfile
-from loadgen.analysis.run.runfile import Run
 from loadgen.servers.auth import Access
 from loadgen.servers.discovery import probe
 from loadgen.servers.errors import UnreachableError
 from loadgen.servers.json_client import JsonClient
 from loadgen.servers.proxy import proxy_at
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.support.command import FAST, burst, loadgen, summary_of
+from tests.support.command import FAST, burst, loadgen
 from tests.support.forward_proxy import forward_proxy
-from tests.support.simulated import running
+from tests.support.simulated import check_timestamps, running
 from tests.support.small_servers import models
 from tests.support.stub_server import Answer, answering
-from tests.support.tls import HOST, certificate_files
-from tests.support.tls_servers import nginx
+from tests.support.tls import HOST
 from tests.support.ui import behind_tls, headless
 
 CREDENTIALS = "loadgen:correct-horse"
 TOKENS, ITL_S = 6, 0.02
 SMALL = ("--n", "6", "--input-tokens", "16", "--output-tokens", str(TOKENS))
-
-
-def check_timestamps(measured: Run, log: Path) -> None:
-    """Check that no token arrives before the server sent it."""
-    sent_ns = {number: line.sent_ns for number, line in read_log(log).items()}
-    late_s = [
-        [
-            (measured.header.start_realtime_ns + at - sent) / 1e9
-            for at, sent in zip(record.chunk_ns, sent_ns[record.id], strict=True)
-        ]
-        for record in measured.records
-    ]
-    assert min(map(min, late_s)) >= 0
-
-
-@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
-def test_packets_through_a_proxy_are_timestamped(tmp_path: Path, secure: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst through a proxy with a password has the packet timestamps of the server's bytes. Every request before and
-    during the run uses the proxy, and the password is in no file."""
-    monkeypatch.setenv("LOADGEN_PROXY_AUTH", CREDENTIALS)
-    log = tmp_path / "sent.jsonl"
-    config = SimulatedConfig(server="vllm", ttft_s=0.1, itl_s=ITL_S, log=log)
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(running(config)).url
-        options: tuple[str, ...] = ()
-        if secure:
-            certificate, authority = certificate_files(tmp_path)
-            url = stack.enter_context(nginx(tmp_path, certificate, url, "1.3"))
-            options = ("--ca-file", str(authority))
-        proxy = stack.enter_context(forward_proxy(credentials=CREDENTIALS))
-        code, out, err = burst(tmp_path, "--url", url, "--proxy", proxy.url, *SMALL, *options)
-    assert code in (0, 5), err
-    measured = runfile.read(tmp_path / "run")
-    assert {(record.state, record.stamps) for record in measured.records} == {("complete", "ring")}
-    check_timestamps(measured, log)
-    client = summary_of(tmp_path)["client"]  # the ring's timestamps agree with those of the socket
-    assert [client[name] for name in ("ring_missed", "ring_rejected", "socket_rejected")] == [0, 0, 0]
-    netloc = url.partition("//")[2]
-    expected = f"CONNECT {netloc} HTTP/1.1" if secure else f" {url}/v1/"
-    assert all(expected in line for line in proxy.request_lines if "/v1/" in line or secure)
-    assert measured.header.server["proxy"] == proxy.url
-    assert ["--proxy", proxy.url] == measured.header.command[measured.header.command.index("--proxy") :][:2]
-    assert f"through the proxy {proxy.url}" in out
-    written = b"".join(file.read_bytes() for file in (tmp_path / "run").iterdir())
-    assert b"correct-horse" not in written
-
-
-def test_users_and_the_sampler_use_the_proxy(tmp_path: Path) -> None:
-    """The users of `loadgen ui` connect through the tunnel, and so does the process that reads the server's metrics."""
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with (
-        running(SimulatedConfig(server="vllm", **FAST)) as server,
-        behind_tls(server.url, context) as url,
-        forward_proxy() as proxy,
-    ):
-        options = ("--url", url, "--ca-file", str(tmp_path / "ca.pem"), "--proxy", proxy.url)
-        code, _, err = headless(
-            tmp_path, "--server", "vllm", *options, *SMALL[2:], "--users", "2", "--run-time", "2s", "--no-report"
-        )
-    assert code in (0, 5), err
-    measured = runfile.read(tmp_path / "run")
-    assert {(record.state, record.stamps) for record in measured.records} == {("complete", "ring")}
-    assert {line.split(" ")[0] for line in proxy.request_lines} == {"CONNECT"}
-    assert len(proxy.request_lines) >= 4  # the probe, the sampler, and two users
 
 
 REFUSALS = {

@@ -16,7 +16,6 @@ from loadgen import api
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.contract.recorded import TRANSCRIPTS
-from tests.support.busy_proxies import haproxy_queued, nginx_limited
 from tests.support.command import FAST, accounted, burst, in_process, loadgen, summary_of
 from tests.support.runs import said
 from tests.support.simulated import running
@@ -212,28 +211,3 @@ def test_a_prompt_over_the_limit_is_refused_all_the_same(tmp_path: Path) -> None
         assert (code, "--over-limit" in err) == (2, False)
         code, _, err = burst(tmp_path, *where, "--over-limit")
     assert (code, "max_input_tokens" in err, "requests at once" in err) == (2, True, False)
-
-
-@pytest.mark.parametrize(("status", "said"), [(None, "HTTP 503"), (429, "HTTP 429")], ids=["default", "429"])
-def test_what_nginx_limits_is_rejected(status: int | None, said: str, tmp_path: Path) -> None:
-    """Four of twelve pass its rate limit. The server knows nothing of the others, and a warning says who may have
-    rejected them."""
-    with running(SimulatedConfig(server="vllm", **FAST)) as server, nginx_limited(tmp_path, server.url, status) as url:
-        where = ("--server", "vllm", "--url", url, "--n", "12", "--input-tokens", "16", "--output-tokens", "4")
-        code, out, err = burst(tmp_path, *where)
-    assert code == 1, err
-    assert accounted(tmp_path, 12) == {"complete": 4, "rejected": 8}
-    text = " ".join(out.split())
-    assert f"8 rejected ({said})" in text
-    assert "The server counted 0 rejections, the client 8: a proxy in front of vLLM rejected the other requests" in text
-
-
-def test_what_haproxy_does_not_queue_is_rejected(tmp_path: Path) -> None:
-    """Four of twelve are sent on at once; the others wait in its queue for longer than it allows."""
-    slow = SimulatedConfig(server="vllm", ttft_s=2.0, itl_s=0.01)
-    with running(slow) as server, haproxy_queued(tmp_path, server.url) as url:
-        where = ("--server", "vllm", "--url", url, "--n", "12", "--input-tokens", "16", "--output-tokens", "4")
-        code, out, err = burst(tmp_path, *where, "--metrics-every", "0")
-    assert code == 1, err
-    assert accounted(tmp_path, 12) == {"complete": 4, "rejected": 8}
-    assert "8 rejected (HTTP 503)" in " ".join(out.split())

@@ -114,7 +114,7 @@ def the_simulated_server(folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def the_master(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback by default, and elsewhere only with a token; tests/integration/test_distributed.py knocks."""
+    """Loopback by default, and elsewhere only with a token; tests/system/test_distributed.py knocks."""
     monkeypatch.delenv("LOADGEN_TOKEN", raising=False)
     assert run_load.__kwdefaults__["bind"] == "127.0.0.1:5557"
     asked = ("burst", "--server", "tgi", "--n", "2", "--distributed", "--expect-workers", "1", "--bind", "0.0.0.0:0")

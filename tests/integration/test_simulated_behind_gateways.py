@@ -11,7 +11,6 @@ import pytest
 from loadgen.analysis.run import runfile
 from loadgen.servers.discovery import probe
 from loadgen.servers.simulated.config import SimulatedConfig
-from tests.support.busy_proxies import nginx_publishing
 from tests.support.command import burst, summary_of
 from tests.support.dialects import STREAMING_BACKENDS
 from tests.support.simulated import running
@@ -39,19 +38,6 @@ def test_the_probe_sees_a_simulated_server_through_v1_alone(tmp_path: Path) -> N
             facts = probe(way.url)
             assert (facts.simulated, facts.speed) == (True, 2.5), name
             assert "GET /simulated/status" in way.asked
-
-
-def test_nginx_that_publishes_only_v1_hides_nothing(tmp_path: Path) -> None:
-    """A gateway that nobody here wrote: the mark is in the first line, the table and the page, with the speed."""
-    with (
-        running(SimulatedConfig(server="vllm", **FAST)) as server,
-        nginx_publishing(tmp_path, server.url, "/v1/") as url,
-    ):
-        code, out, err = burst(tmp_path, "--server", "vllm", "--url", url, *LOAD, report=True)
-    assert code in (0, 5), out + err
-    assert out.splitlines()[0].startswith("SIMULATED vllm at 2.5 times speed")
-    assert summary_of(tmp_path)["server"]["simulated"] is True
-    assert MARK in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
 def test_a_limited_rate_of_pages_hides_nothing() -> None:

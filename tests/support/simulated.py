@@ -1,4 +1,4 @@
-"""Runs a simulated server in a thread of the test process."""
+"""Runs a simulated server in a thread of the test process, and compares a run with the server's log."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from loadgen.analysis.calibration import read_log
+from loadgen.analysis.run.runfile import Run
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.servers.simulated.server import serve
 from loadgen.servers.simulated.stream_sender import LogLine
@@ -71,3 +73,16 @@ def running(config: SimulatedConfig) -> Iterator[Running]:
                 loop.call_soon_threadsafe(stop.set)
                 ended.result()
                 server.last_log = tuple(server.read())
+
+
+def check_timestamps(measured: Run, log: Path) -> None:
+    """Check that no token arrives before the server sent it."""
+    sent_ns = {number: line.sent_ns for number, line in read_log(log).items()}
+    late_s = [
+        [
+            (measured.header.start_realtime_ns + at - sent) / 1e9
+            for at, sent in zip(record.chunk_ns, sent_ns[record.id], strict=True)
+        ]
+        for record in measured.records
+    ]
+    assert min(map(min, late_s)) >= 0

@@ -194,7 +194,7 @@ def running_proxy(command: list[str], listening: socket.socket, environment: dic
     Raises AssertionError if the proxy is not installed or has ended too early.
     """
     program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin")
-    assert program, f"{command[0]} is missing: `make test` installs it"
+    assert program, f"{command[0]} is missing: `make test-system` installs it"
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         [program, *command[1:]], pass_fds=[listening.fileno()], env=environment, stdout=pipe, stderr=subprocess.STDOUT

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+
+SYSTEM_HELPERS = ("busy_proxies", "delay", "namespaces", "network", "nvml", "tls_servers")
+"""Modules of tests/support that need root, a compiler or another program."""
+
+
+def test_make_test_needs_no_other_program(root: Path) -> None:
+    """Only tests/system and the targets with programs of their own import these helpers. Only tests/system has tests
+    that must run alone."""
+    special = re.compile(rf"tests\.support\.({'|'.join(SYSTEM_HELPERS)})\b|pytest\.mark\.(alone|scale)\b")
+    folders = ("unit", "property", "contract", "seams", "integration", "browser")
+    files = [file for folder in folders for file in (root / "tests" / folder).rglob("*.py")]
+    assert not [str(file.relative_to(root)) for file in files if special.search(file.read_text("utf-8"))]
 
 
 @pytest.mark.xdist_group("one")

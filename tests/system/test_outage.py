@@ -70,7 +70,7 @@ class Backend:
 def backend(tmp_path: Path) -> Iterator[Backend]:
     """A server with nginx before it, at the URL in the file `url`."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert program, "nginx is missing: `make test` installs it"
+    assert program, "nginx is missing: `make test-system` installs it"
     server = Backend(tmp_path / "backend")
     with socket.create_server((HOST, 0), backlog=512) as listening:
         port = listening.getsockname()[1]

@@ -28,10 +28,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 from msgspec.structs import replace
 
+from loadgen.servers.server_timing import PREFILL, QUEUE
+
 if TYPE_CHECKING:
     from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, Window
 
 NS_PER_S = 1e9
+US_PER_S = 1e6
 TAIL_SHARE = 0.1
 MAX_SORTED_GAPS = 1 << 24
 """Maximum number of gaps that are sorted. More gaps are counted instead, which saves the memory of a sorted copy."""
@@ -173,6 +176,14 @@ def _answer_tpot_ns(frame: Frame) -> Floats:
     return reasoning_phases(frame).answer.tpot_ns
 
 
+def _outside_s(frame: Frame) -> Floats:
+    whole = (frame.gap_counts == 0) & (frame.output_tokens > 1)  # Sent as a whole: the first token has no time.
+    ttft_ns = frame.first_ns - frame.sent_ns
+    outside_s = ttft_ns / NS_PER_S - (frame.mark(QUEUE) + frame.mark(PREFILL)) / US_PER_S
+    outside_s[whole] = math.nan
+    return outside_s
+
+
 def _undefined(values: Floats) -> Booleans:
     """Return a mask of the NaN values. Only NaN differs from itself, so no import of numpy is needed."""
     return cast("Booleans", values != values)  # noqa: PLR0124
@@ -275,6 +286,35 @@ _TABLE = (
         "for transcriptions and speech of known length.",
         lambda f: (f.end_ns - f.sent_ns) / NS_PER_S / f.audio_s,
         unit="ratio",
+        optional=True,
+    ),
+    Metric(
+        "server_queue_s",
+        "Server queue",
+        "Time in the server's queue",
+        "The time in the queue that the server states in the response (`--server-timing`), by the server's clock.",
+        lambda f: f.mark(QUEUE) / US_PER_S,
+        stamps="ttft",
+        optional=True,
+    ),
+    Metric(
+        "server_prefill_s",
+        "Server prefill",
+        "Prefill by the server's clock",
+        "The time from the end of the queue to the first token that the server states in the response "
+        "(`--server-timing`), by the server's clock.",
+        lambda f: f.mark(PREFILL) / US_PER_S,
+        stamps="ttft",
+        optional=True,
+    ),
+    Metric(
+        "outside_s",
+        "Outside",
+        "TTFT outside the server's queue and prefill",
+        "TTFT - server_queue_s - server_prefill_s: the network, gateways, the HTTP server and the tokenizer. Defined "
+        "only if the server states both times (`--server-timing`), and for streamed responses.",
+        _outside_s,
+        stamps="ttft",
         optional=True,
     ),
     Metric(

@@ -857,6 +857,52 @@ class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
     """Gateways that name themselves in response headers, with the name of the header."""
 
 
+PartName = Literal["queue", "prefill", "inference", "network", "remainder"]
+
+
+class TimePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a latency."""
+
+    name: PartName
+    """The server states `queue`, `prefill` and `inference`. `network` is one round trip of the connection, which the
+    kernel measures. `remainder` is the latency minus all other known parts of the same request."""
+    requests: int
+    """Number of requests of which the part is known."""
+    p50_s: float | None
+    p99_s: float | None
+    unknown: str = ""
+    """Why the part is unknown, or empty. The remainder contains unknown parts."""
+
+
+class ServerTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """The times that the server states about its requests, and what they leave of the measured latency."""
+
+    latency: Literal["ttft", "e2e"]
+    """The latency that is split. E2E for responses that are not streamed."""
+    requests: int
+    """Number of complete requests whose latency is split."""
+    complete: int
+    """Number of complete requests in the window."""
+    p50_s: float | None
+    """Median latency of the requests that are split."""
+    p99_s: float | None
+    parts: list[TimePart]
+    sources: list[str]
+    """Where the responses state the times, such as `metrics`, `meta_info` or `Server-Timing`."""
+    longer: int
+    """Number of requests whose queue and prefill or inference, as the server states them, are longer than the measured
+    latency. Such times cannot be true, or mean something else."""
+
+    def part(self, name: PartName) -> TimePart | None:
+        """Return the part with this name, or None if there is none."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Return the names of the parts that are unknown."""
+        return [part.name for part in self.parts if part.unknown]
+
+
 class ReplicaDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between the replicas of a server that chance does not explain."""
 
@@ -921,6 +967,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_prompts: CachedPrompts | None = None
     network: NetworkPath | None = None
     """None if nothing is known about the network, as for runs in virtual time."""
+    server_timing: ServerTiming | None = None
+    """Parts of TTFT by the server's own times. None without `--server-timing`."""
     response_groups: ResponseGroups | None = None
     """Two separate groups of requests with different TTFT, as behind a URL with unequal replicas."""
     canaries: CanaryFigures | None = None

@@ -301,6 +301,9 @@ class Plan:
     replica_header: Annotated[str, check_header_name, RunOption("Advanced", "start")] = ""
     """Response header by which a balancer names the replica that answered, such as X-Served-By. Figures are then shown
     per replica."""
+    server_timing: Annotated[bool, RunOption("Advanced", "start")] = False
+    """Read the times that the server states about each request (Server-Timing, TGI's x-queue-time, vLLM's metrics,
+    SGLang's meta_info), and split TTFT into queue, prefill and network."""
     connections: Annotated[Literal["pooled", "session", "new"], CONNECTION_USE, RunOption("Advanced")] = "pooled"
     """Which requests share a connection: pooled (default: any), session (those of one session) or new (none)."""
     cancel: Annotated[str, CANCELLATION, RunOption("Advanced")] = ""

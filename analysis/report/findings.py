@@ -42,10 +42,13 @@ from loadgen.analysis.summary import (
     RequestCounts,
     RunInfo,
     ServerInfo,
+    ServerTiming,
     SessionFigures,
     Summary,
+    TimePart,
     TruncatedInputs,
 )
+from loadgen.servers.backends import BACKENDS, join_or
 
 COUNTED = {
     **{"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"},
@@ -88,6 +91,11 @@ RTT_SHOWN_S = 0.001
 """Round-trip time in seconds from which a report shows it beside TTFT."""
 RTT_SHARE_MAX = 0.2
 """Round-trip time, as a share of the median TTFT, from which TTFT says more about the network than it should."""
+OUTSIDE_SHARE, OUTSIDE_MIN_S = 0.2, 0.01
+"""A remainder of TTFT outside the server's queue and prefill is a warning from this share of TTFT and this time on."""
+LONGER_SHARE = 0.1
+"""Share of the responses whose stated times exceed the measured latency, from which a report warns."""
+NO_TIMES = "This server or gateway is not known to state them; a proxy can add a `Server-Timing` header."
 CAPPED_SHARE = 0.9
 """Rate that was sent, as a share of the target rate, below which a report says that `--concurrency` limited it."""
 PROMPTS_AS_REQUESTED = "all prompt lengths as requested"
@@ -116,6 +124,7 @@ def findings(summary: Summary) -> list[Finding]:
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
         *filter(None, [replicas_finding(summary), response_groups_finding(summary), network_finding(summary)]),
+        *filter(None, [server_timing_finding(summary)]),
     ]
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
@@ -738,6 +747,58 @@ def network_finding(summary: Summary) -> Finding | None:
         return None
     large = slow and network.ttft_share is not None and network.ttft_share >= RTT_SHARE_MAX
     return Finding("network", "warning" if large else "note", " ".join(texts), "latencies")
+
+
+def server_timing_finding(summary: Summary) -> Finding | None:
+    """Return a finding on the times that the server states (--server-timing), or None without this option.
+
+    The finding is a warning if the server states no times, if they are longer than the measured latency, or if much of
+    the latency is spent outside the server's queue and prefill.
+    """
+    timing = summary.server_timing
+    if timing is None or not timing.complete:
+        return None
+    unknown_names = [source for source in timing.sources if "unknown" in source]
+    if not timing.requests:
+        backend = BACKENDS.get(summary.server.name or "")
+        remedy = backend.request_times if backend is not None and backend.request_times else NO_TIMES
+        stated = f" There is {join_or(unknown_names)}." if unknown_names else ""
+        return Finding(
+            "server-timing", "warning", f"No response states the server's times.{stated} {remedy}", "latencies"
+        )
+    sources = ", ".join(timing.sources)
+    latency = timing.latency.upper()
+    medians = ", ".join(_part_text(part) for part in timing.parts)
+    text = (
+        f"{latency} by the server's own times ({sources}), of {timing.requests:,} of "
+        f"{pluralise(timing.complete, 'response')}: median {duration(timing.p50_s)}; {medians}."
+    )
+    level: Level = "note"
+    if timing.longer >= LONGER_SHARE * timing.requests:
+        level = "warning"
+        text += (
+            f" The stated times of {pluralise(timing.longer, 'response')} are longer than the measured {latency}, so "
+            "they mean something else or the server's clock is wrong."
+        )
+    elif _much_is_outside(timing):
+        level = "warning"
+        text += (
+            f" Much of {latency} is spent outside the server's queue and "
+            f"{'prefill' if timing.latency == 'ttft' else 'inference'}: in a gateway, the HTTP server or the tokenizer."
+        )
+    return Finding("server-timing", level, text, "server_timing")
+
+
+def _part_text(part: TimePart) -> str:
+    return f"{part.name} unknown ({part.unknown})" if part.unknown else f"{part.name} {duration(part.p50_s)}"
+
+
+def _much_is_outside(timing: ServerTiming) -> bool:
+    """Return True if the remainder is a large part of the latency, and contains no queue, prefill or inference."""
+    remainder = timing.part("remainder")
+    if remainder is None or remainder.p50_s is None or not timing.p50_s or set(timing.unknown) - {"network"}:
+        return False
+    return remainder.p50_s >= OUTSIDE_MIN_S and remainder.p50_s >= OUTSIDE_SHARE * timing.p50_s
 
 
 def _counted_by_chunks(summary: Summary) -> int:

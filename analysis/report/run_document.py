@@ -64,6 +64,7 @@ TITLES = {
     "bounds": ("Requests and their bounds", "Bounds"),
     "latency": ("Latency distribution", "Latency"),
     "parts": ("Where the time goes", "Parts"),
+    "server_timing": ("The server's own times", "Server times"),
     "waiting": ("First tokens", ""),
     "gaps": ("Between tokens", ""),
     "course": ("Over time", ""),
@@ -91,6 +92,9 @@ HELP = {
     "lies inside the interval.",
     "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95% band. The scale "
     "“tails” gives 90%, 99% and 99.9% equal distances.",
+    "server_timing": "Queue and prefill are durations that the server states in each response, by its own clock. The "
+    "network is one round trip of the connection, as the kernel measures it. The remainder is the rest of the latency "
+    "of each request: gateways, the HTTP server, the tokenizer and unknown parts. Percentiles do not add up.",
     "waiting": "Each point is a complete request. A line that rises with the order sent shows a queue. A line that "
     "rises with the prompt length shows prefill time.",
     "percentiles": "Exact values from raw samples, with 95% intervals. {independent}",
@@ -136,6 +140,7 @@ def brief_document(summary: Summary) -> Document:
         tables.interference([summary], brief=True),
         tables.models([summary], brief=True),
         tables.replicas([summary], brief=True),
+        tables.server_timing([summary]),
     )
     blocks += [table for table in parts if table.rows]
     if summary.requests.errors:
@@ -325,6 +330,7 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
         "goodput": tables.goodput(summaries),
         "models": tables.models(summaries),
         "replicas": tables.replicas(summaries),
+        "server_timing": tables.server_timing(summaries),
         "turns": tables.turns(summaries),
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),

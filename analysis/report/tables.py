@@ -358,6 +358,22 @@ def replicas(summaries: Summaries, *, brief: bool = False) -> Table:
     return _parts("Replicas", "replica", summaries, [summary.replicas for summary in summaries], brief=brief)
 
 
+def server_timing(summaries: Summaries) -> Table:
+    """Return the table of the parts of TTFT, or of E2E, by the server's own times (--server-timing)."""
+    rows: list[Cells] = []
+    for index, summary in enumerate(summaries):
+        timing = summary.server_timing
+        if timing is None or not timing.requests:
+            continue
+        total = (timing.latency.upper(), f"{timing.requests:,}", timing.p50_s, timing.p99_s)
+        parts = [(part.name, f"{part.requests:,}", part.p50_s, part.p99_s) for part in timing.parts]
+        for name, number, p50_s, p99_s in (total, *parts):
+            cells = (UNKNOWN if seconds is None else significant(seconds * 1e3) for seconds in (p50_s, p99_s))
+            rows.append([_run(index), name, number, *cells])
+    heads: Mapping[str, ColumnKind] = {"run": "text", "part": "head", **number_columns("n", "p50, ms", "p99, ms")}
+    return table("Parts by the server's own times", heads, rows, several=len(summaries) > 1, id="server_timing")
+
+
 def traffic(summaries: Summaries, *, brief: bool = False) -> Table:
     """Return the table of figures per class of traffic."""
     return _parts("Traffic", "class", summaries, [summary.traffic for summary in summaries], brief=brief)

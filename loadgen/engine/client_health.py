@@ -41,6 +41,8 @@ EVENT_COUNTERS = ("reads", "coalesced_reads", "full_reads", "windows", "retransm
 - `out_of_order`: segments that arrived out of order.
 """
 
+MAX_TIMING_SOURCES = 10
+"""Maximum number of sources of the server's times in a health sample."""
 MAX_SEARCHED = 64
 """Maximum number of responses that one call searches for their first token.
 
@@ -69,6 +71,8 @@ class Health:
         """True until this sample's search for the mark of a simulated server is complete."""
         self.gateways = set[str]()
         """Names of the gateways that the searched responses state (loadgen.servers.gateways)."""
+        self.timing_sources = set[str]()
+        """Where responses state the server's times (loadgen.servers.server_timing), with `--server-timing`."""
         self.mark: Mark | None = None
         """The mark that identifies a simulated server, if a response contained one."""
         self._cpu_ns = time.process_time_ns()
@@ -118,6 +122,8 @@ class Health:
         values["realtime"] = has_realtime()
         if self.gateways:
             values["gateways"] = sorted(self.gateways)
+        if self.timing_sources:
+            values["timing_sources"] = sorted(self.timing_sources)[:MAX_TIMING_SOURCES]
         if self.mark is not None:
             values["simulated"] = True
             if self.mark.speed is not None:

@@ -734,6 +734,8 @@ class Recorder:
     request was not sent. None, the usual case: no function needs the responses."""
     replica_header = ""
     """Response header that names the replica, in lower case. Empty: none."""
+    server_timing = False
+    """True if Records get the times that the server states about each request."""
     samples_client = True
     """True if samples of the client's health are taken. The recorder of canaries leaves them to that of the load."""
     on_turn: Callable[[ScheduledRequest, Record, str], None]
@@ -860,6 +862,7 @@ class Recorder:
             self.health,
             self._stamps,
             replica_header=self.replica_header,
+            server_timing=self.server_timing,
         )
         decoded = iter(records)
         for slot, exchange, kind, detail in ended:

@@ -393,6 +393,7 @@ def _prepare_load(
         dialects=raw.dialects,
         identity=SessionIdentity(plan.session_header, plan.session_capture),
         replica_header=plan.replica_header.lower(),
+        server_timing=plan.server_timing,
         connections=plan.connections,
         cancellation=plan.cancellation,
         stamps=plan.stamps,

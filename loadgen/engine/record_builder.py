@@ -20,6 +20,7 @@ from loadgen.servers.backends.error_messages import error_text, is_rejection, on
 from loadgen.servers.backends.output_check import check_output
 from loadgen.servers.errors import decompress
 from loadgen.servers.gateways import gateways_in_head
+from loadgen.servers.server_timing import times_in_response
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
 from loadgen.servers.wire.sse import is_event_stream, payloads_of_chunks, split_events
 from loadgen.servers.wire.stamp_check import LIMIT_NS, checked_instants
@@ -67,13 +68,15 @@ def build_records(
     stamps: TimestampSource = SocketTimestamps(),  # noqa: B008 - it has no state that matters here
     *,
     replica_header: str = "",
+    server_timing: bool = False,
 ) -> list[Record]:
     """Decode the responses of these exchanges, and return a Record for each.
 
     `dialect` is the dialect of every exchange that has no other one (`Exchange.dialect`).
 
     `replica_header` is the response header that names the replica, in lower case. Without it, the replica is the
-    address of the connection, if the server has several addresses.
+    address of the connection, if the server has several addresses. With `server_timing`, complete Records get the times
+    that the server states about the request (loadgen.servers.server_timing).
 
     Timestamps come from the source `stamps`. If the timestamps of a response are impossible, for example not in order,
     this response gets timestamps from `stamps.fallback` instead. A malformed response does not raise an error.
@@ -110,6 +113,8 @@ def build_records(
         first_token_read = _complete(response, answer, instants, start_ns)
         if record.state == "complete":
             _check_output(response, response.dialect)
+            if server_timing:
+                _note_server_times(response, health)
         full_reads = exchange.full_windows or _full_reads(exchange.sizes, first_token_read)
         record.replica = _replica(exchange, replica_header)
         health.add(late, record.coalesced_reads, full_reads, exchange.window_checks, *exchange.losses)
@@ -294,6 +299,15 @@ def _check_output(response: _Response, dialect: Dialect) -> None:
     mark = {"unchecked": {"unchecked_output": 1}, "no_call": {"uncalled_output": 1}}
     record.marks = record.marks | mark.get(verdict, {"valid_output": int(verdict == "valid")})
     record.output_error = hide_secrets(reason)
+
+
+def _note_server_times(response: _Response, health: Health) -> None:
+    """Add the times that the server states about a complete request to the marks of its Record."""
+    exchange = response.exchange
+    trailer = bytes(exchange.raw[response.bounds[-1] :]) if exchange.framing.chunked and response.bounds else b""
+    times = times_in_response(exchange.framing.head, response.payloads or (), trailer)
+    response.record.marks = response.record.marks | times.marks
+    health.timing_sources |= {hide_secrets(source) for source in times.sources}
 
 
 def _note_http_error(response: _Response, status: int) -> None:

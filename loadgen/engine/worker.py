@@ -114,6 +114,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
     """The headers that identify sessions."""
     replica_header: str
     """Response header that names the replica, in lower case. Empty: none."""
+    server_timing: bool
+    """True if Records get the times that the server states about each request."""
     connections: ConnectionUse
     cancellation: Cancellation | None
     """Which requests are abandoned, and when. None: no request."""
@@ -421,6 +423,7 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
         max_read_delay_ns = pacer.widest_ns if pacer else int
         recorder = Recorder(task.dialect, sink, task.number, counts, stamps, max_read_delay_ns, disk_spill)
         recorder.replica_header = task.replica_header
+        recorder.server_timing = task.server_timing
         recorder.on_head = task.identity.capture
         if canary_log is not None:
             recorder.on_response, recorder.samples_client = canary_log.take, False

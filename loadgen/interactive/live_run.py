@@ -481,6 +481,7 @@ class LiveRun:
         """The mark that says SIMULATED, from the first response that carries it."""
         self._dialect = dialect
         self._replica_header = target.plan.replica_header.lower()
+        self._server_timing = target.plan.server_timing
         self._rate = TokenRate(window_ns=1_000_000_000)
         self._cache: dict[tuple[str, bool], tuple[float, Any]] = {}
         self._computing = RLock()
@@ -513,6 +514,7 @@ class LiveRun:
             self._health,
             self._stamps,
             replica_header=self._replica_header,
+            server_timing=self._server_timing,
         )
         record.connected_ns = connected_ns - self.start_ns
         self._rate.record(generated_tokens(record), received_bytes(exchange))

@@ -139,6 +139,9 @@ class Backend(msgspec.Struct, frozen=True):
     on several GPUs."""
     simulated_versions: Mapping[str, str] = {}  # `module:attribute` for other versions
     phrase: str = ""  # Name in sentences, if the title alone reads badly
+    request_times: str = ""
+    """What makes the server state the times of each request (loadgen.servers.server_timing), as a sentence. Empty:
+    nothing is known to."""
     notes: Mapping[str, Any] = {}
     """Facts that matter for the interpretation of the figures, stored with each run:
 

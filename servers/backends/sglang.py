@@ -213,6 +213,7 @@ _dialect = partial(openai_dialect, "sglang", extra_fields=_exact, always_done=Tr
 SGLANG = base.Backend(
     name="sglang",
     title="SGLang",
+    request_times="SGLang states them on its own route only: use --endpoint generate, and --enable-metrics of SGLang.",
     native="completions",
     dialects={
         "completions": _dialect("completions", empty_rule=unless_marker, count=_COUNT_TEXT, token_ids=True),

@@ -109,6 +109,7 @@ _COUNT_TEXT: Route[int] = Route(
 TEI = base.Backend(
     name="tei",
     title="TEI",
+    request_times="TEI states them in headers of every response. A gateway may have removed them.",
     native="embed",
     dialects={
         "embed": _dialect("embed", "/embed", _embed_fields, count=_COUNT_TEXT),

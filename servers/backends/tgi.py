@@ -139,6 +139,7 @@ _dialect = partial(
 TGI = base.Backend(
     name="tgi",
     title="TGI",
+    request_times="TGI states them only in responses that are not streamed.",
     native="generate",
     dialects={
         "generate": Dialect(

@@ -89,6 +89,7 @@ _dialect = partial(
 VLLM = base.Backend(
     name="vllm",
     title="vLLM",
+    request_times="Start vLLM with --enable-per-request-metrics, for completions, chat and responses.",
     native="completions",
     dialects={
         "completions": _dialect("completions", count=_COUNT_TEXT, token_ids=True),

@@ -142,6 +142,9 @@ class SimulatedConfig:
         bool,
         "vllm, sglang: answer chat requests with tools by a tool call, and chat requests with a JSON schema by JSON.",
     ] = False
+    per_request_metrics: Annotated[
+        bool, "vllm: state the times of each request in the last event of its stream (--enable-per-request-metrics)."
+    ] = False
     openai_transcripts: Annotated[
         bool, "vllm: stream transcripts as OpenAI does (transcript.text.delta), not in vLLM's chunks."
     ] = False
@@ -190,6 +193,7 @@ class SimulatedConfig:
                 "reasoning_tokens and structured need server vllm or sglang",
                 self.server in REASONING_SERVERS or not (self.reasoning_tokens or self.structured),
             ),
+            ("per_request_metrics needs server vllm", self.server == "vllm" or not self.per_request_metrics),
             ("openai_transcripts needs server vllm", self.server == "vllm" or not self.openai_transcripts),
             (f"eos_mean_tokens must be at least 1, not {mean}", mean is None or mean >= 1),
         )

@@ -52,6 +52,14 @@ class ErrorReply(Exception):  # noqa: N818 - not our error: the response to a re
         self.reply = reply
 
 
+class RequestTimes(NamedTuple):
+    """Durations of the phases of a request in seconds, up to the current token."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """A request that generates tokens."""
@@ -195,6 +203,9 @@ class Encoding:
     """Events sent together with the first token."""
     closing: Events = ()
     """Events sent together with the last token."""
+    timed_closing: Callable[[RequestTimes], Events] | None = None
+    """Function that returns the events sent together with the last token, for a stream that states its times. It is
+    used instead of `closing`."""
     role_only: Events = ()
     """Chat: events that contain only the role, for the fault `role-first`. Empty: the fault uses `opening`."""
     head: Headers = ()

@@ -62,6 +62,11 @@ class Job:
     """Set by the scheduler: value of `Scheduler.decode_steps` before the first step for which the job needs a new
     block."""
 
+    @property
+    def queue_ns(self) -> int:
+        """Time in the queue in ns. 0 while the job waits, and without a scheduler."""
+        return 0 if self.admitted_ns is None else max(0, self.admitted_ns - self.arrived_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class Gauges:

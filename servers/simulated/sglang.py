@@ -139,6 +139,7 @@ def generate(state: ServerState, request: CompletionRequest) -> Encoding:
         now_s = time.time()
         if not first_s[0]:
             first_s[0] = now_s
+        queue_s = jobs[0].queue_ns / 1e9 if jobs else 0.0
         info: dict[str, Any] = {
             "id": request_id,
             "finish_reason": reason if finished else None,
@@ -147,9 +148,9 @@ def generate(state: ServerState, request: CompletionRequest) -> Encoding:
             "num_retractions": 0,
             "storage_prefetch_wait": 0.0,
             "storage_staging_wait": 0.0,
-            "forward_entry_time": received_s,
+            "forward_entry_time": received_s + queue_s,
             "prefill_finished_time": first_s[0],
-            "queue_time": 0.0,
+            "queue_time": queue_s,
             "reasoning_tokens": 0,
             "completion_tokens": count,
             "cached_tokens": jobs[0].cached_tokens if jobs else 0,

@@ -334,9 +334,7 @@ class ServerState:
         decode_s = (line.sent_ns[-1] - first_ns) / 1e9
         ttft_s = (first_ns - received_ns) / 1e9
         e2e_s = (ended_ns - received_ns) / 1e9
-        job = stream.job
-        # Without a scheduler, no request waits in a queue.
-        queue_s = 0.0 if job.admitted_ns is None else min(ttft_s, max(0, job.admitted_ns - job.arrived_ns) / 1e9)
+        queue_s = min(ttft_s, stream.job.queue_ns / 1e9)
         values = {
             "output_tokens": output_tokens,
             "ttft_s": ttft_s,

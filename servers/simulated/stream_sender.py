@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.servers.simulated.protocol import Encoding
+from loadgen.servers.simulated.protocol import Encoding, RequestTimes
 from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.token_clock import TokenClock
 from loadgen.servers.wire.poller import Timer
@@ -117,8 +117,17 @@ class Stream:
         if first == 0:
             result[:0] = self.encoding.opening
         if end == self.total_tokens:
-            result += self.encoding.closing
+            timed = self.encoding.timed_closing
+            result += self.encoding.closing if timed is None else timed(self.times())
         return [event for event in result if event]
+
+    def times(self) -> RequestTimes:
+        """Return the durations of the phases of this request so far. They end at the latest token, which is due now."""
+        now_ns = time.monotonic_ns()
+        first_ns = self.line.sent_ns[0] if self.line.sent_ns else now_ns
+        queue_ns = self.job.queue_ns
+        prefill_ns = max(0, first_ns - self.line.received_ns - queue_ns)
+        return RequestTimes(queue_ns / 1e9, prefill_ns / 1e9, (now_ns - first_ns) / 1e9)
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """Encode tokens without a fault, as a fault hook of the stream. Return (events, number of tokens).

@@ -16,6 +16,7 @@ from typing import Any
 from loadgen.servers.simulated import protocol, serde, tei_bodies, tokenizer
 from loadgen.servers.simulated.pooling import VECTOR
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, ErrorReply, Headers, Reply
+from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.state import (
     DURATION_HISTOGRAMS,
     LENGTH_HISTOGRAMS,
@@ -191,9 +192,12 @@ def _encoding(
 
     `method` is the label of the request in the counters of the metrics page."""
     body = protocol.dumps(content)
+    jobs: list[Job] = []
 
     def answer(duration_s: float) -> Reply:
-        return Reply(body, headers=_compute_headers(characters, sum(counts), round(duration_s * 1000)))
+        total_ms = round(duration_s * 1000)
+        queue_ms = min(total_ms, jobs[0].queue_ns // 1_000_000)
+        return Reply(body, headers=_compute_headers(characters, sum(counts), total_ms, queue_ms))
 
     completion = Completion(
         False,
@@ -206,11 +210,11 @@ def _encoding(
         metric_requests=tuple((tokens, 0) for tokens in counts),
     )
     openai = (b"",) if "embeddings" in request.path else ()
-    return Encoding(completion, lambda *_: b"", answer, (), closing=openai)
+    return Encoding(completion, lambda *_: b"", answer, (), closing=openai, on_job=jobs.append)
 
 
-def _compute_headers(characters: int, tokens: int, duration_ms: int) -> Headers:
-    times = str(duration_ms)
+def _compute_headers(characters: int, tokens: int, total_ms: int, queue_ms: int) -> Headers:
+    times = str(total_ms)
     return (
         *protocol.JSON_TYPE,
         ("x-compute-type", "gpu+optimized"),
@@ -219,8 +223,8 @@ def _compute_headers(characters: int, tokens: int, duration_ms: int) -> Headers:
         ("x-compute-tokens", str(tokens)),
         ("x-total-time", times),
         ("x-tokenization-time", "0"),
-        ("x-queue-time", "0"),
-        ("x-inference-time", times),
+        ("x-queue-time", str(queue_ms)),
+        ("x-inference-time", str(total_ms - queue_ms)),
     )
 
 

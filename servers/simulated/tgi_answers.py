@@ -16,6 +16,7 @@ import msgspec
 
 from loadgen.servers.simulated import grammar, protocol, tgi_checks, tgi_tools, tokenizer
 from loadgen.servers.simulated.protocol import Completion, CompletionRequest, Encoding, Events, Headers, Reply
+from loadgen.servers.simulated.scheduler import Job
 from loadgen.servers.simulated.state import ServerState
 from loadgen.servers.simulated.tgi_checks import Refuse
 
@@ -445,14 +446,16 @@ def _encoding(
     error_events = tuple(map(protocol.sse_event, tgi_checks.error_payloads(*FAILED, openai=bool(closing))))
     failure = error_events[:1] * len(prompts) + error_events[1:]  # one error per prompt, and [DONE] on OpenAI routes
 
+    jobs: list[Job] = []
+
     def answer(duration_s: float) -> Reply:
-        # Milliseconds are rounded down. The simulated server cannot tell the phases apart: all time is inference.
-        total_ms = int(duration_s * 1e3)
+        total_ms = int(duration_s * 1e3)  # rounded down, as all times of TGI
+        queue_ms = min(total_ms, jobs[0].queue_ns // 1_000_000)
         values = {
             "total-time": total_ms,
             "validation-time": 0,
-            "queue-time": 0,
-            "inference-time": total_ms,
+            "queue-time": queue_ms,
+            "inference-time": total_ms - queue_ms,
             "time-per-token": total_ms // first.output_tokens,
             "prompt-tokens": prompt_tokens,
             "generated-tokens": generated_tokens,
@@ -465,4 +468,4 @@ def _encoding(
         return protocol.json_reply(whole(), protocol.JSON_TYPE + compute + times)
 
     head = tgi_checks.stream_headers(characters)
-    return Encoding(completion, encode, answer, failure, closing=closing, head=head)
+    return Encoding(completion, encode, answer, failure, closing=closing, head=head, on_job=jobs.append)

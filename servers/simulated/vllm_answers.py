@@ -129,7 +129,27 @@ def encode_answers(
     encoders = [style.encoder(index, answer) for index, answer in enumerate(answers)]
     encode = encoders[0] if len(encoders) == 1 else partial(protocol.merge_events, completions, encoders)
     whole_reply = partial(_whole_reply, answers, style, identity, {"system_fingerprint": fingerprint}, usage)
-    return Encoding(completion, encode, whole_reply, FAILURE, merges=True, opening=opening, closing=closing)
+    encoding = Encoding(completion, encode, whole_reply, FAILURE, merges=True, opening=opening, closing=closing)
+    if state.config.per_request_metrics and include_usage and len(answers) == 1:
+        timed_closing = partial(_timed_closing, usage_event, output_tokens)
+        return replace(encoding, timed_closing=timed_closing)
+    return encoding
+
+
+def _timed_closing(usage_event: bytes, output_tokens: int, times: protocol.RequestTimes) -> protocol.Events:
+    """Return the last events of a stream with the times of the request, as with `--enable-per-request-metrics`."""
+    inference_s = times.prefill_s + times.decode_s
+    metrics = {
+        "time_to_first_token_ms": times.prefill_s * 1e3,
+        "generation_time_ms": times.decode_s * 1e3,
+        "queue_time_ms": times.queue_s * 1e3,
+    }
+    if output_tokens > 1:
+        metrics["mean_itl_ms"] = times.decode_s / (output_tokens - 1) * 1e3
+    if inference_s > 0:
+        metrics["tokens_per_second"] = output_tokens / inference_s
+    event = usage_event.removesuffix(b"}\n\n") + b',"metrics":%b}\n\n' % protocol.dumps(metrics)
+    return event, protocol.DONE
 
 
 def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> dict[str, Any]:

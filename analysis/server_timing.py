@@ -1,0 +1,91 @@
+"""Splits TTFT into the parts that the server states about each request, and the rest (--server-timing).
+
+A server knows how long a request waited in its queue and how long prefill took. The kernel knows the round-trip time of
+the connection. The remainder of TTFT is time that none of them states, such as in gateways, in the HTTP server and in
+the tokenizer. Responses that are not streamed have no first token of their own, so their E2E latency is split instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame
+from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.stats import percentiles, round_to_ns
+from loadgen.analysis.summary import PartName, ServerTiming, TimePart
+from loadgen.servers.server_timing import INFERENCE, PREFILL, QUEUE
+
+US_PER_S = 1e6
+NOT_STATED = "the server does not state it"
+NO_RTT = "the kernel reported no round-trip time"
+LONGER_SHARE, LONGER_S = 0.02, 0.002
+"""The server's times count as longer than the measured latency if they exceed it by this share plus this time. TGI and
+TEI round their times to ms."""
+
+
+def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
+    """Return the server's times of a run with --server-timing, or None for a run without this option."""
+    if not run.header.plan.get("server_timing"):
+        return None
+    samples = [sample.values for sample in run.telemetry if sample.source == "client"]
+    sources = {source for values in samples for source in values.get("timing_sources", ())}
+    queue_s, prefill_s, inference_s = (frame.mark(name) / US_PER_S for name in (QUEUE, PREFILL, INFERENCE))
+    streamed = is_streamed(frame)
+    splits_ttft = bool((frame.sampled & streamed & ~np.isnan(prefill_s)).any()) or not _known(frame, inference_s).any()
+    if splits_ttft:
+        total_s = np.where(streamed, frame.first_ns - frame.sent_ns, np.nan) / NS_PER_S
+        work_s = prefill_s
+    else:
+        total_s = (frame.last_ns - frame.sent_ns) / NS_PER_S
+        work_s = inference_s
+    rows = frame.sampled & ~np.isnan(total_s) & ~(np.isnan(queue_s) & np.isnan(work_s))
+    stated: dict[PartName, tuple[Floats, str]] = {
+        "queue": (queue_s[rows], NOT_STATED),
+        "prefill" if splits_ttft else "inference": (work_s[rows], NOT_STATED),
+        "network": (frame.min_rtt_us[rows] / US_PER_S, NO_RTT),
+    }
+    parts = []
+    remainder_s = total_s[rows].copy()
+    if rows.any():
+        for name, (values, reason) in stated.items():
+            parts.append(_describe(name, values, reason))
+            remainder_s -= np.nan_to_num(values)
+        parts.append(_describe("remainder", remainder_s))
+    server_s = np.nan_to_num(queue_s[rows]) + np.nan_to_num(work_s[rows])
+    p50_s, p99_s = _percentiles(total_s[rows])
+    return ServerTiming(
+        latency="ttft" if splits_ttft else "e2e",
+        requests=int(rows.sum()),
+        complete=int(frame.sampled.sum()),
+        p50_s=p50_s,
+        p99_s=p99_s,
+        parts=parts,
+        sources=sorted(sources),
+        longer=int((server_s > total_s[rows] * (1 + LONGER_SHARE) + LONGER_S).sum()),
+    )
+
+
+def is_streamed(frame: Frame) -> Booleans:
+    """Return a mask of the responses whose first token arrived by itself.
+
+    A response of one chunk with several tokens was sent as a whole, so the time of its first token is not known.
+    """
+    return (frame.gap_counts > 0) | (frame.output_tokens <= 1)
+
+
+def _known(frame: Frame, values: Floats) -> Booleans:
+    return frame.sampled & ~np.isnan(values)
+
+
+def _describe(name: PartName, values: Floats, reason: str = "") -> TimePart:
+    known = values[~np.isnan(values)]
+    p50_s, p99_s = _percentiles(known)
+    unknown = "" if len(known) else reason
+    return TimePart(name=name, requests=len(known), p50_s=p50_s, p99_s=p99_s, unknown=unknown)
+
+
+def _percentiles(values: Floats) -> tuple[float | None, float | None]:
+    if not len(values):
+        return None, None
+    p50, p99 = percentiles(values, 0.5, 0.99)
+    return round_to_ns(p50), round_to_ns(p99)

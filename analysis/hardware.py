@@ -66,7 +66,12 @@ GEMM_HEADS = ("phase", "GEMM", "m x n x k", "FLOP/byte", "bound by", "limit", "e
 def headings(result: Limits) -> tuple[str, str]:
     """Return two heading lines: the model with its GPUs, and the load with the framework."""
     tokens = f"{result.input_tokens:,} + {result.output_tokens:,} tokens, {result.in_flight:,} in flight"
-    return f"{result.model} in {result.format} on {result.gpus} x {result.gpu}", f"{tokens}, {result.framework}"
+    title = f"{result.model} in {result.format} on {result.gpus} x {result.gpu}"
+    if not result.replayed:
+        return title, f"{tokens}, {result.framework}"
+    spread = f" +- {100 * result.spread:.0f}%" if result.spread else ""
+    rounds = f"{result.statistic} of {result.rounds} rounds" if result.rounds > 1 else f"{result.statistic} of 1 round"
+    return title, f"{tokens}{spread}, {result.framework}, {rounds}"
 
 
 def sentences(result: Limits) -> list[str]:

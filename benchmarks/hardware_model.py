@@ -27,12 +27,15 @@ from loadgen.servers.hardware import framework, gpu, gpu_links, model, number_fo
 from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
 from loadgen.servers.hardware.roofline import make_deployment
-from loadgen.servers.hardware.throughput_model import Load, expected_times
+from loadgen.servers.hardware.throughput_model import Load
 from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
+from loadgen.servers.simulated.closed_loop import expected_times
 
 DATA = [Path(__file__).parent / "data"]
 """Folders that are searched for files of rows, in this order. `--data` adds a folder at the front."""
 Rows = list[dict[str, str]]
+SPREAD = {"InferenceX": 1 / 9}
+"""Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,8 @@ def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Poi
         if (stored == "nvfp4") != nvfp4 or only not in ("", engine):
             continue
         made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
-        load = Load(int(prompt), int(output), np.array([int(row["in_flight"]) for row in rows]))
+        in_flight = np.array([int(row["in_flight"]) for row in rows])
+        load = Load(int(prompt), int(output), in_flight, spread=SPREAD.get(source, 0.0))
         found = expected_times(made, load)
         predicted = found.tpot_s if quantity == "TPOT" else found.ttft_s
         for row, seconds in zip(rows, predicted, strict=True):

@@ -45,7 +45,7 @@ class LimitsOptions:
     framework: Annotated[
         str,
         Option(
-            help="Framework for `expected`: vllm, trtllm, nim, trtllm-0.9, gpt-fast, or kernels (GPU kernels "
+            help="Framework for `expected`: vllm, sglang, trtllm, nim, trtllm-0.9, gpt-fast, or kernels (GPU kernels "
             "without a framework)."
         ),
     ] = "vllm"
@@ -62,6 +62,23 @@ class LimitsOptions:
     input: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per prompt.")] = 512
     output: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per response.")] = 128
     in_flight: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Concurrent requests.")] = 64
+    spread: Annotated[
+        float,
+        Option(
+            min=0,
+            max=1,
+            rich_help_panel=LOAD,
+            help="Maximum relative deviation of --input and --output, such as 0.1. Lengths are uniformly distributed.",
+        ),
+    ] = 0.0
+    rounds: Annotated[
+        int,
+        Option(min=1, rich_help_panel=LOAD, help="Requests that each client sends. All clients start together."),
+    ] = 10
+    statistic: Annotated[
+        Literal["mean", "median"],
+        Option(rich_help_panel=LOAD, help="Summary of the TTFT and TPOT of all requests."),
+    ] = "mean"
     memory_fraction: Annotated[
         float,
         Option(min=0.1, max=1, rich_help_panel=LOAD, help="Fraction of GPU memory for weights and KV cache."),
@@ -147,6 +164,7 @@ def _serving(options: LimitsOptions) -> Any:
     from loadgen.servers.hardware import gpu_links
     from loadgen.servers.hardware.roofline import compute_limits, make_deployment
     from loadgen.servers.hardware.throughput_model import Load
+    from loadgen.servers.simulated.closed_loop import expected_times
 
     deployment = make_deployment(
         options.gpu,
@@ -166,8 +184,15 @@ def _serving(options: LimitsOptions) -> Any:
         slow_link = gpu_links()[NO_P2P] if link.name.startswith("NVLink") else deployment.gpu.pcie
         slow_gpu = replace(deployment.gpu, link=replace(slow_link, bytes_per_s=link.bytes_per_s))
         deployment = replace(deployment, gpu=slow_gpu)
-    load = Load(options.input, options.output, max(1, options.in_flight // options.dp))
-    result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp)
+    load = Load(
+        options.input,
+        options.output,
+        max(1, options.in_flight // options.dp),
+        spread=options.spread,
+        rounds=options.rounds,
+        statistic=options.statistic,
+    )
+    result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expected_times)
     if options.page:
         from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render

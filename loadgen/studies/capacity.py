@@ -25,7 +25,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.hardware import HardwareError, constant, gpu
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.hardware.throughput_model import Load, expected_times
+from loadgen.servers.hardware.throughput_model import Load, formula_times
 from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
 from loadgen.studies.simulate import ResolvedModel, ServerModel, resolve_model, run_in_memory
 
@@ -191,7 +191,7 @@ def capacity_option(
         result.not_possible = str(error).partition(":")[0]
         return result
     load = Load(START_PROMPT_TOKENS, START_OUTPUT_TOKENS, START_IN_FLIGHT)
-    expected_per_s = expected_times(deployment, load).output_tokens_per_s / START_OUTPUT_TOKENS
+    expected_per_s = formula_times(deployment, load).output_tokens_per_s / START_OUTPUT_TOKENS
     start = max(MIN_POWER, round(math.log(expected_per_s, RATE_STEP)))
     replica = Replica(plan, server_model, compute_figures)
     power = replica.highest_power(met, 1.0, start)

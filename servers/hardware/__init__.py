@@ -113,6 +113,7 @@ class Framework:
     scaled: float  # Bytes that a tile loads per 8-bit operand: 2 if tiles apply the scales, otherwise 1
     nccl: float  # 1 if all-reduces use NCCL, 0 if GPUs read from each other directly
     fp8_kv: float  # 1 if models in fp8 and fp4 have an fp8 KV cache, otherwise 0
+    kv_per_query_head: float  # 1 if decode attention reads the KV cache again for each query head of a group
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,13 +223,16 @@ def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
 
 
 def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any) -> Any:
-    """Return the seconds of attention in one layer, summed over prompts and decoding sequences."""
+    """Return the seconds of attention in one layer, summed over prompts and decoding sequences.
+
+    With grouped-query attention, several query heads share one KV head. Kernels of 2024 and later read the KV cache
+    once for the whole group. Earlier kernels start one thread block per query head, which reads its KV head again.
+    """
     gpu = deployment.gpu
     head_dim = deployment.model.head_dim
     heads = -(-deployment.model.heads // deployment.tensor)
-    decode = decode_attention_s(
-        gpu, decoding / deployment.pipeline, context, deployment.kv_heads, head_dim, deployment.kv_bytes
-    )
+    heads_read = heads if deployment.framework.kv_per_query_head else deployment.kv_heads
+    decode = decode_attention_s(gpu, decoding / deployment.pipeline, context, heads_read, head_dim, deployment.kv_bytes)
     prefill = prefill_attention_s(
         gpu, prompts / deployment.pipeline, elementwise_max(tokens, 1), heads, head_dim, before
     )

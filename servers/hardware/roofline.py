@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from loadgen.servers.hardware.throughput_model import (
     LoadTimes,
     bottleneck,
     decode_step_parts,
-    expected_times,
+    formula_times,
     limit_times,
 )
 
@@ -27,6 +27,8 @@ MEMORY_FRACTION = 0.9
 DEFAULT_FRAMEWORK = "vLLM"
 ALL_REDUCED_GEMMS = ("attention output", "down")
 """GEMMs whose results are partial sums on each GPU and need an all-reduce."""
+Expect = Callable[[Deployment, Load, float], LoadTimes]
+"""Predicts the times under a load. The last argument is the fraction of the GPU memory for weights and KV cache."""
 CURVE_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of requests in flight at which the latency-throughput curve is computed."""
 
@@ -81,6 +83,15 @@ class Limits:
     input_tokens: int
     output_tokens: int
     in_flight: int
+    spread: float
+    """Maximum relative deviation of the token counts of a request from the counts above."""
+    rounds: int
+    """Requests that each client sends, one after the other."""
+    statistic: str
+    """How the expected TTFT and TPOT of all requests are summarised: `mean` or `median`."""
+    replayed: bool
+    """True if the expected TTFT and TPOT come from a replay of the closed loop, with `spread`, `rounds` and
+    `statistic`. False if they come from a formula for the steady state."""
     running: int
     """Number of requests in flight that fit into the KV cache at the same time."""
     flops_per_byte: float
@@ -124,16 +135,21 @@ def make_deployment(
 
 
 def compute_limits(
-    deployment: Deployment, load: Load, memory_fraction: float = MEMORY_FRACTION, replicas: int = 1
+    deployment: Deployment,
+    load: Load,
+    memory_fraction: float = MEMORY_FRACTION,
+    replicas: int = 1,
+    expect: Expect = formula_times,
 ) -> Limits:
     """Return the hardware limits and the expected figures of `replicas` deployments, each of which serves `load`.
 
-    Throughput, requests in flight and KV cache are those of all replicas together.
+    Throughput, requests in flight and KV cache are those of all replicas together. `expect` predicts the expected times
+    of one deployment: `formula_times`, or `expected_times` of loadgen.servers.simulated.closed_loop.
 
     Raises HardwareError if the model does not fit into the GPU memory.
     """
     best = limit_times(deployment, load, memory_fraction)
-    likely = expected_times(deployment, load, memory_fraction)
+    likely = expect(deployment, load, memory_fraction)
     kv_tokens = deployment.kv_tokens(memory_fraction)
     spent = decode_step_parts(deployment, load, memory_fraction)
     peak = deployment.gpu.peaks[deployment.gpu.effective_format(deployment.weights).compute_type]
@@ -146,19 +162,25 @@ def compute_limits(
         input_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
         in_flight=int(load.in_flight) * replicas,
+        spread=load.spread,
+        rounds=load.rounds,
+        statistic=load.statistic,
+        replayed=likely.replayed,
         running=int(best.running) * replicas,
         flops_per_byte=peak / deployment.gpu.memory_bytes_per_s,
         limit=_figures(best, deployment, kv_tokens, replicas, bottleneck(deployment, load, memory_fraction)),
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
-        curve=_curve(deployment, load, memory_fraction, replicas),
+        curve=_curve(deployment, load, memory_fraction, replicas, expect),
     )
 
 
-def _curve(deployment: Deployment, load: Load, memory_fraction: float, replicas: int) -> dict[str, list[Any]]:
-    loads = [Load(load.prompt_tokens, load.output_tokens, in_flight) for in_flight in CURVE_IN_FLIGHT]
-    likely = [expected_times(deployment, point, memory_fraction) for point in loads]
+def _curve(
+    deployment: Deployment, load: Load, memory_fraction: float, replicas: int, expect: Expect
+) -> dict[str, list[Any]]:
+    loads = [replace(load, in_flight=in_flight) for in_flight in CURVE_IN_FLIGHT]
+    likely = [expect(deployment, point, memory_fraction) for point in loads]
     best = [limit_times(deployment, point, memory_fraction) for point in loads]
     return {
         "in_flight": [replicas * in_flight for in_flight in CURVE_IN_FLIGHT],

@@ -1,5 +1,8 @@
 """Predicts latency and throughput of a closed loop with a fixed number of requests in flight.
 
+`formula_times` is a formula for the steady state. `expected_times` in loadgen/servers/simulated/closed_loop.py replays
+the closed loop request by request instead, for the engines whose scheduling rules are known.
+
 Each step decodes one token for every running request. While one request decodes, the prompt of every other request is
 computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):
 
@@ -21,8 +24,8 @@ Requests that do not fit into the KV cache wait until other requests have ended.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step
@@ -36,6 +39,12 @@ class Load:
     prompt_tokens: int
     output_tokens: int
     in_flight: Any
+    spread: float = 0.0
+    """Maximum relative deviation of a request's token counts from the counts above. They are uniformly distributed."""
+    rounds: int = 10
+    """Requests that each client of a closed loop sends, one after the other. All clients start at the same time."""
+    statistic: Literal["mean", "median"] = "mean"
+    """How the TTFT and the TPOT of all requests are summarised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ class LoadTimes:
     decode_step_s: Any  # One token for each running request, halfway through its response
     output_tokens_per_s: Any
     running: Any  # Requests in flight that fit into the KV cache
+    replayed: bool = False  # TTFT, TPOT and throughput come from a replayed closed loop, not from a formula
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
@@ -62,11 +72,12 @@ def running_requests(deployment: Deployment, load: Load, memory_fraction: float)
     return elementwise_min(capacity, load.in_flight)
 
 
-def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
+def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    The times include the measured overheads of the engine. No time is shorter than the limit of the hardware from
-    `limit_times`. Weights and KV cache may use `memory_fraction` of the GPU memory.
+    The times come from a formula for the steady state and include the measured overheads of the engine. No time is
+    shorter than the limit of the hardware from `limit_times`. Weights and KV cache may use `memory_fraction` of the GPU
+    memory. The fields `spread`, `rounds` and `statistic` of the load are not used.
     """
     framework = deployment.framework
     prompt = load.prompt_tokens
@@ -99,7 +110,9 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the shortest times under `load` that the data sheet allows.
 
-    The result assumes that compute, memory and network work at their peak rates and fully overlap.
+    The result assumes that compute, memory and network work at their peak rates and fully overlap. The limit of the
+    throughput includes the prompts, which need the same resources. The limit of TPOT does not: an engine may compute
+    the prompts of all requests before it decodes. The limit of TTFT is one prompt alone, without any wait.
     """
     prompt = load.prompt_tokens
     batch = running_requests(deployment, load, memory_fraction)
@@ -107,7 +120,7 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
     decode = _slowest(lower_bounds_s(deployment, 0, 0, batch, context))
     one_prompt = _slowest(lower_bounds_s(deployment, 1, prompt, 0, 0))
     mixed = _slowest(lower_bounds_s(deployment, (batch - 1) / load.output_tokens, prompt, batch, context))
-    return _with_kv_wait(
+    steady = _with_kv_wait(
         load,
         batch,
         one_prompt,
@@ -116,6 +129,7 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
         prompt_prefill=one_prompt,
         decode_step=decode,
     )
+    return replace(steady, ttft_s=one_prompt, tpot_s=decode)
 
 
 def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> str:

@@ -26,6 +26,14 @@ from itertools import count
 from typing import Any, Literal, NamedTuple
 
 UNLIMITED = sys.maxsize
+MIN_SHARE_FACTOR = 0.14
+"""`reserve="share"`: the smallest share, relative to the share at the start (SGLang: min_new_token_ratio_factor)."""
+SHARE_DECAY_STEPS = 600
+"""`reserve="share"`: decode steps until the share is at its minimum (SGLang: new_token_ratio_decay_steps)."""
+PREEMPTION_MARGIN_STEPS = 20
+"""`reserve="share"`: decode steps that a preemption adds to the output of a job (SGLang: retract_decode_steps)."""
+MAX_RESERVED_OUTPUT = 4096
+"""`reserve="share"`: longer outputs count as this number of tokens (SGLang: clip_max_new_tokens_estimation)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,11 +99,12 @@ class Policy:
     step_tokens: int
     """Maximum prompt tokens in one step (vLLM: `max_num_batched_tokens`, TGI: `max_batch_prefill_tokens`). With `mixed`
     prefill, each decoding sequence counts as one more token."""
-    prefill: Literal["mixed", "separate"]
+    prefill: Literal["mixed", "separate", "chunked-first"]
     """How a step combines prompts and decoding.
 
     - `mixed`: chunked prefill, in which chunks of prompts share steps with decoding.
     - `separate`: whole prompts in steps without decoding. A prompt longer than `step_tokens` gets a separate step.
+    - `chunked-first`: chunks of prompts in steps without decoding. No step decodes while a prompt can be computed.
     """
     decode_steps_per_prefill: int = 1
     """`separate`: minimum decode steps between two prefills while any sequence decodes (TGI: `max_waiting_tokens`)."""
@@ -104,7 +113,7 @@ class Policy:
     number of decoding sequences (TGI's option of the same name)."""
     max_paddings: int | None = None
     """`separate`: maximum padding of a step in tokens, if every prompt is padded to the longest one (vLLM 0.2)."""
-    reserve: Literal["nothing", "output", "peak"] = "nothing"
+    reserve: Literal["nothing", "output", "peak", "share"] = "nothing"
     """KV cache that admission takes into account in addition to the prompt.
 
     - `nothing`: the cache of a sequence grows with its output. When the cache is full, the newest sequence is preempted
@@ -112,6 +121,8 @@ class Policy:
     - `output`: the whole output is reserved at admission.
     - `peak`: nothing is reserved, but a job is admitted only if the largest future use of all running jobs fits the
       cache.
+    - `share`: nothing is reserved, but a job is admitted only if its prompt and its whole output fit next to a share of
+      the remaining output of all decoding jobs (SGLang's `new_token_ratio`). The share falls with every decode step.
 
     The estimate for `peak` assumes that all prompts are computed at once. With chunked prefill, some jobs run longer
     than estimated, and the cache can still fill up. The newest sequence is then preempted, as LightLLM pauses requests.
@@ -122,6 +133,8 @@ class Policy:
     """Share of the KV cache that admission leaves free."""
     prefix_cache: bool = False
     """Full blocks of a prompt are not computed again if an earlier prompt begins with the same tokens."""
+    output_share: float = 0.7
+    """`share`: the share of the remaining output at the start (SGLang: 0.7 times `schedule_conservativeness`)."""
     memory_fraction: float
     """Share of the GPU memory that weights and KV cache may use (vLLM: `gpu_memory_utilization`)."""
 
@@ -173,6 +186,8 @@ class Scheduler:
         self._growing_jobs = [0] * policy.block_size
         self._chunks: list[tuple[Job, int]] = []  # (job, prompt tokens) of the planned step
         self._decode_steps_since_prefill = UNLIMITED
+        self._min_share = policy.output_share * MIN_SHARE_FACTOR
+        self._share = policy.output_share  # of the remaining output of decoding jobs, for admission
         self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before it
         self._preemptions = 0
         self._cached_prompt_tokens = 0
@@ -232,7 +247,10 @@ class Scheduler:
         if self.policy.prefill == "mixed":
             self._plan_mixed(now_ns)
         else:
-            self._plan_prefill(now_ns)
+            if self.policy.prefill == "separate":
+                self._plan_prefill(now_ns)
+            else:
+                self._plan_chunks(now_ns)
             self.step_decodes = not self._chunks
             if self.step_decodes:
                 self._allocate_for_decode()
@@ -324,6 +342,16 @@ class Scheduler:
                     self.waiting.appendleft(job)
                 self._chunks.clear()
 
+    def _plan_chunks(self, now_ns: int) -> None:
+        """Plan a step that computes chunks of prompts, if any prompt has started or can be admitted."""
+        budget = self.policy.step_tokens
+        for job in self._prefilling:
+            chunk = min(job.prompt_tokens + job.emitted - job.computed_tokens, budget)
+            self._schedule_chunk(job, chunk)
+            budget -= chunk
+        if self.waiting:
+            self._admit(now_ns, budget)
+
     def _admit(self, now_ns: int, budget: int) -> None:
         """Move jobs from the head of the queue into the planned step, in order of arrival.
 
@@ -370,7 +398,27 @@ class Scheduler:
         """Return True if the KV cache has room for `job`, which reserves `reserved_tokens` tokens."""
         if reserved_tokens > self._free_tokens - self._watermark_tokens:
             return False
+        if self.policy.reserve == "share":
+            return self._expected_tokens(job) < self._free_tokens
         return self.policy.reserve != "peak" or self._peak_tokens(job) < self.kv_tokens
+
+    def _expected_tokens(self, candidate: Job) -> float:
+        """Return the KV cache that the running jobs and `candidate` are still expected to take, in tokens.
+
+        Decoding jobs count with a share of their remaining output, and jobs without a first token with their whole
+        output. If no job is running, the candidate's output does not count, because a job that fits the cache can
+        always run alone.
+        """
+        if not self.running:
+            return 0
+        expected = candidate.prompt_tokens + candidate.emitted + float(_reserved_output(candidate, candidate.emitted))
+        for job in self._prefilling:
+            expected += _reserved_output(job, job.emitted)
+        for job in self.decoding:
+            expected += self._share * _reserved_output(
+                job, job.output_tokens - job.last_decode_step + self.decode_steps
+            )
+        return expected
 
     def _exceeds_padding(self, longest: int, tokens: int) -> bool:
         """Return True if the step would need too much padding with one more prompt of `tokens` tokens.
@@ -453,7 +501,8 @@ class Scheduler:
         """
         policy = self.policy
         since_prefill = self._decode_steps_since_prefill
-        if self._admits_next_step or (policy.reserve == "peak" and since_prefill >= policy.decode_steps_per_prefill):
+        reserves_estimate = policy.reserve in ("peak", "share")
+        if self._admits_next_step or (reserves_estimate and since_prefill >= policy.decode_steps_per_prefill):
             return 1
         if policy.waiting_served_ratio is not None and not since_prefill:
             return 1
@@ -468,6 +517,9 @@ class Scheduler:
             for step in range(self.decode_steps + 1, self.decode_steps + steps):
                 self._free_tokens -= self._growing_jobs[step % size] * size
         self.decode_steps += steps
+        self._share = max(
+            self._min_share, self._share - steps * (self.policy.output_share - self._min_share) / SHARE_DECAY_STEPS
+        )
         self._allocated_steps = self.decode_steps
         self._decode_steps_since_prefill += steps
         self._context_tokens += steps * len(self.decoding)
@@ -525,6 +577,11 @@ class Scheduler:
             self.waiting.appendleft(newest)  # the preempted job is recomputed before all other waiting jobs
             self._preemptions += 1
             preempted = True
+        if preempted and self.policy.reserve == "share" and self.decoding:
+            jobs = self.decoding
+            emitted = sum(job.output_tokens - job.last_decode_step + self.decode_steps for job in jobs)
+            outputs = sum(job.output_tokens + job.unsent_tokens for job in jobs)
+            self._share = min(1.0, (emitted + PREEMPTION_MARGIN_STEPS * len(jobs)) / outputs)
         if self._allocates_while_decoding:
             self._free_tokens -= self._growing_jobs[phase] * size
         self._allocated_steps = self.decode_steps + 1
@@ -533,3 +590,8 @@ class Scheduler:
     def _round_up_to_blocks(self, tokens: int) -> int:
         """Return `tokens`, rounded up to a multiple of the block size."""
         return -(-tokens // self.policy.block_size) * self.policy.block_size
+
+
+def _reserved_output(job: Job, emitted: int) -> int:
+    """Return the output tokens that `job`, of which `emitted` tokens are generated, counts with at an admission."""
+    return min(job.output_tokens + job.unsent_tokens - emitted, MAX_RESERVED_OUTPUT)

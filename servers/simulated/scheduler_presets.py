@@ -5,7 +5,7 @@ SGLang and TEI have only the version `current`. SGLang did not exist in 2023.
 A preset consists of an engine's batching policy and of its overheads in addition to kernel times. A comment at each
 policy names the source files of its rules. The constants come from these sources:
 
-- `current`: the values of vLLM in servers/hardware/frameworks.csv. No values are published for the other
+- `current`: the values of vLLM or SGLang in servers/hardware/frameworks.csv. No values are published for the other
   servers, so their presets are assumed to have the values of vLLM.
 - `2023`: fitted to github.com/L1aoXingyu/llm-infer-bench (commit a13f639: a 13B model on one A800, with bursts of 1000
   requests and Poisson arrivals). Each server has one set of constants for all loads. `python -m benchmarks.schedulers`
@@ -47,6 +47,7 @@ class Engine:
     kv_share: float = 0.0
     prefill_share: float = 0.0
     nccl: float = 0.0
+    kv_per_query_head: float = 0.0
 
     def deployment(self, gpu_name: str, model_name: str, **options: Any) -> Deployment:
         """Return a deployment of this engine with a model on a GPU.
@@ -59,7 +60,7 @@ class Engine:
     def step_time(self, deployment: Deployment) -> StepTime:
         """Return a predictor for the step durations of this engine on a deployment."""
         overheads: dict[str, Any] = {}
-        for name in ("step_s", "sequence_s", "kv_share", "prefill_share", "nccl"):
+        for name in ("step_s", "sequence_s", "kv_share", "prefill_share", "nccl", "kv_per_query_head"):
             value = getattr(self, name)
             if value:
                 overheads[name] = value
@@ -114,7 +115,9 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         # Whole prompts come first, in separate steps, and the newest request is preempted and recomputed:
         # vllm/core/scheduler.py (`_schedule`, `_preempt_by_recompute`). Admission leaves 1% of the blocks free:
         # vllm/core/block_manager.py. 256 sequences and 256 tokens of padding: vllm/config.py,
-        # vllm/engine/arg_utils.py. The token budget is the longest sequence of Llama-2.
+        # vllm/engine/arg_utils.py. The token budget is the longest sequence of Llama-2. Decode attention has one thread
+        # block per sequence and query head, and each block reads the KV cache of its head:
+        # csrc/attention/attention_kernels.cu (`single_query_cached_kv_attention_kernel`).
         "2023": Engine(
             version="0.2.0",
             policy=Policy(
@@ -134,6 +137,7 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             kv_share=0.65,
             prefill_share=0.765,
             nccl=1,
+            kv_per_query_head=1,
         ),
     },
     "tgi": {
@@ -191,7 +195,8 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
         ),
         # A prefill comes after ten decode steps: lightllm/server/router/manager.py (`_step`, max_wait_tokens).
         # Admission by the peak: lightllm/server/router/req_queue.py. A sixth of the cache per prefill and 1000
-        # sequences: lightllm/server/api_server.py (commit 718e6d6).
+        # sequences: lightllm/server/api_server.py (commit 718e6d6). Decode attention has one program per sequence,
+        # query head and block: lightllm/models/llama2/triton_kernel/token_attention_nopad_att1.py.
         "2023": Engine(
             version="718e6d6",
             policy=Policy(
@@ -209,29 +214,33 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
             kv_share=0.82,
             prefill_share=0.845,
             nccl=1,
+            kv_per_query_head=1,
         ),
     },
     "sglang": {
         # Prompts come before decoding whenever a waiting request fits, in separate steps of at most
-        # `chunked_prefill_size` tokens: managers/scheduler.py (`get_next_batch_to_run`, `get_new_batch_prefill`).
-        # Admission reserves a share of the remaining output of all running requests (`new_token_ratio` in
-        # managers/schedule_policy.py, 0.7 at first). The rule `peak` is the closest one of this model. Limits for a GPU
-        # with more than 60 GB, and the memory fraction: server_args.py. The default number of running requests follows
-        # from the size of the cache and is at most 4096: model_executor/model_runner.py. Not modelled: chunks of a long
-        # prompt, and retracted requests, which occur when the reserved share was too small. The prefix cache has pages
-        # of one token there (mem_cache/radix_cache.py). Blocks of 16 tokens save most of the time for hashing prompts.
+        # `chunked_prefill_size` tokens, and a longer prompt is computed in chunks: managers/scheduler.py
+        # (`get_next_batch_to_run`, `get_new_batch_prefill`). Chunks share steps with decoding only with
+        # --enable-mixed-chunk. Admission: managers/schedule_policy.py (`PrefillAdder`, `new_token_ratio`, 0.7 at first,
+        # times --schedule-conservativeness of 1). Requests are retracted if the share was too small:
+        # managers/schedule_batch.py (`retract_decode`). The overlap scheduler prepares the next step while the GPU
+        # computes, so its own time is hidden. Limits for a GPU with more than 60 GB, and the memory fraction:
+        # server_args.py. The default number of running requests follows from the size of the cache and is at most 4096:
+        # model_executor/model_runner.py. The prefix cache has pages of one token there (mem_cache/radix_cache.py).
+        # Blocks of 16 tokens save most of the time for hashing prompts.
         CURRENT: Engine(
             version="0.5.23",
             policy=Policy(
                 running_limit=4096,
                 step_tokens=8192,
-                prefill="separate",
+                prefill="chunked-first",
                 decode_steps_per_prefill=0,
-                reserve="peak",
+                reserve="share",
                 block_size=16,
                 prefix_cache=True,
                 memory_fraction=0.88,
             ),
+            framework="SGLang",
         ),
     },
     "tei": {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadgen.servers.hardware import HardwareError, tables
 from loadgen.servers.hardware.inference import ARCHITECTURES, Deployment
 from loadgen.servers.hardware.roofline import make_deployment
-from loadgen.servers.hardware.throughput_model import Load, expected_times, limit_times
+from loadgen.servers.hardware.throughput_model import Load, formula_times, limit_times
 
 GPUS = [row["gpu"] for row in tables()["gpus"]]
 MODELS = ["Llama-2-7B", "Llama-2-70B", "Llama-3.1-8B", "Qwen3-0.6B", "Bloom-7B1", "TinyLlama-1.1B"]
@@ -34,7 +34,7 @@ loads = st.builds(Load, st.integers(1, 8000), st.integers(1, 4000), st.sampled_f
 def times(made: Deployment, load: Load) -> tuple[object, object] | None:
     """Expected and limit; None where the model does not fit."""
     try:
-        return expected_times(made, load), limit_times(made, load)
+        return formula_times(made, load), limit_times(made, load)
     except HardwareError:
         return None
 

@@ -251,7 +251,9 @@ def test_each_server_has_a_policy() -> None:
         return [name for name, policy in POLICIES.items() if holds(policy)]
 
     assert those(lambda policy: policy.reserve == "nothing") == ["vllm current", "vllm 2023", "tei current"]
-    assert those(lambda policy: policy.reserve == "peak") == ["lightllm current", "lightllm 2023", "sglang current"]
+    assert those(lambda policy: policy.reserve == "peak") == ["lightllm current", "lightllm 2023"]
+    assert those(lambda policy: policy.reserve == "share") == ["sglang current"]
+    assert those(lambda policy: policy.prefill == "chunked-first") == ["sglang current"]
     assert those(lambda policy: policy.prefill == "mixed") == ["vllm current", "lightllm current"]
     assert those(lambda policy: policy.running_limit == UNLIMITED) == ["tgi current", "tgi 2023", "tei current"]
 

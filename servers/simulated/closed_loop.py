@@ -1,0 +1,168 @@
+"""Replays a closed loop in a simulated engine, to predict its latencies on given hardware.
+
+A closed loop is a protocol: all clients send their first request at the same time, and each client sends its next
+request when the previous response has ended. If all requests are equally long, the clients stay in step, and each round
+begins with a wave of prompts. Random lengths let the clients drift apart. A formula for the steady state has neither
+effect.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from loadgen.servers.hardware import Framework
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.throughput_model import Load, LoadTimes, formula_times, limit_times
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
+from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
+from loadgen.servers.simulated.scheduler_presets import find_engine
+from loadgen.servers.simulated.step_time import StepTime
+
+SEED = 0xCADE
+
+
+def policy_of(framework: Framework) -> Policy | None:
+    """Return the batching policy of an engine of frameworks.csv, or None if its closed loops are not replayed.
+
+    TensorRT-LLM and NIM are not replayed, because the formula is nearer to their published closed loops.
+    """
+    if framework.name in ("vLLM", "SGLang"):
+        return find_engine(framework.name.lower()).policy
+    return None
+
+
+def is_replayed(deployment: Deployment) -> bool:
+    """Return True if closed loops on this deployment are replayed.
+
+    Pipelines are not, because the simulated engine computes one step at a time.
+    """
+    return deployment.pipeline == 1 and policy_of(deployment.framework) is not None
+
+
+_latest_step_time: list[StepTime] = []
+"""The predictor that `_step_time` returned last. The loads of a curve share one deployment."""
+
+
+def _step_time(deployment: Deployment) -> StepTime:
+    if not _latest_step_time or _latest_step_time[0].deployment != deployment:
+        _latest_step_time[:] = [StepTime(deployment)]
+    return _latest_step_time[0]
+
+
+def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
+    """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
+
+    The closed loop is replayed for every number of requests in flight, if the scheduling rules of the engine are known.
+    Otherwise the result is that of `formula_times`, which also gives the durations of single steps. Weights and KV
+    cache may use `memory_fraction` of the GPU memory.
+    """
+    formula = formula_times(deployment, load, memory_fraction)
+    if not is_replayed(deployment):
+        return formula
+    if isinstance(load.in_flight, int | float):
+        ttft_s, tpot_s, rate = _replayed(deployment, load, memory_fraction)
+    else:
+        import numpy as np
+
+        points = [replace(load, in_flight=int(clients)) for clients in load.in_flight]
+        ttft_s, tpot_s, rate = np.array([_replayed(deployment, point, memory_fraction) for point in points]).T
+    return replace(formula, ttft_s=ttft_s, tpot_s=tpot_s, output_tokens_per_s=rate, replayed=True)
+
+
+def _replayed(deployment: Deployment, load: Load, memory_fraction: float) -> tuple[float, float, float]:
+    """Return the TTFT, the TPOT and the output tokens per second of a replayed closed loop.
+
+    No value is better than the limit of the hardware.
+    """
+    limit = limit_times(deployment, load, memory_fraction)
+    summarise = statistics.fmean if load.statistic == "mean" else statistics.median
+    requests = replay(deployment, load, memory_fraction)
+    ttft_s = max(summarise([request.ttft_s for request in requests]), float(limit.prompt_prefill_s))
+    tpots = [request.tpot_s for request in requests if request.tokens > 1]
+    tpot_s = max(summarise(tpots) if tpots else 0.0, float(limit.decode_step_s))
+    rate = load.in_flight * load.output_tokens / (ttft_s + (load.output_tokens - 1) * tpot_s)
+    return ttft_s, tpot_s, min(rate, float(limit.output_tokens_per_s))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """The latencies of one request of a replayed closed loop."""
+
+    ttft_s: float
+    tpot_s: float
+    """0 if the response has one token."""
+    tokens: int
+
+
+def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[ReplayedRequest]:
+    """Replay a closed loop on the engine of a deployment, and return the latencies of all requests.
+
+    The HTTP server of the engine handles one request at a time. Each request takes `request_s` there, and all requests
+    take `server_s` in addition. Both are constants of the engine in frameworks.csv.
+    """
+    policy = policy_of(deployment.framework)
+    assert policy is not None
+    policy = replace(policy, prefix_cache=False, step_tokens=int(deployment.framework.chunk_tokens))
+    longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
+    kv_tokens = max(deployment.kv_tokens(memory_fraction), 2 * policy.block_size + longest)
+    engine = VirtualEngine(Scheduler(policy, kv_tokens), _step_time(deployment))
+    return [_latencies(times) for times in _Clients(deployment.framework, load).run(engine)]
+
+
+class _Clients:
+    """The clients of a closed loop, and the HTTP server in front of the engine."""
+
+    def __init__(self, framework: Framework, load: Load) -> None:
+        self._path_ns = round(1e9 * framework.server_s)
+        self._request_ns = round(1e9 * framework.request_s)
+        self._clients = int(load.in_flight)
+        self._lengths = _lengths(load)
+        self._arriving: list[tuple[int, int, Job]] = []  # a heap: time at the scheduler, unique number, job
+        self._numbers = count()
+        self._free_ns = 0  # the HTTP server has handled all earlier requests
+
+    def run(self, engine: VirtualEngine) -> Iterator[TokenTimes]:
+        """Send all requests, and yield the token times of each request when it has ended.
+
+        The `owner` of each job is the time in ns at which its client sent the request.
+        """
+        for _ in range(self._clients):
+            self._send(0)
+        arriving = self._arriving
+        while arriving or engine.busy:
+            while arriving and (arriving[0][0] <= engine.now_ns or not engine.busy):
+                engine.submit(heappop(arriving)[2])
+            for times in engine.run(arriving[0][0] if arriving else FOREVER_NS):
+                yield times
+                self._send(times.instants[-1])
+
+    def _send(self, now_ns: int) -> None:
+        """Send the next request at `now_ns`, if any is left."""
+        lengths = next(self._lengths, None)
+        if lengths is None:
+            return
+        self._free_ns = max(now_ns, self._free_ns) + self._request_ns
+        arrival_ns = self._free_ns + self._path_ns
+        heappush(self._arriving, (arrival_ns, next(self._numbers), Job(*lengths, arrival_ns, owner=now_ns)))
+
+
+def _lengths(load: Load) -> Iterator[tuple[int, int]]:
+    """Yield the prompt tokens and the output tokens of each request of a closed loop."""
+    random = Random(SEED)  # noqa: S311 - not secret
+    for _ in range(load.rounds * int(load.in_flight)):
+        prompt, output = (
+            max(1, round(tokens * random.uniform(1 - load.spread, 1 + load.spread)))
+            for tokens in (load.prompt_tokens, load.output_tokens)
+        )
+        yield prompt, output
+
+
+def _latencies(times: TokenTimes) -> ReplayedRequest:
+    first_ns, last_ns, tokens = times.instants[0], times.instants[-1], len(times.instants)
+    tpot_s = (last_ns - first_ns) / 1e9 / (tokens - 1) if tokens > 1 else 0.0
+    return ReplayedRequest((first_ns - times.job.owner) / 1e9, tpot_s, tokens)

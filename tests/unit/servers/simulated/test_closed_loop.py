@@ -1,0 +1,113 @@
+"""The replay of a closed loop, from which the expected latencies of vLLM and SGLang come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadgen.servers.hardware.roofline import make_deployment
+from loadgen.servers.hardware.throughput_model import Load, formula_times, limit_times
+from loadgen.servers.simulated.closed_loop import expected_times, is_replayed, replay
+from loadgen.servers.simulated.scheduler import Job, Scheduler
+from loadgen.servers.simulated.scheduler_presets import find_engine
+
+VLLM = make_deployment("H100", "llama-3.1-8b")
+SGLANG = make_deployment("H100", "llama-3.1-8b", framework_name="sglang")
+LOAD = Load(1024, 128, 16)
+
+
+def test_every_client_sends_one_request_per_round() -> None:
+    """Each response has the requested length if the lengths do not vary."""
+    requests = replay(VLLM, replace(LOAD, rounds=3), 0.9)
+    assert [request.tokens for request in requests] == 48 * [128]
+
+
+def test_equal_lengths_keep_the_clients_in_step() -> None:
+    """Every round begins with a wave of prompts. With random lengths, only the first one does."""
+    in_step, apart = (expected_times(VLLM, replace(LOAD, spread=spread)).ttft_s for spread in (0.0, 0.1))
+    assert in_step > 1.3 * apart
+
+
+def test_the_first_wave_counts_less_in_more_rounds_and_not_in_a_median() -> None:
+    """Later requests of random length find fewer others waiting."""
+    load = replace(LOAD, spread=0.1)
+    one, ten = (expected_times(VLLM, replace(load, rounds=rounds)).ttft_s for rounds in (1, 10))
+    assert one > 2 * ten
+    assert expected_times(VLLM, replace(load, statistic="median")).ttft_s < ten
+
+
+def test_sglang_computes_all_prompts_before_it_decodes() -> None:
+    """Requests wait longer for their first token than with vLLM, whose steps mix prompts and decoding."""
+    steady = replace(LOAD, prompt_tokens=4096, spread=0.1)
+    vllm, sglang = (expected_times(deployment, steady) for deployment in (VLLM, SGLANG))
+    assert sglang.tpot_s != vllm.tpot_s
+    prompt_alone_s = float(sglang.prompt_prefill_s)
+    assert sglang.ttft_s > prompt_alone_s
+
+
+def test_several_loads_at_once_give_the_same() -> None:
+    """An array of requests in flight gives arrays."""
+    together = expected_times(VLLM, replace(LOAD, in_flight=np.array([1, 8])))
+    alone = [expected_times(VLLM, replace(LOAD, in_flight=clients)).tpot_s for clients in (1, 8)]
+    assert together.tpot_s.tolist() == alone
+
+
+def test_nothing_replayed_beats_the_hardware() -> None:
+    """The bounds of throughput, TTFT and TPOT hold."""
+    found, limit = expected_times(SGLANG, LOAD), limit_times(SGLANG, LOAD)
+    assert found.replayed
+    assert found.ttft_s >= limit.ttft_s
+    assert found.tpot_s >= limit.tpot_s
+    assert found.output_tokens_per_s <= limit.output_tokens_per_s
+
+
+def test_engines_without_known_rules_and_pipelines_use_the_formula() -> None:
+    """NIM, and any engine whose layers are split into stages."""
+    nim = make_deployment("H100", "llama-3.1-8b", framework_name="nim")
+    stages = make_deployment("H100", "llama-3.1-8b", pipeline=2)
+    for deployment in (nim, stages):
+        assert not is_replayed(deployment)
+        assert expected_times(deployment, LOAD) == formula_times(deployment, LOAD)
+
+
+def test_sglang_splits_a_long_prompt() -> None:
+    """A prompt of 20 tokens takes three steps of 8, and the last one has room for a part of the next prompt."""
+    policy = replace(find_engine("sglang").policy, step_tokens=8, block_size=1)
+    engine = Scheduler(policy, 200)
+    first, second = Job(20, 40, 0), Job(20, 30, 0)
+    engine.submit(first)
+    engine.submit(second)
+    sizes = []
+    while not first.emitted:
+        sizes.append(engine.plan(1))
+        engine.finish()
+    assert [(size.prompts, size.prompt_tokens, size.decoding) for size in sizes] == [(1, 8, 0), (1, 8, 0), (2, 8, 0)]
+
+
+@pytest.mark.parametrize(("kv_tokens", "running"), [(100, 2), (90, 1)])
+def test_sglang_counts_a_share_of_the_output_of_others(kv_tokens: int, running: int) -> None:
+    """20 + 30 tokens of the second request and 0.7 of the 39 that the first one still generates are 77.
+
+    The cache has `kv_tokens` - 21 free tokens. The whole output of both, 89 tokens, would fit neither cache.
+    """
+    policy = replace(find_engine("sglang").policy, block_size=1)
+    engine = Scheduler(policy, kv_tokens)
+    engine.submit(Job(20, 40, 0))
+    engine.plan(1)
+    engine.finish()
+    engine.submit(Job(20, 30, 0))
+    engine.plan(2)
+    assert engine.running == running
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_one_request_at_a_time_takes_its_prompt_and_its_steps(name: str) -> None:
+    """Without others, TTFT is the path through the server and the prompt, and TPOT a decode step."""
+    deployment = make_deployment("H100", "llama-3.1-8b", framework_name=name)
+    found = expected_times(deployment, Load(1000, 100, 1))
+    framework = deployment.framework
+    path_s = framework.server_s + framework.request_s
+    assert found.ttft_s == pytest.approx(path_s + float(found.prompt_prefill_s), rel=0.02)
+    assert found.tpot_s == pytest.approx(float(found.decode_step_s), rel=0.01)

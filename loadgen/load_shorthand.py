@@ -20,6 +20,8 @@ from loadgen.workloads import raw_requests
 from loadgen.workloads.arrival_processes import RecordedTimes
 from loadgen.workloads.spec_syntax import WorkloadError, format_number, parse_rate
 
+LOAD_KEYS = ("arrivals", "rate", "concurrency")
+"""Settings that state when to send requests."""
 ONE_AT_A_TIME = "closed:1"
 """Arrivals of a plan that has a duration, but neither arrivals nor a number of requests."""
 

@@ -30,7 +30,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.errors import LoadgenError, PlanError
-from loadgen.load_shorthand import expand, override
+from loadgen.load_shorthand import LOAD_KEYS, expand, override
 from loadgen.servers.auth import redact_fields, redact_header
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.random_streams import random_stream
@@ -42,7 +42,6 @@ CLASSES_LIMIT = 32
 """Maximum number of classes. Each class has its own worker processes."""
 FIRST_IDS_APART = 10_000_000_000
 """Distance between the request ids of two classes: the first request of the second class has this id."""
-LOAD_KEYS = ("arrivals", "rate", "concurrency")
 CLASS_KEYS = (
     *("name", "weight", *LOAD_KEYS, "n", "duration_s", "max_in_flight", "warmup", "timeout_s"),
     *(
@@ -177,6 +176,13 @@ def _traffic_class(plan: Plan, table: Mapping[str, Any], first_id: int, weights:
     own["seed"] = class_seed(plan.seed, table["name"])
     class_plan = type(plan)(**override(settings, {key: value for key, value in own.items() if key != "objectives"}))
     return TrafficClass(table["name"], class_plan, weight / weights if weight else 0.0, first_id)
+
+
+def sends_sessions(plan: Plan) -> bool:
+    """Return True if the workload of a plan, or that of one of its classes of traffic, consists of sessions."""
+    if not plan.traffic:
+        return plan.uses_sessions
+    return any(traffic_class.plan.uses_sessions for traffic_class in traffic_classes(plan))
 
 
 def has_own_load(plan: Plan) -> bool:

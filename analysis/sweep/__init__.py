@@ -99,6 +99,8 @@ class SweepResult(msgspec.Struct, kw_only=True):
     """Empty if the sweep looks for the largest rate that the server keeps up with, or measures a list of loads."""
     fixed_loads: bool = False
     """True if the sweep measured a list of loads."""
+    plan_load: float | None = None
+    """Load that a plan with classes of traffic states, as `load` of a step. None for a plan without classes."""
     state: State | None
     """State of the capacity search. None if a list of loads was measured without objectives."""
     capacity: float | None
@@ -233,6 +235,7 @@ def build_result(
         over=plan["over"],
         objectives=objectives,
         fixed_loads=fixed_loads,
+        plan_load=search.get("plan_load"),
         state=None if capacity is None else capacity.state,
         capacity=None if capacity is None else capacity.capacity,
         capacity_low=None if capacity is None else capacity.low,
@@ -285,6 +288,8 @@ def _configuration_name(summary: Summary, gpus: int | None) -> str:
 def _lengths_text(summary: Summary) -> str:
     """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`."""
     run = summary.run
+    if summary.traffic:
+        return f"classes {', '.join(part.name for part in summary.traffic)}"
     if run.input_tokens is None or run.output_tokens is None:
         return ""
     return f"{run.input_tokens} input and {run.output_tokens} output tokens"

@@ -29,8 +29,9 @@ import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.frame import Booleans, Floats, Frame, Integers, sum_by_row
+from loadgen.analysis.frame_parts import find_part
 from loadgen.analysis.goodput import bound_scale
-from loadgen.analysis.objectives import LATENCIES, Objective, ObjectiveError
+from loadgen.analysis.objectives import LATENCIES, Objective, ObjectiveError, parse_bounds
 from loadgen.analysis.run.record import State as RequestState
 from loadgen.analysis.summary import Summary
 
@@ -299,19 +300,28 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
     """Return the probability that the server violates at least one objective at the load of this run.
 
     The objectives must have passed `check_objectives`. `bounds` are the bounds of --goodput, which an objective on
-    `attainment` needs. Incomplete requests count as infinitely slow.
+    `attainment` needs. Incomplete requests count as infinitely slow. An objective on a class of traffic judges the
+    requests of the class.
 
     Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the planned requests are
     incomplete. This check ignores requests in states that have their own objective. For example, rejected requests are
-    ignored if there is an objective `rejected < 20%`.
+    ignored if there is an objective `rejected < 20%`. In a run with classes of traffic, each class is checked.
     """
-    requests, chance_met = summary.requests, 1.0
-    figures = {objective.figure for objective in objectives}
-    if "complete" not in figures:
-        allowed = sum(getattr(requests, state) for state in LIMITED_STATES if state in figures)
-        chance_met = float(requests.complete + allowed >= (1 - MAX_INCOMPLETE) * requests.planned)
+    requests_of = {part.name: part.requests for part in summary.traffic} or {"": summary.requests}
+    chance_met = 1.0
+    for name, requests in requests_of.items():
+        figures = {objective.figure for objective in objectives if objective.part in ("", name)}
+        if "complete" not in figures:
+            allowed = sum(getattr(requests, state) for state in LIMITED_STATES if state in figures)
+            chance_met *= float(requests.complete + allowed >= (1 - MAX_INCOMPLETE) * requests.planned)
+    bounds_of = {part.name: part.goodput.bounds for part in summary.traffic if part.goodput is not None}
     for objective in objectives:
-        chance_met *= 1 - _chance_violated(objective, bounds, frame)
+        if objective.part:
+            rows = find_part(frame, objective.part)
+            class_bounds = parse_bounds(bounds_of.get(objective.part, ()))
+            chance_met *= 0.0 if rows is None else 1 - _chance_violated(objective, class_bounds, rows)
+        else:
+            chance_met *= 1 - _chance_violated(objective, bounds, frame)
     return 1 - chance_met
 
 

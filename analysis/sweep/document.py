@@ -134,7 +134,10 @@ def capacity_sentence(sweep: SweepResult) -> str:
     measured = f", {between}" if between and sweep.over == "concurrency" else ""
     capacity = format_load(sweep.over, sweep.capacity)
     interval = f"{confidence} CI {interval_text(low, high)}"
-    return f"Capacity: {capacity} {unit} ({interval}){measured}{condition}{meaning}.{rough}"
+    times_plan = ""
+    if sweep.plan_load:
+        times_plan = f" This is {significant((sweep.capacity or 0) / sweep.plan_load)} times the load of the plan."
+    return f"Capacity: {capacity} {unit} ({interval}){measured}{condition}{meaning}.{times_plan}{rough}"
 
 
 def _measured_bracket(sweep: SweepResult) -> str:

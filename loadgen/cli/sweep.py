@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.sweep import SweepResult
     from loadgen.plan import Plan
     from loadgen.studies.simulate import ServerModel
+    from loadgen.studies.sweep.measure import SweepTargets
 
 OBJECTIVE_HELP = (
     "Objective to meet: 'ttft.p99 < 500ms'. Repeatable. A load with more than 1% of incomplete or rejected requests "
@@ -140,16 +141,15 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
     from loadgen.studies.sweep import with_recorded_seed
     from loadgen.studies.sweep.measure import (
         StepRunner,
+        class_settings,
         measure_function,
         new_sweep,
-        parse_targets,
         plan_of_steps,
         predict_sweep,
     )
 
     hour_cost = _hour_cost(options.gpu_hour_cost)
-    over = "concurrency" if options.over == "sessions" else options.over
-    targets = parse_targets(options.objectives, options.rates, options.concurrency, over)
+    targets = _targets(settings, options)
     model = _server_model(options, settings.get("model"))
     if model and model.twin:
         settings = {"server": model.twin.server} | settings
@@ -159,11 +159,7 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         )
     output = Output(as_json=options.as_json, quiet=options.quiet)
     plan = plan_of_steps(settings, targets, output.say)
-    if options.over == "sessions" and not plan.uses_sessions:
-        raise PlanError(
-            f"--over sessions: --workload {plan.workload} has no sessions",
-            "Use --over concurrency, or a workload with sessions, such as sessions:FILE or multi-turn:turns=4.",
-        )
+    _check_sessions(plan, options)
     if options.resume and options.out is None:
         raise PlanError("--resume needs --out", "Name the folder of the sweep: --out FOLDER")
     speed = 1.0
@@ -182,6 +178,7 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         "currency": hour_cost and hour_cost.currency,
         "gpus": options.gpus,
     }
+    search_settings |= class_settings(plan, targets.over, options.start)
     command = redact(command_with_seed(["loadgen", *sys.argv[1:]], plan))
     with run_folder(options.out, plan.server, plan.label) as folder:
         adaptive = not (settings.get("n") or settings.get("duration_s"))
@@ -210,6 +207,39 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
         raise Exit(exit_code(result))
 
 
+def _targets(settings: dict[str, Any], options: SweepCommandOptions) -> SweepTargets:
+    """Return the objectives and the loads of the command. Objectives of the plan file count without --objective.
+
+    The objectives of the classes of traffic count in any case."""
+    from loadgen.plan import Plan
+    from loadgen.studies.sweep import default_duration
+    from loadgen.studies.sweep.measure import parse_targets
+
+    over = "concurrency" if options.over == "sessions" else options.over
+    has_classes = settings.get("traffic") is not None
+    objectives = options.objectives or settings.get("objectives") or ()
+    if has_classes:
+        plan = Plan(**{**settings, **default_duration(settings), "objectives": ()})
+        objectives = tuple(dict.fromkeys((*objectives, *plan.objectives)))
+    return parse_targets(objectives, options.rates, options.concurrency, over, parts=has_classes)
+
+
+def _check_sessions(plan: Plan, options: SweepCommandOptions) -> None:
+    """Raise PlanError if the sweep varies the number of sessions and the plan has no sessions to vary."""
+    if options.over != "sessions":
+        return
+    if plan.traffic:
+        raise PlanError(
+            "--over sessions: the plan has classes of traffic, whose loads are rates and numbers of clients",
+            "Use --over rate to scale all rates, or --over concurrency to scale all closed loops.",
+        )
+    if not plan.uses_sessions:
+        raise PlanError(
+            f"--over sessions: --workload {plan.workload} has no sessions",
+            "Use --over concurrency, or a workload with sessions, such as sessions:FILE or multi-turn:turns=4.",
+        )
+
+
 @run_command(
     SweepCommandOptions,
     without=("arrivals", "concurrency", "repeats"),
@@ -231,10 +261,16 @@ def sweep(
     objectives do not hold at the lowest load; 5 the client was the limit; 6 capacity not known with the requested
     precision; 130 interrupted.
     """
-    merged = merge_settings(plan, catalog, settings)
-    settings = {
-        name: value for name, value in merged.items() if name not in ("arrivals", "rate", "concurrency", "repeats")
-    }
+    from loadgen.cli.run import check_plan_file
+    from loadgen.load_shorthand import LOAD_KEYS
+    from loadgen.studies.sweep import default_duration
+
+    settings = merge_settings(plan, catalog, settings)
+    settings.pop("repeats", None)
+    if settings.get("traffic") is None:
+        settings = {name: value for name, value in settings.items() if name not in LOAD_KEYS}
+    elif plan is not None:
+        check_plan_file(plan, settings | default_duration(settings))
     run_sweep(settings, SweepCommandOptions(**shared))
 
 

@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from loadgen.analysis.run import runfile
 from loadgen.analysis.summary import from_json
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
 from loadgen.studies.sweep import measured_steps, read_lines
@@ -225,3 +228,81 @@ def test_a_sweep_goes_past_the_limit_that_the_server_states(tmp_path: Path) -> N
     assert many["over"] > 0.5
     assert f"{many['rejected']} rejected" in " ".join(done.stdout.split())
     assert "rejected" in (folder / "frontier.html").read_text("utf-8")
+
+
+MIX = """
+server = "vllm"
+duration_s = 20
+[[traffic]]
+name = "chat"
+rate = 8
+input_tokens = 300
+objectives = ["ttft.p99 < BOUND"]
+[[traffic]]
+name = "documents"
+rate = 2
+input_tokens = 3000
+output_tokens = 40
+[[traffic]]
+name = "batch"
+concurrency = 2
+"""
+
+
+def test_a_mix_of_classes_is_scaled_until_an_objective_fails(tmp_path: Path) -> None:
+    """All rates grow by one factor, from the load of the plan on. The objective of one class decides, and goodput
+    refers to it. The result says how often the load of the plan the server carries. The sweep can be resumed."""
+    capacities = []
+    for bound in ("60ms", "400ms"):
+        plan, folder = tmp_path / f"{bound}.toml", tmp_path / bound
+        plan.write_text(MIX.replace("BOUND", bound))
+        words = ("sweep", str(plan), "--virtual", "H100", "--model", "llama-3.1-8b", "--out", str(folder))
+        done = loadgen(*words, "--max-runs", "2", "--json")
+        assert "the load of the plan is 10 requests/s: chat 80%, documents 20%; batch stays at closed:2" in done.stderr
+        done = loadgen(*words, "--max-runs", "6", "--resume", "--json")
+        result = json.loads(done.stdout)
+        capacities.append(result["capacity"])
+        assert result["objectives"] == [f"chat: ttft.p99 < {bound}"]
+        assert (result["plan_load"], result["workload"]) == (10, "classes chat, documents, batch")
+        assert len(result["steps"]) == 6
+        for step in result["steps"]:
+            summary = from_json((folder / step["folder"] / "summary.json").read_bytes())
+            header = runfile.read(folder / step["folder"]).header
+            rates = {part.name: part.load.rate_per_s for part in header.traffic}
+            assert rates["chat"] == pytest.approx(0.8 * step["load"], rel=1e-5)
+            assert rates["documents"] == pytest.approx(0.2 * step["load"], rel=1e-5)
+            assert [part.goodput.bounds for part in summary.traffic if part.goodput] == [[f"ttft < {bound}"]]
+        assert min(step["load"] for step in result["steps"] if step["step"] == 1) == 10
+        shown = loadgen("report", str(folder)).stdout
+        assert "times the load of the plan" in " ".join(shown.split())
+    assert capacities[0] < capacities[1]
+
+
+def test_a_list_of_loads_of_a_mix_over_http(tmp_path: Path) -> None:
+    """The server receives each class at its part of the load."""
+    plan = tmp_path / "plan.toml"
+    with running(SimulatedConfig(server="vllm", ttft_s=0.005, itl_s=0.001)) as server:
+        plan.write_text(MIX.replace("BOUND", "1h").replace("duration_s = 20", "duration_s = 2\noutput_tokens = 4"))
+        done = loadgen("sweep", str(plan), "--url", server.url, "--rates", "10,30", "--out", str(tmp_path / "s"))
+        assert done.returncode == 0, done.stderr
+        lengths = [line.prompt_tokens for line in server.log if line.request_id]
+    documents = sum(length == 3000 for length in lengths)
+    assert documents / (documents + sum(length == 300 for length in lengths)) == pytest.approx(0.2, abs=0.15)
+    assert [step["verdict"] for step in found(tmp_path / "s")["steps"]] == ["met", "met"]
+
+
+def test_objectives_of_a_plan_file_decide(tmp_path: Path) -> None:
+    """Without --objective, the objectives of the plan file count, also those of a plan without classes."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text('server = "vllm"\nobjectives = ["e2e.p50 < 1us"]\n')
+    words = ("--virtual", "H100", "--model", "llama-3.1-8b", "--rates", "1,2", "--duration", "5s", "--json")
+    result = json.loads(loadgen("sweep", str(plan), *words, "--out", str(tmp_path / "s")).stdout)
+    assert (result["objectives"], result["state"]) == (["e2e.p50 < 1us"], "below")
+    plan.write_text(MIX.replace("BOUND", "1s").replace("rate = 8", "rat = 8"))
+    done = loadgen("sweep", str(plan), *words, "--out", str(tmp_path / "t"))
+    assert done.returncode == 2
+    assert "plan.toml:\n[[traffic]] 'chat': rat: unknown setting; did you mean rate?" in done.stderr
+    plan.write_text(MIX.replace("BOUND", "1s"))
+    done = loadgen("sweep", str(plan), *words[:4], "--over", "sessions", "--out", str(tmp_path / "t"))
+    assert done.returncode == 2
+    assert "--over sessions: the plan has classes of traffic" in done.stderr

@@ -7,6 +7,7 @@ measure the full throughput of the server. The package consists of these modules
     __init__  the sweep, its journal and the loop over its steps.
     pilot     measures the full throughput of the server.
     overload  ends a step early, as soon as it is clear whether the server keeps up.
+    class_loads  scales the loads of the plan's classes of traffic.
     measure   parses objectives, chooses loads, judges steps, and predicts a sweep with a simulated server.
     result    reads the files of a sweep and writes its results.
 
@@ -39,7 +40,9 @@ from loadgen.journal import JournalKind, JournalLine, move_aside, open_journal, 
 from loadgen.plan import Plan
 from loadgen.servers.auth import redact
 from loadgen.servers.errors import ServerError
+from loadgen.studies.sweep.class_loads import with_total_load
 from loadgen.studies.sweep.overload import DEFAULTS, OverloadDetector, StepSettings
+from loadgen.traffic import sends_sessions
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.record import Record
@@ -164,10 +167,13 @@ class Sweep:
         Each step has a different seed and therefore different prompts, because a server may have cached the prompts of
         earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
         which the server begins to reject requests. A concurrency below the number of workers reduces the number of
-        workers.
+        workers. If the plan has classes of traffic, the load is the total of those that the sweep scales.
         """
-        arrivals = (EVEN_ARRIVALS if self.seeks_stability else ARRIVALS[self.over]).format(load)
         duration = {} if duration_s is None else {"duration_s": duration_s}
+        if self.plan.traffic:
+            scaled = with_total_load(self.plan, self.over, load)
+            return scaled.replaced(seed=self.plan.seed + number - 1, over_limit=True, **duration)
+        arrivals = (EVEN_ARRIVALS if self.seeks_stability else ARRIVALS[self.over]).format(load)
         workers = self.plan.workers if self.over == "rate" else min(self.plan.workers, round(load))
         return self.plan.replaced(
             arrivals=arrivals, workers=workers, seed=self.plan.seed + number - 1, over_limit=True, **duration
@@ -262,7 +268,7 @@ def run(
                 settings = watch.settings_for(load)
                 detector = OverloadDetector(
                     watch.show,
-                    watch_backlog=sweep.over == "rate" and not sweep.plan.uses_sessions,
+                    watch_backlog=sweep.over == "rate" and not sends_sessions(sweep.plan),
                     deadline_s=deadline_s,
                     rejections_allowed=sweep.rejections_allowed,
                     settings=settings,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.results import load_and_summarise, write_page, write_summary
+from loadgen.servers.backends import join_or
 from loadgen.studies.sweep import (
     ARRIVALS,
     DEFAULT_DURATION_S,
@@ -33,6 +34,7 @@ from loadgen.studies.sweep import (
     pilot,
     run,
 )
+from loadgen.studies.sweep.class_loads import class_loads, describe_load
 from loadgen.studies.sweep.overload import StepSettings
 
 if TYPE_CHECKING:
@@ -85,16 +87,26 @@ class SweepTargets:
 
     @property
     def bounds(self) -> list[Objective]:
-        """The objectives as limits for single requests. These limits define goodput."""
+        """The objectives on all requests as limits for single requests. These limits define goodput."""
         from loadgen.analysis.sweep import request_bounds
 
-        return request_bounds(self.objectives)
+        return request_bounds(objective for objective in self.objectives if not objective.part)
+
+    def class_bounds(self, name: str) -> list[str]:
+        """Return the objectives on a class of traffic as limits for its single requests, such as `ttft < 500ms`."""
+        from loadgen.analysis.sweep import request_bounds
+
+        bounds = request_bounds(objective for objective in self.objectives if objective.part == name)
+        return [bound.text.rpartition(":")[2].strip() for bound in bounds]
 
 
 def parse_targets(
-    objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Over
+    objectives: Sequence[str] | None, rates: str | None, concurrency: str | None, over: Over, *, parts: bool = False
 ) -> SweepTargets:
-    """Parse the objectives and the loads of a sweep. Raises PlanError if one of them is invalid."""
+    """Parse the objectives and the loads of a sweep. Raises PlanError if one of them is invalid.
+
+    `parts` is True if objectives may name a class of traffic. `plan_of_steps` checks the names.
+    """
     from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.analysis.sweep.capacity_search import check_objectives
 
@@ -103,7 +115,8 @@ def parse_targets(
     try:
         parsed = parse(objectives or (), "--objective")
         check_objectives(parsed)
-        check_no_parts(parsed, "--objective")
+        if not parts:
+            check_no_parts(parsed, "--objective")
     except ObjectiveError as error:
         raise PlanError(str(error), error.hint) from None
     if rates:
@@ -125,12 +138,60 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets, say: Say |
     """
     from loadgen.engine.resolve_server import with_detected_server
 
+    settings = {**settings, **default_duration(settings)}
+    if settings.get("traffic") is not None:
+        return _plan_with_classes(settings, targets, say)
     arrivals = ARRIVALS[targets.over].format(targets.loads[0] if targets.loads else 1)
-    plan = with_detected_server(Plan(**{**settings, **default_duration(settings), "arrivals": arrivals}), say)
+    plan = with_detected_server(Plan(**{**settings, "arrivals": arrivals}), say)
     if plan.uses_sessions and not targets.objectives and not targets.loads:
         hint = "A sweep of sessions needs an objective: --objective 'ttft.p99 < 500ms'"
         raise PlanError("--objective is missing", hint)
     return plan
+
+
+def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: Say | None) -> Plan:
+    """Return the plan of a sweep whose plan has classes of traffic. Their loads are those of the plan file.
+
+    Raises PlanError if the sweep has neither objectives nor loads, if no class has a load that it could change, or if
+    an objective names no class."""
+    from loadgen.engine.resolve_server import with_detected_server
+
+    plan = Plan(**settings)
+    names = [table["name"] for table in plan.traffic]
+    if not targets.objectives and not targets.loads:
+        raise PlanError(
+            "a sweep of classes of traffic needs an objective",
+            f"Write objectives = [...] in a [[traffic]] table, or --objective '{names[0]}: ttft.p99 < 500ms'.",
+        )
+    for objective in targets.objectives:
+        if objective.part and objective.part not in names:
+            raise PlanError(
+                f"--objective {objective.text!r}: the plan has no class of traffic {objective.part!r}",
+                f"Choose {join_or(names)}.",
+            )
+    loads = class_loads(plan, targets.over)
+    if say is not None:
+        say(describe_load(plan, targets.over))
+    lowest = targets.loads[0] if targets.loads else sum(loads.values())
+    if targets.over == "concurrency" and lowest < len(loads):
+        raise PlanError(
+            f"--concurrency {lowest:g}: {len(loads)} classes need at least {len(loads)} clients", "Use larger loads."
+        )
+    return with_detected_server(plan, say)
+
+
+def class_settings(plan: Plan, over: Over, start: float | None) -> dict[str, Any]:
+    """Return the settings of a search that depend on the plan's classes of traffic. Empty for a plan without classes.
+
+    `plan_load` is the load that the plan states. The search begins with this load, unless the user names another
+    `start`. `lowest` is the smallest number of clients with one for each class.
+    """
+    if not plan.traffic:
+        return {}
+    loads = class_loads(plan, over)
+    total = sum(loads.values())
+    lowest = {"lowest": len(loads)} if over == "concurrency" else {}
+    return {"plan_load": total, "start": start or total, **lowest}
 
 
 def new_sweep(
@@ -254,7 +315,7 @@ def build_search(
     if predicted:
         options["predicted"] = predicted
     if over == "concurrency":
-        return Search(1.0, float(MAX_CONCURRENCY), whole=True, **options)
+        return Search(float(search_settings.get("lowest") or 1), float(MAX_CONCURRENCY), whole=True, **options)
     start = search_settings.get("start") or full_rate or DEFAULT_START
     return Search(start / 64, start * SEARCH_RANGE_FACTOR, full_rate=full_rate, **options)
 
@@ -433,7 +494,12 @@ class StepRunner:
     def _measure_with_objectives(self, plan: Plan, folder: Path, on_progress: OnProgress) -> Footer:
         objectives = tuple(objective.text for objective in self.targets.objectives)
         bounds = tuple(bound.text for bound in self.targets.bounds)
-        return self.measure(plan.replaced(objectives=objectives, goodput=bounds), folder, on_progress)
+        tables = []
+        for table in plan.traffic:
+            class_bounds = self.targets.class_bounds(table["name"])
+            tables.append({"goodput": class_bounds, **table} if class_bounds else table)
+        plan = plan.replaced(objectives=objectives, goodput=bounds, traffic=tuple(tables))
+        return self.measure(plan, folder, on_progress)
 
     def _judge(self, folder: Path, load: float, end: StepEnd) -> dict[str, Any]:
         """Write the summary and report of a step, and return the fields of its `end` line in the journal."""
@@ -461,7 +527,7 @@ class StepRunner:
         self.say(f"  {format_load(over, load)} {UNITS[over]}: {one_line_summary(summary)}" + f"; {verdict}" * decided)
         return {
             "over": chance,
-            "carried": _carried_rate(over, summary, load, chance, overloaded=end.overloaded),
+            "carried": None if self.sweep.plan.traffic else _carried_rate(over, summary, load, chance, end=end),
             "client": _client_verdict(summary, stability=self.sweep.seeks_stability),
             "power_w": mean_power_w(loaded_run),
         }
@@ -571,9 +637,7 @@ def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float
     return chance_over(targets.objectives, targets.bounds, frame, summary) if targets.objectives else 0.0
 
 
-def _carried_rate(
-    over: Over, summary: Summary, load: float, chance: float, *, overloaded: bool = False
-) -> float | None:
+def _carried_rate(over: Over, summary: Summary, load: float, chance: float, *, end: StepEnd) -> float | None:
     """Return the rate that the server sustained at a load above its capacity, in requests per second.
 
     `chance` is the probability that the load is above the capacity. Return None if `chance` is at most 0.5, or if the
@@ -581,4 +645,4 @@ def _carried_rate(
     """
     from loadgen.analysis.sweep import carried_rate
 
-    return carried_rate(summary, load, overloaded=overloaded) if over == "rate" and chance > 0.5 else None
+    return carried_rate(summary, load, overloaded=end.overloaded) if over == "rate" and chance > 0.5 else None

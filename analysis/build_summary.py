@@ -43,6 +43,7 @@ from loadgen.analysis.steady_window import WHOLE_RUN, frame_of_run, outside_wind
 from loadgen.analysis.telemetry import (
     abandoned_requests,
     check_counters,
+    count_mixed_replicas,
     counted_canaries,
     gauge_values,
     machine_clock,
@@ -124,9 +125,11 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         traffic=_traffic(run, frame, health),
         models=[summary.PartFigures(**part_figures(name, part, health)) for name, part in model_parts],
         replicas=[
-            summary.PartFigures(**part_figures(name, part, health)) for name, part in frame_parts(frame, frame.replicas)
+            summary.PartFigures(**part_figures(name, part, health))
+            for name, part in sorted(frame_parts(frame, frame.replicas), key=lambda part: part[0])
         ],
         replica_difference=compare_replicas(frame),
+        mixed_replicas=count_mixed_replicas(run),
         held_back=find_held_back(frame),
         speculation=find_speculation(
             frame,

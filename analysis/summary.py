@@ -960,9 +960,13 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     models: list[PartFigures] = []
     """Figures per model, if the requests named several models."""
     replicas: list[PartFigures] = []
-    """Figures per replica, if the responses name them (`--replica-header`) or the server has several addresses."""
+    """Figures per replica, if the run has several URLs, if the responses name the replicas (`--replica-header`), or if
+    the server has several addresses."""
     replica_difference: ReplicaDifference | None = None
     """None if the replicas are alike, or if there are fewer than two."""
+    mixed_replicas: int = 0
+    """Minimum number of replicas whose counters the metrics page mixes, because a balancer passes each reading to
+    another replica. The counters are not used then. 0: the counters are those of one server, or of each replica."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
     network: NetworkPath | None = None

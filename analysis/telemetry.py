@@ -37,6 +37,7 @@ from loadgen.analysis.summary import (
     MemoryReserved,
     ProcessMemory,
 )
+from loadgen.servers.telemetry import COUNTERS
 
 Source = Literal["server", "gpu", "host"]
 BEFORE = ("idle", "start")
@@ -44,6 +45,10 @@ BEFORE = ("idle", "start")
 AFTER = ("end", "after")
 """Moments after the run: `end` is right after the end of the last request, `after` is a little later."""
 SHARE_DECIMALS = 4
+MIN_RETURNS = 2
+"""Minimum number of falls of a counter to an earlier series of its values, for a mixture of several counters."""
+MIN_QUICK, QUICK_S = 3, 3.0
+"""Minimum number of falls of a counter, and the time in seconds in which they happen, for a mixture of counters."""
 
 
 class Reading(NamedTuple):
@@ -61,12 +66,73 @@ class Reading(NamedTuple):
 
 
 def readings(run: Run, source: Source) -> list[Reading]:
-    """Return the readings of one telemetry source in order of time. Lines with the same time count once."""
+    """Return the readings of one telemetry source in order of time. Lines with the same time count once.
+
+    If the readings of the server mix the counters of several replicas, they are returned without counters.
+    """
+    result = _all_readings(run, source)
+    if source == "server" and count_mixed_replicas(run):
+        result = [reading._replace(values=_without_counters(reading.values)) for reading in result]
+    return result
+
+
+def _all_readings(run: Run, source: Source) -> list[Reading]:
+    """Return the readings of one telemetry source in order of time, with all values."""
     lines = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
         Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
         for at_ns, line in sorted(lines.items())
     ]
+
+
+def _without_counters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a reading of the server without those that only grow."""
+    return {name: value for name, value in values.items() if name not in COUNTERS}
+
+
+def count_mixed_replicas(run: Run) -> int:
+    """Return the minimum number of replicas whose counters the readings of the server mix, or 0 if they mix none.
+
+    A balancer that passes each reading to another replica mixes their counters. The result is 0 if each replica was
+    read at its own URL.
+    """
+    valid = [
+        reading for reading in _all_readings(run, "server") if not reading.gap and "replicas" not in reading.values
+    ]
+    mixed = 0
+    for counter in COMPARED:
+        known = [(reading.at_s, number_in(reading.values, counter)) for reading in valid]
+        mixed = max(mixed, mixed_series([(at_s, value) for at_s, value in known if value is not None]))
+    return mixed
+
+
+def mixed_series(points: Sequence[tuple[float, float]]) -> int:
+    """Return the number of counters that these readings of one counter mix, or 0 if they are those of one counter.
+
+    Each reading is added to the series with the largest last value that is not above the reading. A new series begins
+    if there is none. A server that restarts begins a new series each time its counter falls, because it counts from 0
+    again. A fall to an earlier series therefore means that the readings come from several counters. MIN_RETURNS such
+    falls are required, because a server that has restarted several times may reach the values of an earlier series.
+    Several falls within QUICK_S are sufficient, too, because no server restarts so quickly.
+    """
+    series: list[float] = []
+    """The last value of each series."""
+    falls_s: list[float] = []
+    returns = 0
+    before: float | None = None
+    for at_s, value in points:
+        fitting = [index for index, last in enumerate(series) if last <= value]
+        if before is not None and value < before:
+            falls_s.append(at_s)
+            # A counter at 0 may be that of a server which has just restarted.
+            returns += bool(fitting) and value > 0
+        if fitting:
+            series[max(fitting, key=series.__getitem__)] = value
+        else:
+            series.append(value)
+        before = value
+    quick = any(later_s - at_s <= QUICK_S for at_s, later_s in zip(falls_s, falls_s[MIN_QUICK - 1 :], strict=False))
+    return len(series) if returns >= MIN_RETURNS or quick else 0
 
 
 def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
@@ -331,9 +397,25 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
     """Return the growth of a counter over these readings, and the number of its resets.
 
     The growth is None if no reading has the counter. A counter that is missing in the first reading starts at 0,
-    because servers publish some counters only after their first event.
+    because servers publish some counters only after their first event. If the readings contain the counters of several
+    replicas, each replica is followed by itself, so that the restart of one is not hidden by the growth of another.
     """
-    values = [number_in(reading.values, counter) for reading in valid]
+    urls = dict.fromkeys(replica.get("url", "") for reading in valid for replica in reading.values.get("replicas", ()))
+    if not urls:
+        return _growth_of_values([number_in(reading.values, counter) for reading in valid])
+    results = [_growth_of_values([_replica_number(reading, url, counter) for reading in valid]) for url in urls]
+    known = [growth for growth, _ in results if growth is not None]
+    return sum(known) if known else None, sum(resets for _, resets in results)
+
+
+def _replica_number(reading: Reading, url: str, counter: str) -> float | None:
+    """Return the counter of the replica at `url` in a reading, or None if the reading does not contain it."""
+    replicas = [replica for replica in reading.values.get("replicas", ()) if replica.get("url") == url]
+    return number_in(replicas[0], counter) if replicas else None
+
+
+def _growth_of_values(values: Sequence[float | None]) -> tuple[float | None, int]:
+    """Return the growth of a counter with these values, and the number of its resets, as `_growth` does."""
     if all(value is None for value in values):
         return None, 0
     known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]

@@ -54,6 +54,19 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def split_urls(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a plan with a list of URLs split: `url` is the first one, and `more_urls` the others.
+
+    For example, `url=["http://a", "http://b"]` becomes `url="http://a"` and `more_urls=["http://b"]`.
+    """
+    result = dict(settings)
+    urls = result.get("url")
+    if isinstance(urls, list | tuple):
+        result["url"] = urls[0] if urls else None
+        result["more_urls"] = [*urls[1:]]
+    return result
+
+
 def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a plan with the changes applied.
 

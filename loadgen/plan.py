@@ -17,7 +17,7 @@ import msgspec
 
 from loadgen import traffic
 from loadgen.errors import PlanError
-from loadgen.load_shorthand import expand
+from loadgen.load_shorthand import expand, split_urls
 from loadgen.plan_fields import (
     CONFIDENCE,
     JSON_OBJECT,
@@ -141,6 +141,13 @@ def canonical_model(text: str) -> str:
 _ARRIVALS_SYNTAX = join_or(
     process.SYNTAX.partition(", such as")[0].replace(" or ", ", ") for process in arrivals.ARRIVAL_PROCESSES.values()
 )
+
+
+def check_more_urls(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the URLs without surrounding spaces. Raises the errors of `check_server_url` for an invalid URL."""
+    return tuple(check_server_url(require_one_url(url)) for url in urls)
+
+
 CONNECTION_USE = Preprocess(check_connection_use)
 CANCELLATION = canonical(lambda text: cancellation.parse(text) if text else "")
 ARRIVALS = canonical(arrivals.parse)
@@ -206,8 +213,14 @@ class Plan:
     """Path to send requests to, such as /v2/generate, for a server whose routes have other names. --endpoint says how
     the requests and responses look."""
     url: Annotated[SERVER_URL | None, ONE_URL, RunOption("Server", "start")] = None
-    """Server URL, such as http://127.0.0.1:8000. A host:port and the full URL of an endpoint are accepted too. Default:
-    LOADGEN_<SERVER>_URL, then the port that docker-compose.yml publishes, then the built-in simulated server."""
+    """Server URL, such as http://127.0.0.1:8000. A host:port and the full URL of an endpoint are accepted too. Repeat
+    the option for several replicas of one server. Default: LOADGEN_<SERVER>_URL, then the port that docker-compose.yml
+    publishes, then the built-in simulated server."""
+    more_urls: Annotated[tuple[str, ...], TUPLE, check_more_urls] = ()
+    """URLs of the further replicas, if `url` is a list."""
+    balance: Annotated[Literal["even", "least-busy", "session"], RunOption("Advanced")] = "even"
+    """How to choose the replica of each request if --url is repeated: even (default: in turn, the same number for
+    each), least-busy (the one with the fewest requests in flight) or session (in turn, and a session stays on one)."""
     model: Annotated[str | None, canonical_model, RunOption("Server", "start")] = None
     """Model, or models with weights: a=70,b=30. The names may be those of LoRA adapters. Default: the first model that
     the server lists."""
@@ -378,7 +391,7 @@ class Plan:
                 values.setdefault("seed_choice", "stated")
             if "traffic" in values:
                 values["traffic"] = traffic.read_tables(values["traffic"], fields_of(type(self)))
-            vars(self).update(validate_fields(type(self), expand(values)))
+            vars(self).update(validate_fields(type(self), split_urls(expand(values))))
             mistake = next(self._mistakes(), "")
             if mistake:
                 raise PlanError(mistake, NOTHING_SENT)
@@ -409,6 +422,11 @@ class Plan:
         """
         changes = ({"repeat": number, "seed": self.seed + number - 1} for number in range(1, self.repeats + 1))
         return [self.replaced(**change) for change in changes]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Return the URLs of all replicas that the plan names. Empty if it names no URL."""
+        return (self.url, *self.more_urls) if self.url else ()
 
     @property
     def cancellation(self) -> Cancellation | None:
@@ -488,6 +506,7 @@ class Plan:
             yield f"--server is missing: name {join_or(BACKENDS)}, or give --url to detect the server"
         yield from self._traffic_mistakes()
         yield from self._simulated_mistakes()
+        yield from self._replica_mistakes()
         yield from self._raw_mistakes()
         yield from self._end_mistakes()
         if mistake := client_certificate_mistake(self.cert, self.key):
@@ -521,7 +540,8 @@ class Plan:
         the run, so nothing is checked for such a plan.
         """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
-        unknown = any(plan.uses_file and plan.model_mix is None for plan in plans) or self.replica_header
+        names_replicas = self.replica_header or self.more_urls
+        unknown = any(plan.uses_file and plan.model_mix is None for plan in plans) or names_replicas
         if not self.objectives or unknown:
             return
         from loadgen.analysis.objectives import part_of
@@ -590,6 +610,16 @@ class Plan:
         if self.server and not BACKENDS[self.server].simulated:
             names = join_or(simulated_backends())
             yield f"--simulated: there is no simulated {self.server}; choose --server {names}"
+
+    def _replica_mistakes(self) -> Iterator[str]:
+        """Yield a message for each mistake that involves several replicas."""
+        repeated = next((url for number, url in enumerate(self.urls) if url in self.urls[:number]), None)
+        if repeated:
+            yield f"--url {repeated} is given twice: name each replica once"
+        if self.balance != "even" and not self.more_urls:
+            yield f"--balance {self.balance}: repeat --url for each replica, or leave --balance out"
+        if self.balance == "session" and not (self.uses_sessions or self.traffic):
+            yield f"--balance session: --workload {self.workload} has no sessions; leave --balance out"
 
     def _concurrency_mistakes(self) -> Iterator[str]:
         """Yield a message for each setting that contradicts `concurrency`."""

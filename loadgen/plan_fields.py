@@ -375,6 +375,8 @@ def command_line(plan: Plan) -> list[str]:
             is_default = plan.seed_choice == "fixed"
         if field.option is None or is_default:
             continue
+        if name == "url":
+            values = plan.urls
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, dict):

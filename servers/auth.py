@@ -59,10 +59,10 @@ _CREDENTIALS = re.compile(r"(?:\w+:/*)?([^/@?]*)@|[^?]*\?(.*(?:auth|key|password
 _SEVERAL_URLS = re.compile(r"(?:https?://)?[^/\s]*[,;]|\S+[,;\s]\s*(?:https?://|[\w.-]+:\d)\S")
 """Matches a list of URLs or hosts: several hosts, or a separator before another `http://` or `HOST:PORT`."""
 ONE_SERVER = (
-    "a run measures one server. Make one run per server and compare them with `loadgen compare RUN RUN`, or name the "
-    "load balancer in front of the servers"
+    "holds several URLs. For replicas of one server, repeat the option: --url URL --url URL (loadgen burst, run and "
+    "sweep), or url = [...] in a plan file. For different servers, make one run each: loadgen compare RUN RUN"
 )
-"""What to do instead of naming several URLs."""
+"""What to do instead of naming several URLs in one option."""
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
 API_KEY_VARIABLE = "LOADGEN_API_KEY"

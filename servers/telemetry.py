@@ -29,6 +29,7 @@ import math
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,6 +62,8 @@ PHASE_COUNTERS = tuple(f"{phase}_s_{part}" for phase in _PHASES for part in ("su
 _DRAFTS = ("draft_steps", "draft_tokens", "accepted_draft_tokens")
 COUNTERS = frozenset((*_WORK, *_LIVE_WORK, *_DRAFTS, "preemptions", "rejections", *PHASE_COUNTERS))
 """Metrics that grow until the server restarts. Other metrics are gauges."""
+SETTINGS = frozenset({"taken_share"})
+"""Values that every replica states about itself. They are equal, and adding them makes no sense."""
 AVERAGED = frozenset({"kv_used", "acceptance_length", "acceptance_rate"})
 """Metrics that are averaged over engines, which have equal size. Other metrics are added."""
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")
@@ -142,6 +145,63 @@ class ServerMetrics:
 
     def close(self) -> None:
         self._client.close()
+
+
+class ReplicaMetrics:
+    """Reads the metrics of several replicas at the same time, and adds them up.
+
+    `by_url` maps the URL of each replica to its metrics. The values of each replica are in the list `replicas` of a
+    reading, with the URL.
+    """
+
+    def __init__(self, by_url: Mapping[str, Source]) -> None:
+        self._by_url = dict(by_url)
+        self.facts: Mapping[str, Any] = {"from": ", ".join(str(source.facts["from"]) for source in by_url.values())}
+
+    def read(self, limit_s: float) -> dict[str, Any]:
+        """Return the sum of the values of all replicas. Raises GapError if one of them cannot be read, because a sum
+        without this replica would look like a restart of the server."""
+
+        def read_replica(url: str) -> dict[str, Any]:
+            try:
+                return {"url": url, **self._by_url[url].read(limit_s)}
+            except GapError as error:
+                raise type(error)(f"{url}: {error}") from None
+
+        with ThreadPoolExecutor(len(self._by_url)) as executor:
+            replicas = list(executor.map(read_replica, self._by_url))
+        return {**add_up_replicas(replicas), "replicas": replicas}
+
+    def close(self) -> None:
+        for source in self._by_url.values():
+            source.close()
+
+
+def add_up_replicas(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values of several replicas together.
+
+    Counters and numbers of requests are added. `kv_used` is the mean over all engines of all replicas, and
+    `kv_used_max` the value of the fullest one. A replica that does not publish a counter yet has counted nothing.
+    """
+    names = dict.fromkeys(
+        name for values in replicas for name, value in values.items() if isinstance(value, int | float)
+    )
+    engines = [values.get("engines", 1) for values in replicas]
+    result: dict[str, Any] = {}
+    for name in names:
+        known = [(values[name], number) for values, number in zip(replicas, engines, strict=True) if name in values]
+        if name in AVERAGED:
+            result[name] = sum(value * number for value, number in known) / sum(number for _, number in known)
+        elif name in SETTINGS:
+            result[name] = max(value for value, _ in known)
+        else:
+            result[name] = sum(value for value, _ in known)
+    fullest = [values.get("kv_used_max", values.get("kv_used")) for values in replicas]
+    if any(value is not None for value in fullest):
+        result["kv_used_max"] = max(value for value in fullest if value is not None)
+        result["engines"] = sum(engines)
+    missing = {name: reason for values in replicas for name, reason in values.get("missing", {}).items()}
+    return {**result, "missing": missing} if missing else result
 
 
 class Dcgm:

@@ -123,8 +123,8 @@ def findings(summary: Summary) -> list[Finding]:
         *filter(None, [valid_outputs_finding(summary), *canary_findings(summary), expected_finding(summary)]),
         *filter(None, [speculation_finding(summary), tokens_per_event_finding(summary)]),
         *filter(None, [cached_prompts_finding(summary), held_back_finding(summary)]),
-        *filter(None, [replicas_finding(summary), response_groups_finding(summary), network_finding(summary)]),
-        *filter(None, [server_timing_finding(summary)]),
+        *filter(None, [replicas_finding(summary), mixed_counters_finding(summary)]),
+        *filter(None, [response_groups_finding(summary), network_finding(summary), server_timing_finding(summary)]),
     ]
     if summary.run.over_limit:
         text = f"Sent on purpose (--over-limit): {summary.run.over_limit}."
@@ -710,6 +710,19 @@ def replicas_finding(summary: Summary) -> Finding | None:
     return Finding("replicas", "warning", text, "replicas")
 
 
+def mixed_counters_finding(summary: Summary) -> Finding | None:
+    """Return a warning if the metrics page mixes the counters of several replicas, or None if it does not."""
+    if not summary.mixed_replicas:
+        return None
+    text = (
+        "The server's counters jump back and forth between series that only grow: these are the counters of at least "
+        f"{summary.mixed_replicas} replicas behind one address. The counters are not used, and other figures from the "
+        "metrics page, such as the use of the KV cache, are those of one replica at a time. Remedy: repeat --url, "
+        "once for each replica."
+    )
+    return Finding("mixed-counters", "warning", text, "counters")
+
+
 def response_groups_finding(summary: Summary) -> Finding | None:
     """Return a warning if TTFT forms two separate groups, as behind a URL with unequal replicas, or None if not."""
     groups = summary.response_groups
@@ -719,7 +732,7 @@ def response_groups_finding(summary: Summary) -> Finding | None:
         f"TTFT forms two separate groups: {groups.fast_requests:,} requests of about {duration(groups.fast_ttft_s)} "
         f"and {groups.slow_requests:,} of about {duration(groups.slow_ttft_s)}, mixed in time. Means and percentiles "
         "describe neither group. Probable causes: replicas of different speed behind the URL, or a cache that knew "
-        "some of the prompts. Measure each replica at its own --url."
+        "some of the prompts. Name each replica with its own --url."
     )
     return Finding("response-groups", "warning", text, "latencies")
 

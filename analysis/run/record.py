@@ -65,8 +65,9 @@ class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit
     model: str = ""
     """Model that the request named, or empty if it is the model of the run."""
     replica: str = ""
-    """Replica that answered: the value of the response header that `--replica-header` names, or the address of the
-    connection if the server has several addresses. Empty if it is unknown."""
+    """Replica that answered: the value of the response header that `--replica-header` names, the URL of the replica if
+    the run has several, or the address of the connection if the server has several addresses. Empty if it is
+    unknown."""
     worker: Count = 0
     phase: Literal["measured", "warmup"] = "measured"
     """Warm-up requests are sent before the start of the run and are excluded from all metrics."""

@@ -57,14 +57,18 @@ _CLIENT = {
     "late_counts": dict[_LateBucket, Count],
     "ring_off_counts": dict[_Bits, Count],
 }
-_SAMPLED = {
-    **_CARD,
-    **_CLIENT,
+_SERVER = {
     "running waiting kv_used kv_used_max engines kv_tokens taken_share": _Number,
     "prompt_tokens output_tokens cached_prompt_tokens live_prompt_tokens live_output_tokens": _Number,
     "requests_finished requests_failed preemptions rejections": _Number,
     "queue_s_sum prefill_s_sum decode_s_sum inference_s_sum": _Number,
     "queue_s_count prefill_s_count decode_s_count inference_s_count": _Number,
+}
+_SAMPLED = {
+    **_CARD,
+    **_CLIENT,
+    **_SERVER,
+    "replicas": [{"url": str, **_SERVER}],
     "moment": str,
     "took_ns": Integer,
     "simulated": bool,
@@ -72,7 +76,8 @@ _SAMPLED = {
     "gpus": [_CARD],
 }
 _PLAN = {
-    "server url endpoint label arrivals workload platform gpu_model replica_header": _Text,
+    "server url endpoint label arrivals workload platform gpu_model replica_header balance": _Text,
+    "more_urls": [str],
     "n": _Requests | None,
     "workers warmup max_in_flight concurrency": Integer | None,
     "repeat repeats": Count,
@@ -96,6 +101,7 @@ _FACTS = {
     "prediction": [{"figure": str, "value low high": _Number}],
     "addresses endpoints": list[str],
     "addresses_unused": dict[str, str],
+    "replicas": [{"url": str, "addresses": list[str]}],
     "limits": dict[str, bool | Integer | _Real | str | None] | None,
     "notes": {
         "prompt_piece_tokens truncates_to": Count,

@@ -39,6 +39,8 @@ FORMS_DIFFER = frozenset(
     )
 )
 """Options that other load testers have too, but with values in another format."""
+REPLICA_COMMANDS = ("burst", "run", "sweep")
+"""Commands that take several replicas of a server, each with its own --url."""
 SIMILARITY = 0.7
 """Minimum similarity, from 0 to 1, of an unknown option and an option that an error message suggests."""
 PLACEHOLDERS = {"<(int|float)( range)?>": "N", "<str>": "TEXT", "<path>": "PATH", r"^\[plan\]": "[PLAN]"}
@@ -59,10 +61,11 @@ class GroupedCommand(TyperCommand):
         if self.name == "compare":
             args = [SEPARATOR if word == "--" else word for word in args]
         urls = _values_of(args, "--url")
-        if len(urls) > 1:
-            from loadgen.servers.auth import ONE_SERVER
-
-            raise PlanError(f"--url is given {len(urls)} times, but {ONE_SERVER}", "Nothing was sent.")
+        if len(urls) > 1 and self.name not in REPLICA_COMMANDS:
+            raise PlanError(
+                f"--url is given {len(urls)} times, but loadgen {self.name} takes one server",
+                "Name one URL. Several replicas at once are measured by loadgen burst, run and sweep.",
+            )
         if self.name in LOAD_COMMANDS and not {"-h", "--help", HELP_ALL} & {*args}:
             params = self.get_params(ctx)
             if _may_be_foreign(args, {name for param in params for name in (*param.opts, *param.secondary_opts)}):

@@ -57,6 +57,7 @@ PLACEHOLDERS = {
     "session_header": "HEADER",
     "session_capture": "HEADER",
     "replica_header": "HEADER",
+    "balance": "HOW",
     "connections": "USE",
     "cancel": "SHARE",
     "path": "PATH",
@@ -134,6 +135,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "workload": _workloads,
     "stamps": _timestamp_sources,
     "lengths": _literals("lengths"),
+    "balance": _literals("balance"),
     "client_priority": _literals("client_priority"),
     "catalog": _catalog,
 }
@@ -255,6 +257,8 @@ def plan_parameters(
         if name in without or (interactive and not option.interactive):
             continue
         value_type, keywords = _option_form(name, fields_of(Plan)[name])
+        if name == "url" and not interactive:
+            value_type = list[str]  # replicas of one server; the Plan keeps the others in `more_urls`
         flags = [option_name(name) + keywords.pop("negation", ""), *ALIASES.get(name, ()), *(also or {}).get(name, ())]
         default = (defaults or {}).get(name)
         if default is None:

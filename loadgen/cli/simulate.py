@@ -54,6 +54,7 @@ Hardware = Annotated[Path | None, Option(help="TOML file with additional GPUs an
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
 REAL_SERVER_OPTIONS = (
     "url",
+    "balance",
     "model",
     "workers",
     "api_key_env",

@@ -477,7 +477,8 @@ class Master:
         index = self._places.index(None)
         self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
-        plan = {**self._plan, "url": self._header.server["url"]}
+        urls = [replica["url"] for replica in self._header.server.get("replicas", ())]
+        plan = {**self._plan, "url": self._header.server["url"], "more_urls": urls[1:]}
         self._link.send(
             protocol.Assign(plan, machine.workers[0], len(machine.tasks), machine.tasks[0].id_prefix), machine.node
         )

@@ -84,6 +84,10 @@ class CanaryLog:
         self._prompts[request.id] = prompt
         return request
 
+    def number_of(self, request: Request) -> int:
+        """Return the number of the canary that a request asks, which has not been answered yet."""
+        return self._prompts[request.id].number
+
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
         """Store the answer to a canary."""
         prompt = self._prompts.pop(slot.request.id)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.analysis.run.runfile import Footer, Header, SchedulingFacts, open_run
+from loadgen.engine.balance import InFlightTable
 from loadgen.engine.client_health import LiveCounters, sum_counters
 from loadgen.engine.clock import ClockPairs
 from loadgen.engine.merge_parts import WorkerExit, merge_parts
@@ -146,9 +147,10 @@ def run_workers(
     workers: list[Worker] = []
     preload(tasks)
     gc.freeze()  # otherwise a garbage collection in a worker would copy the memory of every object of this process
+    in_flight = InFlightTable(len(tasks), len(tasks[0].targets)) if tasks[0].least_busy else None
     try:
         for task in tasks:
-            workers.append(_fork(task, workers, (len(workers), len(tasks))))
+            workers.append(_fork(task, workers, (len(workers), len(tasks)), in_flight))
         before_connect()
         _order(workers, ("connect",))
         _wait_until(
@@ -181,18 +183,20 @@ def run_workers(
     return exits
 
 
-def _fork(task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int]) -> Worker:
+def _fork(
+    task: WorkerTask, earlier: Sequence[Worker], share: tuple[int, int], in_flight: InFlightTable | None
+) -> Worker:
     """Fork the worker process of a task.
 
     `earlier` are the workers that were forked before. The new process inherits their pipes and closes them. `share` is
-    the index of the new worker and the number of workers.
+    the index of the new worker and the number of workers. The workers share the memory of `in_flight`.
     """
     context = multiprocessing.get_context("fork")  # nothing is pickled, and the prompts are shared memory
     ours, theirs = context.Pipe()
     counts = LiveCounters.from_buffer(mmap(-1, sizeof(LiveCounters)))  # anonymous shared memory
     inherited = [ours, *(worker.pipe for worker in earlier)]
     process = context.Process(
-        target=work, args=(task, theirs, counts, inherited, share), name=f"loadgen-worker-{task.number}"
+        target=work, args=(task, theirs, counts, inherited, share, in_flight), name=f"loadgen-worker-{task.number}"
     )
     process.start()
     theirs.close()

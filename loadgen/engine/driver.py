@@ -39,6 +39,7 @@ from loadgen.engine.closed_loop import GraphRequests, RequestQueue, SessionQueue
 from loadgen.engine.live_figures import SAMPLED_BYTES, TokenRate, received_bytes, tpot_ns
 from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.record_builder import build_records, first_token_end, tokens_so_far
+from loadgen.engine.replica_pools import ReplicaPools
 from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.engine.session_progress import SessionProgress
 from loadgen.servers.backends.dialect import Dialect
@@ -95,7 +96,7 @@ class Driver:
     def __init__(
         self,
         queue: RequestQueue,
-        pool: Pool,
+        pool: Pool | ReplicaPools,
         exchange: Callable[[Callable[[Exchange], None]], Exchange],
         recorder: Recorder,
         *,
@@ -106,6 +107,8 @@ class Driver:
     ) -> None:
         """Create the driver of a request queue.
 
+        `pool` has the connections to the server, or to each of its replicas.
+
         `exchange` creates an Exchange (one request with its response). The argument of `exchange` is the function that
         is called when the response has ended.
 
@@ -115,13 +118,14 @@ class Driver:
         self._queue = queue
         self._following = queue.following if isinstance(queue, SessionQueue) else None
         self._pool = pool
+        self._replicas = pool if isinstance(pool, ReplicaPools) else None
         self._exchange = exchange
         self._clock = clock
         self._timeout_s = timeout_s
         self._in_flight_max = in_flight_max
         self._queues = queues
-        self._by_session: dict[int, Connection] = {}
-        """With the connections of sessions: the idle connection of each session between two of its turns."""
+        self._by_session: dict[tuple[int, int], Connection] = {}
+        """With the connections of sessions: the idle connection of each session to each replica between two turns."""
         self._counts = recorder.counts
         self._recorder = recorder
         recorder.on_idle = self._check_done
@@ -211,15 +215,31 @@ class Driver:
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
         """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS.
 
-        When the pool has no free connection left, the remaining requests get none.
+        When the pool has no free connection left, the remaining requests get none. A small group whose replicas are
+        chosen when it is due (`--balance least-busy`) gets its connections in `_send`.
         """
+        if self._replicas is not None and self._replicas.waits_until_due(group):
+            return
+        self._attach_all(group)
+
+    def _attach_all(self, group: Sequence[ScheduledRequest]) -> None:
+        """Attach a free connection to each request of a group, as far as there are any."""
         for slot in group:
             if slot.not_encoded:
                 continue
+            if self._replicas is not None:
+                self._replicas.assign(slot)
             connection = self._take_connection(slot)
-            if connection is None:
+            if connection is not None:
+                self._attach(slot, connection)
+            elif self._replicas is None:
                 break
-            self._attach(slot, connection)
+
+    def _pool_of(self, slot: ScheduledRequest) -> Pool:
+        """Return the pool with the connections to the replica of a request."""
+        if isinstance(self._pool, ReplicaPools):
+            return self._pool.pools[slot.replica or 0]
+        return self._pool
 
     def _take_connection(self, slot: ScheduledRequest) -> Connection | None:
         """Return an idle connection for a request, or None if there is none.
@@ -227,13 +247,13 @@ class Driver:
         With the connections of sessions, a later turn gets the connection of its session, unless the server has closed
         this connection in the meantime."""
         session = slot.request.session
-        connection = None if session is None else self._by_session.pop(session, None)
+        connection = None if session is None else self._by_session.pop((session, slot.replica or 0), None)
         if connection is None:
-            return self._pool.take()
+            return self._pool_of(slot).take()
         if connection.closed_by_peer():
             connection.close()
             slot.reopened += 1
-            return self._pool.take()
+            return self._pool_of(slot).take()
         return connection
 
     def _attach(self, slot: ScheduledRequest, connection: Connection) -> Exchange:
@@ -291,7 +311,10 @@ class Driver:
     def _send(self, group: Sequence[ScheduledRequest], *, look: bool = True) -> None:
         room = len(group) if self._in_flight_max is None else self._room()
         ready = []
-        for slot in self._queue_up(group, room) if self._queues else group[:room]:
+        chosen = self._queue_up(group, room) if self._queues else group[:room]
+        if self._replicas is not None and self._replicas.waits_until_due(group):
+            self._attach_all([slot for slot in chosen if slot.exchange is None])
+        for slot in chosen:
             exchange = slot.exchange
             if exchange is not None and look and len(group) <= CHECKED_GROUP and slot.closed_by_peer():
                 slot.reopened += 1
@@ -417,7 +440,8 @@ class Driver:
     async def _open_and_send(self, slot: ScheduledRequest) -> None:
         """Send a request late, on a new connection, because no open connection was free."""
         try:
-            connection = self._pool.take() or await self._pool.open()
+            pool = self._pool_of(slot)
+            connection = pool.take() or await pool.open()
         except (OSError, TimeoutError) as error:
             self._end_opening()
             self._give_up(slot, _kind_of(error), connection_error(error))
@@ -451,7 +475,7 @@ class Driver:
         The exchange `lost` failed because the server closed the connection before it sent any byte of a response.
         """
         try:
-            connection = await self._pool.open()
+            connection = await self._pool_of(slot).open()
         except (OSError, TimeoutError) as error:
             self._end_opening()
             lost.error_kind = _kind_of(error)
@@ -472,10 +496,10 @@ class Driver:
         more = (self._queue.more or self._waiting) and not self._interrupted
         if connection is not None and more and self._pool.use == "pooled":
             connection.reused = True
-            self._pool.put(connection)
+            self._pool_of(slot).put(connection)
         elif connection is not None and more and self._keeps_for_session(slot):
             connection.reused = True
-            self._by_session[slot.request.session or 0] = connection
+            self._by_session[slot.request.session or 0, slot.replica or 0] = connection
         elif connection is not None:
             connection.close()
         if more and self._pool.use != "pooled":
@@ -488,13 +512,16 @@ class Driver:
     def _keeps_for_session(self, slot: ScheduledRequest) -> bool:
         """Return True if the connection of a request waits for a later request of the same session.
 
-        A session keeps one idle connection, even if several of its requests were in flight at the same time.
+        A session keeps one idle connection to a replica, even if several of its requests were in flight at the same
+        time.
         """
-        has_one = slot.request.session in self._by_session
+        has_one = (slot.request.session, slot.replica or 0) in self._by_session
         return self._pool.use == "session" and not slot.is_last_turn and not has_one
 
     def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
         """Pass a request that has ended to the recorder, and let its client continue with the next request."""
+        if self._replicas is not None:
+            self._replicas.ended(slot)
         if exchange.error_kind in ("connect", "client_limit"):
             self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
@@ -507,6 +534,8 @@ class Driver:
     def _give_up(self, slot: ScheduledRequest, kind: ErrorKind, detail: str) -> None:
         """Record a request that was not sent. `kind` and `detail` state the reason."""
         slot.close()
+        if self._replicas is not None:
+            self._replicas.ended(slot)
         if kind in ("connect", "client_limit"):
             self._last_failure = kind
         self._recorder.take(slot, None, kind, detail)
@@ -578,10 +607,11 @@ class Driver:
             self._follow(slot, refused=record.state == "rejected" or was_refused(record.error_kind, record.http_status))
 
     def _close_session(self, slot: ScheduledRequest) -> None:
-        """Close the idle connection of a session that is over, if it has one."""
-        connection = self._by_session.pop(slot.request.session or 0, None)
-        if connection is not None:
-            connection.close()
+        """Close the idle connections of a session that is over, if it has any."""
+        for replica in range(len(self._replicas.pools) if self._replicas is not None else 1):
+            connection = self._by_session.pop((slot.request.session or 0, replica), None)
+            if connection is not None:
+                connection.close()
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
         """After a request has ended, let its closed-loop client continue with the next request.

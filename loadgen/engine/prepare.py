@@ -34,6 +34,7 @@ from loadgen.engine.resolve_server import (
     access_for,
     check_models,
     dialect_for,
+    find_replicas,
     has_exact_lengths,
     max_length,
     max_prompt_length,
@@ -76,6 +77,7 @@ from loadgen.workloads.workload_facts import about_tokens
 
 if TYPE_CHECKING:
     from loadgen.analysis.run.runfile import Footer, Header, TrafficFacts
+    from loadgen.engine.balance import Dealer
     from loadgen.engine.canaries import CanaryTask
     from loadgen.engine.client_health import LiveCounters
     from loadgen.engine.request_queue import Schedule
@@ -101,6 +103,12 @@ EMPTIED_WORDS = {
     "unchecked": "the server accepted the request to empty its prefix cache, but reports nothing to check this by",
 }
 """Words for the result of --cold."""
+BALANCE_WORDS = {
+    "even": "requests go to them in turn",
+    "least-busy": "each request goes to the one with the fewest requests in flight from this machine",
+    "session": "sessions go to them in turn, and a session stays on one",
+}
+"""Words for the values of --balance."""
 QUIET_S, PROGRESS_INTERVAL_S = 0.4, 0.1
 """Time in seconds before the first progress of building prompts is shown, and between two updates."""
 NS_PER_S = 1_000_000_000
@@ -151,9 +159,9 @@ def run(
             opened = sampler()
             sampler = partial(lambda: opened)
         folders.check_room(folder, prepared.bytes)
-        target = prepared.tasks[0].target
-        if target.over_ip:
-            machine.check_ports(prepared.schedule.at_once, len(target.addresses))
+        targets = prepared.tasks[0].targets
+        if all(target.over_ip for target in targets):
+            machine.check_ports(prepared.schedule.at_once, sum(len(target.addresses) for target in targets))
         header.command = command
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client |= {"alone": dict(alone)} if alone else {}
@@ -191,19 +199,27 @@ def prepare(
         return f": {'; '.join(_describe_load(load, facts) for load in loads)}"
 
     main = first.replaced(traffic=plan.traffic, model=plan.model)
-    with server_for(main, access, say, schedule.at_once, schedule.in_flight, context, about) as probed:
-        target = select_addresses(resolve_target(probed.url, access.tls, access.proxy))
+    at_once = ceil(schedule.at_once / max(1, len(plan.urls)))  # on each replica
+    with server_for(main, access, say, at_once, schedule.in_flight, context, about) as probed:
+        replicas = find_replicas(main, probed, access, say)
+        for replica in replicas[1:]:
+            check_server_limits(main, replica, at_once)
+        targets = [select_addresses(resolve_target(facts.url, access.tls, access.proxy)) for facts in replicas]
         id_prefix = new_id_prefix()
-        ready = [_prepare_load(load, probed, target, id_prefix, say, show) for load in loads]
-        if len(target.addresses) > 1 or target.unused:
-            say(describe_addresses(target))
-        emptied = empty_cache(plan, probed, say) if plan.cold else ""
+        ready = [_prepare_load(load, replicas, targets, id_prefix, say, show) for load in loads]
+        for target in targets:
+            if len(target.addresses) > 1 or target.unused:
+                say(describe_addresses(target))
+        if len(replicas) > 1:
+            say(describe_balance(plan, len(replicas)))
+        emptied = empty_caches(plan, replicas, say) if plan.cold else ""
         canaries = canary_task(plan, ready[0].task.dialect, say)
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             replace(
                 load.task,
                 number=len(ready) * worker + index,
                 worker=worker,
+                dealer=dealer_for(load.task, plan, worker),
                 schedule=load.task.schedule.share_for(worker, plan.workers),
                 part=folder / f"part-{len(ready) * worker + index}.jsonl",
                 canaries=canaries if worker == index == 0 else None,
@@ -211,13 +227,14 @@ def prepare(
             for worker in range(plan.workers)
             for index, load in enumerate(ready)
         ]
-        header = build_header(plan, ready[0].facts, ready[0].task.dialect, ready[0].task.prompts, schedule.at_once)
-        header.server |= target.facts
+        header = build_header(plan, ready[0].facts, ready[0].task.dialect, ready[0].task.prompts, at_once)
+        header.server |= server_facts(replicas, targets)
         header.client["request_ids"] = id_prefix
         for load in ready:
             header.client |= load.raw_facts
         header.client |= {"cold": emptied} if emptied else {}
-        sent_before = "" if plan.simulated else note_seed(probed.url, probed.model, plan.seed)
+        noted = [] if plan.simulated else [note_seed(facts.url, facts.model, plan.seed) for facts in replicas]
+        sent_before = next(filter(None, noted), "")
         header.client |= {"sent_before": sent_before} if sent_before else {}
         if plan.traffic:
             describe_traffic(header, loads, ready)
@@ -338,18 +355,22 @@ def _describe_load(load: DraftLoad, facts: ServerFacts | None) -> str:
 
 def _prepare_load(
     load: DraftLoad,
-    server: ServerFacts,
-    target: Target,
+    replicas: Sequence[ServerFacts],
+    targets: Sequence[Target],
     id_prefix: str,
     say: Say,
     show: PromptProgress,
 ) -> PreparedLoad:
-    """Choose the dialect of a load, and build its prompts. The lines that `say` prints begin with the class's name."""
+    """Choose the dialect of a load, and build its prompts. The lines that `say` prints begin with the class's name.
+
+    `replicas` are the equal servers at `targets`. The first one is asked whatever is the same for all of them.
+    """
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.discovery import apply_mark, check_limits, listed_models, open_tokenizer
 
     plan = load.plan
     tell: Say = (lambda line: say(f"{load.name}: {line}")) if load.name else say
+    server = replicas[0]
     probed = server
     if load.first_id:
         inputs, outputs = max_prompt_length(plan), max_length(plan.output_tokens)
@@ -359,6 +380,8 @@ def _prepare_load(
         probed = replace(server, model=plan.first_model, listed=listed)
     dialect = dialect_for(plan, probed, tell)
     check_models(plan, probed, dialect, tell)
+    for replica in replicas[1:]:
+        check_models(plan, replica, dialect, tell)
     announce_trace(plan, load.schedule, tell)
     if load.about_file:
         tell("; ".join(filter(None, (load.about_file, load.repetition))))
@@ -384,7 +407,10 @@ def _prepare_load(
         prompts=prompts,
         schedule=load.schedule,
         timeout_s=plan.timeout_s,
-        target=target,
+        targets=tuple(targets),
+        replica_names=tuple(facts.url for facts in replicas) if len(replicas) > 1 else ("",),
+        dealer=None,
+        least_busy=len(replicas) > 1 and plan.balance == "least-busy",
         dialect=dialect,
         model=facts.model,
         model_mix=plan.model_mix,
@@ -465,16 +491,60 @@ def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoin
     )
 
 
-def empty_cache(plan: Plan, facts: ServerFacts, say: Say) -> str:
-    """Empty the prefix cache of a server (--cold), and return the result (loadgen.servers.cache_reset.ResetResult).
+def check_server_limits(plan: Plan, facts: ServerFacts, at_once: int) -> None:
+    """Raise LimitError if the load of a plan exceeds the limits of a replica. `at_once` requests go to it together."""
+    from loadgen.servers.discovery import check_limits, endpoint_dialect
 
-    Raises CacheResetError if the server cannot empty its cache, or still uses it.
+    dialect = endpoint_dialect(plan.server, plan.endpoint)
+    max_prompt = max_prompt_length(plan) if dialect.count_by_running else 1
+    max_output = max_length(plan.output_tokens) if dialect.has_output_length else 0
+    check_limits(facts, at_once, max_prompt, max_output, batch_size=plan.batch_size, over_limit=plan.over_limit)
+
+
+def dealer_for(task: WorkerTask, plan: Plan, worker: int) -> Dealer | None:
+    """Return the object that deals the requests of a worker to the replicas, or None for a single replica."""
+    from loadgen.engine.balance import Dealer
+
+    if len(task.targets) == 1:
+        return None
+    return Dealer(len(task.targets), plan.balance, worker, plan.workers, task.first_id)
+
+
+def describe_balance(plan: Plan, replicas: int) -> str:
+    """Return one line that says how the requests of a plan are distributed over its replicas."""
+    words = BALANCE_WORDS[plan.balance]
+    if plan.balance == "even" and plan.n is not None and not plan.uses_sessions and not plan.traffic:
+        least, rest = divmod(plan.n, replicas)
+        words = f"{words}: {least if not rest else f'{least} or {least + 1}'} for each"
+    return f"{replicas} replicas: {words}"
+
+
+def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> dict[str, Any]:
+    """Return what the header of a run stores about the addresses of the server, and about each replica."""
+    if len(replicas) == 1:
+        return targets[0].facts
+    return targets[0].facts | {
+        "replicas": [
+            {"url": facts.url, "query": facts.query, "pids": facts.pids, **target.facts}
+            for facts, target in zip(replicas, targets, strict=True)
+        ]
+    }
+
+
+def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
+    """Empty the prefix cache of every replica (--cold).
+
+    The result is one of loadgen.servers.cache_reset.ResetResult. If the results differ, the least certain one is
+    returned. Raises CacheResetError if a replica cannot empty its cache, or still uses it.
     """
     from loadgen.servers.cache_reset import reset_prefix_cache
 
-    result = reset_prefix_cache(facts, access_for(plan), plan.timeout_s)
-    say(f"--cold: {EMPTIED_WORDS[result]}")
-    return result
+    results = []
+    for facts in replicas:
+        results.append(reset_prefix_cache(facts, access_for(plan), plan.timeout_s))
+        where = f"{facts.url}: " if len(replicas) > 1 else ""
+        say(f"--cold: {where}{EMPTIED_WORDS[results[-1]]}")
+    return max(results, key=[*EMPTIED_WORDS].index)
 
 
 def canary_task(plan: Plan, dialect: Dialect, say: Say) -> CanaryTask | None:

@@ -109,6 +109,10 @@ class ScheduledRequest:
     """The dialect of the request if it differs from the dialect of the run."""
     cancellation: Cancellation | None = None
     """When the request is abandoned. None: never."""
+    replica: int | None = 0
+    """Index of the replica that the request goes to. None: the driver chooses it (`--balance least-busy`)."""
+    counted: bool = False
+    """True while the request counts as in flight on its replica (loadgen.engine.balance.InFlightTable)."""
     not_encoded: str = ""
     """Reason why the request could not be encoded. Empty if `payload` holds its bytes."""
 

@@ -30,7 +30,7 @@ from loadgen.servers.auth import (
 )
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import azure_header, bearer_header, round_up_to_pieces
-from loadgen.servers.errors import SecretError, UnreachableError
+from loadgen.servers.errors import SecretError, UnreachableError, WrongServerError
 from loadgen.servers.proxy import proxy_at
 from loadgen.servers.server_url import describe_repair, parse_server_url, takes_azure_key
 from loadgen.workloads import arrival_processes, lengths, workload
@@ -59,6 +59,15 @@ On 4 x H100 SXM, a burst of 1,000 requests of 512 + 128 tokens takes about 20 s 
 """
 MAX_RANDOM_SEED = 999_999_999
 """Largest random seed. Users may have to type a seed, so it has at most nine digits."""
+EQUAL_FACTS = {
+    "name": "backend",
+    "version": "version",
+    "model": "model",
+    "simulated": "simulation",
+    "api_path": "API path",
+    "query": "query",
+}
+"""The facts that must be equal for all replicas of a server, with their names in messages."""
 SHOWN_LENGTHS = 3
 """Maximum number of output lengths that a message lists before it is shortened."""
 
@@ -154,7 +163,8 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
         return plan.replaced(server=SIMULATED_SERVER)
     if not plan.url:
         return plan
-    plan = plan.replaced(**_url_changes(plan, plan.url, "--url", say))
+    changes = _url_changes(plan, plan.url, "--url", say)
+    plan = plan.replaced(**changes, more_urls=tuple(_replica_urls(plan, changes, say)))
     if plan.server:
         return plan
     from loadgen.servers.discovery import probe
@@ -220,6 +230,56 @@ def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str
     if repair and say:
         say(f"{option} {repair}")
     return {"url": address.url, "endpoint": plan.endpoint or address.endpoint or None}
+
+
+def _replica_urls(plan: Plan, first: dict[str, str | None], say: Say | None) -> Iterator[str]:
+    """Yield the normalised URLs of the further replicas. `first` has the URL and the endpoint of the first replica.
+
+    Raises PlanError for a URL of another endpoint, for a URL that is given twice, and for URLs of which only some use
+    a proxy's tunnel.
+    """
+    known, endpoint = {first["url"]}, first["endpoint"]
+    for url in plan.more_urls:
+        changes = _url_changes(plan, url, "--url", say)
+        if changes["endpoint"] not in (None, endpoint):
+            raise PlanError(
+                f"--url {url} names the endpoint {changes['endpoint']}, and --url {plan.url} names "
+                f"{endpoint or 'none'}",
+                "Give the base URL of each replica, and name the endpoint with --endpoint.",
+            )
+        if plan.proxy and url.startswith("https:") != str(plan.url).startswith("https:"):
+            raise PlanError(
+                f"--url {url}: with --proxy, all replicas need http or all need https", "Leave --proxy out."
+            )
+        if changes["url"] in known:
+            raise PlanError(f"--url {url} is given twice in different forms", "Name each replica once.")
+        known.add(changes["url"])
+        assert changes["url"] is not None
+        yield changes["url"]
+
+
+def find_replicas(plan: Plan, first: ServerFacts, access: Access, say: Say) -> list[ServerFacts]:
+    """Return the facts of every replica of the plan: `first`, and those at the further URLs.
+
+    All replicas must be equal in EQUAL_FACTS. Raises WrongServerError, which names the replica that differs. Raises
+    the errors of `loadgen.servers.discovery.probe` for a replica that does not answer.
+    """
+    from loadgen.servers.discovery import probe
+
+    result = [first]
+    for url in plan.more_urls:
+        facts = probe(url, model=plan.first_model, access=access, say=say)
+        for fact, title in EQUAL_FACTS.items():
+            ours, theirs = getattr(first, fact), getattr(facts, fact)
+            if ours != theirs:
+                raise WrongServerError(
+                    f"{facts.url} is no replica of {first.url}: its {title} is {theirs or 'none'}, not "
+                    f"{ours or 'none'}",
+                    "Replicas must run the same server. For different servers, make one run per server and compare "
+                    "them: loadgen compare RUN RUN.",
+                )
+        result.append(facts)
+    return result
 
 
 def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None = None) -> Dialect:
@@ -511,7 +571,8 @@ def server_for(
     if facts is not None:
         name = simulated_name(facts) if facts.simulated else f"{facts.name} {facts.version}"
         not_named = "" if _url_of(plan, say) else " (the usual port; use --url for another)"
-        say(f"{name.strip()} at {facts.url}{not_named}{about(facts)}")
+        others = "".join(f" and {url}" for url in plan.more_urls)
+        say(f"{name.strip()} at {facts.url}{others}{not_named}{about(facts)}")
         check_limits(facts, at_once, max_prompt, max_output, batch_size=plan.batch_size, over_limit=plan.over_limit)
         exceeded = exceeded_request_limit(facts, at_once, plan.batch_size)
         if exceeded:

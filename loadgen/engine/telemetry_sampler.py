@@ -41,6 +41,7 @@ from loadgen.servers.telemetry import (
     HostMemory,
     NotMeasuredError,
     Nvml,
+    ReplicaMetrics,
     ServerMetrics,
     Source,
     is_this_machine,
@@ -318,7 +319,9 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
     from loadgen.engine.resolve_server import access_for
 
     access = access_for(plan)
-    here = not plan.proxy and is_this_machine(server["url"])  # the URL is that of the proxy's network
+    replicas = server.get("replicas") or [server]
+    # With a proxy, the URLs are those of the proxy's network.
+    here = not plan.proxy and any(is_this_machine(replica["url"]) for replica in replicas)
     gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
         gpu = partial(Dcgm, plan.dcgm_url, access.tls, access.proxy)
@@ -329,8 +332,16 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
     elif server["simulated"]:
         gpu = "the server is simulated and uses none"
     pids = (*server.get("pids", ()), *plan.server_pid)
+
+    def open_metrics() -> Source:
+        sources = {
+            replica["url"]: ServerMetrics(replica["url"], server["name"], access, replica.get("query", ""))
+            for replica in replicas
+        }
+        return ReplicaMetrics(sources) if len(sources) > 1 else sources[server["url"]]
+
     return {
-        "server": partial(ServerMetrics, server["url"], server["name"], access, server.get("query", "")),
+        "server": open_metrics,
         "gpu": gpu,
         "host": partial(HostMemory, pids) if plan.server_pid or here else ELSEWHERE,
     }

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
+from loadgen.engine.balance import Dealer, InFlightTable, LeastBusy
 from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryTask, TextChecker
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, GraphRequests, RequestQueue, SessionQueue, Turns
@@ -100,7 +101,14 @@ class WorkerTask(msgspec.Struct, frozen=True):
     prompts: Prompts
     schedule: Schedule
     timeout_s: float
-    target: Target
+    targets: tuple[Target, ...]
+    """Where the server is reached. Several: the replicas of the server, over which the requests are balanced."""
+    replica_names: tuple[str, ...]
+    """The name of each target in Records. Empty for a single target, whose addresses name the replicas."""
+    dealer: Dealer | None
+    """Chooses the replica of each request. None: the run has a single target."""
+    least_busy: bool
+    """True if requests go to the replica with the fewest requests in flight (`--balance least-busy`)."""
     dialect: Dialect
     model: str
     model_mix: ModelMix | None
@@ -179,8 +187,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
         requests = self.prompts.warmup()[self.worker :: self.workers]
         return [replace(request, id=request.id - self.first_id) for request in requests]
 
-    def schedule_request(self, request: Request, due_ns: int, conversation: Session | None = None) -> ScheduledRequest:
-        """Encode a request and return it with its due time.
+    def schedule_request(
+        self, request: Request, due_ns: int, conversation: Session | None = None, canary: int | None = None
+    ) -> ScheduledRequest:
+        """Encode a request and return it with its due time. `canary` is the number of the canary, if it asks one.
 
         If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
         other requests are sent.
@@ -188,6 +198,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
         dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
         if self.model_mix is not None:
             request = self.model_mix.with_model(self.prompts.spec.seed, request)
+        replica = self.dealer.choose(request, canary) if self.dealer is not None else 0
+        target = self.targets[replica or 0]
         payload, not_encoded = b"", ""
         expected = None
         try:
@@ -197,15 +209,16 @@ class WorkerTask(msgspec.Struct, frozen=True):
                 body = request_body(request, dialect, self.model)
             headers = dialect.media_headers | {"X-Request-Id": wire_id(self.id_prefix, request.id)}
             headers |= self.identity.headers(request, self.id_prefix)
-            headers = merged_headers(headers, self.headers, request.headers, self.target.proxy_headers)
-            path = self.target.request_target(dialect.path)
-            payload = encode_post(path, self.target.host_field, headers, body)
+            headers = merged_headers(headers, self.headers, request.headers, target.proxy_headers)
+            path = target.request_target(dialect.path)
+            payload = encode_post(path, target.host_field, headers, body)
             expected = expected_output(body)
         except Exception as error:
             not_encoded = encoding_problem(error)
         # The payload has the prompt. A second copy of it would take too much memory.
         without_prompt = replace(request, prompt="", messages=(), images=(), batch=(), raw=b"", expected=expected)
         slot = ScheduledRequest(without_prompt, payload, due_ns, conversation=conversation, not_encoded=not_encoded)
+        slot.replica = replica
         if dialect is not self.dialect:
             slot.dialect = dialect
         if self.cancellation and request.id >= 0 and self.cancellation.chooses(self.prompts.spec.seed, request.id):
@@ -286,11 +299,19 @@ def preload(tasks: Sequence[WorkerTask]) -> None:
         from loadgen.engine import driver  # noqa: F401
 
 
-def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence[Pipe], share: Share = (0, 1)) -> None:
+def work(
+    task: WorkerTask,
+    pipe: Pipe,
+    counts: LiveCounters,
+    inherited: Sequence[Pipe],
+    share: Share = (0, 1),
+    in_flight: InFlightTable | None = None,
+) -> None:
     """Run the worker process.
 
     `inherited` are the coordinator's ends of the pipes. The fork has copied them into this process, where they are
-    closed. `share` is the index of this worker and the number of workers on this machine.
+    closed. `share` is the index of this worker and the number of workers on this machine. `in_flight` has the requests
+    in flight per replica, for a task with `least_busy`.
     """
     for other in inherited:
         other.close()  # otherwise no worker would notice that the coordinator has ended
@@ -311,7 +332,8 @@ def work(task: WorkerTask, pipe: Pipe, counts: LiveCounters, inherited: Sequence
         stamps = opening.result()
     part = RunWriter(task.part)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_work(task, part, pipe, counts, stamps))
+        least_busy = LeastBusy(in_flight, share[0]) if in_flight is not None and task.least_busy else None
+        runner.run(_work(task, part, pipe, counts, stamps, least_busy))
     stamps.close()
     with contextlib.suppress(OSError):
         pipe.send(("done", part.close()))
@@ -324,10 +346,17 @@ def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
     thread, so that no other code has the capability.
     """
     set_packet_capability(effective=True)
-    return open_source(task.stamps, task.target.addresses, share)
+    return open_source(task.stamps, [address for target in task.targets for address in target.addresses], share)
 
 
-async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCounters, stamps: TimestampSource) -> None:
+async def _work(
+    task: WorkerTask,
+    part: RunWriter,
+    pipe: Pipe,
+    counts: LiveCounters,
+    stamps: TimestampSource,
+    least_busy: LeastBusy | None,
+) -> None:
     """Send this worker's requests and write their Records to `part`."""
     import asyncio
 
@@ -335,7 +364,7 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(partial(_crash, part))
-    build_driver = _driver_builder(task, loop, stamps)
+    build_driver = _driver_builder(task, loop, stamps, least_busy)
 
     # Encode the first requests, then wait until the coordinator allows connections.
     driver = build_driver(task.request_queue(counts), part, counts, task.schedule.spare)
@@ -381,7 +410,9 @@ async def _work(task: WorkerTask, part: RunWriter, pipe: Pipe, counts: LiveCount
     loop.remove_reader(pipe.fileno())
 
 
-def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: TimestampSource) -> BuildDriver:
+def _driver_builder(
+    task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: TimestampSource, least_busy: LeastBusy | None
+) -> BuildDriver:
     """Return a function that builds the drivers of a worker.
 
     The arguments of the function are the requests of the driver, the writer of their Records, live counters, the number
@@ -389,6 +420,7 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
     """
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
+    from loadgen.engine.replica_pools import ReplicaPools
     from loadgen.servers.wire.addresses import Connector
     from loadgen.servers.wire.deferred_reads import RECEIVE_BUFFER_BYTES, SELDOM, ReadPacer
     from loadgen.servers.wire.disk_spill import DiskSpill
@@ -418,8 +450,16 @@ def _driver_builder(task: WorkerTask, loop: asyncio.AbstractEventLoop, stamps: T
         canary_log: CanaryLog | None = None,
     ) -> Driver:
         limit_s = min(task.timeout_s, CONNECT_LIMIT_S)
-        connector = Connector(task.target, limit_s, stamps, receive_buffer, first=task.number)
-        pool = Pool(connector, spare=spare, meanwhile=queue.draw, use=task.connections)
+        pools = [
+            Pool(
+                Connector(target, limit_s, stamps, receive_buffer, first=task.number, name=name),
+                spare=spare if task.dealer is None else task.dealer.spare(replica, spare),
+                meanwhile=queue.draw,
+                use=task.connections,
+            )
+            for replica, (target, name) in enumerate(zip(task.targets, task.replica_names, strict=True))
+        ]
+        pool = pools[0] if len(pools) == 1 else ReplicaPools(pools, task.targets, least_busy)
         max_read_delay_ns = pacer.widest_ns if pacer else int
         recorder = Recorder(task.dialect, sink, task.number, counts, stamps, max_read_delay_ns, disk_spill)
         recorder.replica_header = task.replica_header
@@ -460,7 +500,10 @@ def _canary_asker(
             drivers[-1].interrupt()
         return drivers[-1]
 
-    return CanaryAsker(canaries, log, task.schedule_request, build)
+    def encode(request: Request, due_ns: int) -> ScheduledRequest:
+        return task.schedule_request(request, due_ns, canary=log.number_of(request))
+
+    return CanaryAsker(canaries, log, encode, build)
 
 
 async def _run_with_canaries(

@@ -235,6 +235,8 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
 
     The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError.
     """
+    if plan.more_urls:
+        raise PlanError("loadgen ui measures one server", "Name one URL. loadgen burst, run and sweep take several.")
     plan = prepare.with_file_endpoint(plan)
     access = access_for(plan)
     server = server_for(plan, access, say, at_once=1, streams=SIMULATED_STREAMS, tokens=SIMULATED_TOKENS)

@@ -155,6 +155,7 @@ class Connector:
         receive_buffer: int = 0,
         *,
         first: int = 0,
+        name: str = "",
     ) -> None:
         """Prepare a connector without opening a connection.
 
@@ -162,12 +163,15 @@ class Connector:
         - `stamps` is the timestamp source of the connections.
         - `receive_buffer` is the requested receive buffer size in bytes (0: the system's default).
         - `first` is the index of the address that the first connection tries.
+        - `name` is the name of the replica at the target, which connections carry instead of their address. If the
+          target has several addresses, connections carry the name and the address.
         """
         self._target = target
         self._timeout_s = timeout_s
         self._stamps = stamps
         self._receive_buffer = receive_buffer
         self._rotation = Rotation(target.addresses, first)
+        self._name = name
 
     def __call__(self) -> Connection | Awaitable[Connection]:
         """Open one connection.
@@ -175,8 +179,25 @@ class Connector:
         Return the connection if it is open at once, otherwise an awaitable that opens it. Raises the errors of
         loadgen.servers.wire.connection.connect, and so does the awaitable."""
         if len(self._target.addresses) == 1:
-            return connect(self._target, self._timeout_s, self._stamps, self._receive_buffer)
+            opening = connect(self._target, self._timeout_s, self._stamps, self._receive_buffer)
+            return self._named(opening) if self._name else opening
         return self._attempt(self._rotation.order(), [])
+
+    def _named(self, opening: Connection | Awaitable[Connection]) -> Connection | Awaitable[Connection]:
+        """Return the connection or the awaitable. The connection has the name of the replica as its address."""
+        if isinstance(opening, Connection):
+            opening.address = self._name
+            return opening
+        return self._await_named(opening)
+
+    async def _await_named(self, opening: Awaitable[Connection]) -> Connection:
+        connection = await opening
+        connection.address = self._name
+        return connection
+
+    def _address_name(self, address: Address) -> str:
+        """Return the name of the replica at an address of a target with several addresses."""
+        return f"{self._name} {address_text(address)}".strip()
 
     def _attempt(self, addresses: Sequence[Address], errors: list[OSError]) -> Connection | Awaitable[Connection]:
         for index, address in enumerate(addresses):
@@ -189,7 +210,7 @@ class Connector:
                 self._rotation.failed(address)
                 continue
             if isinstance(opening, Connection):
-                opening.address = address_text(address)
+                opening.address = self._address_name(address)
                 return opening
             return self._await(opening, address, rest, errors)
         raise error_to_report(errors)
@@ -199,7 +220,7 @@ class Connector:
     ) -> Connection:
         try:
             connection = await opening
-            connection.address = address_text(address)
+            connection.address = self._address_name(address)
             return connection
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
             errors.append(error)

@@ -42,15 +42,17 @@ def test_a_url_that_cannot_be_is_a_mistake(
     assert (code, said in complaint, "LOADGEN_TGI_URL" in complaint) == (EXIT_USAGE, True, True), complaint
 
 
-def test_a_url_given_twice_is_a_mistake(tmp_path: Path) -> None:
-    """The last URL does not win silently: the message says how to measure several servers. A repetition is harmless."""
+def test_several_urls_where_one_is_needed_are_a_mistake(tmp_path: Path) -> None:
+    """The last URL does not win silently: the message names the commands that take several. A replica has one URL."""
     two = ("--url", "http://127.0.0.1:1", "--url=http://127.0.0.1:2")
-    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", *two)
-    assert (code, "--url is given 2 times, but a run measures one server" in complaint) == (EXIT_USAGE, True), complaint
-    assert "loadgen compare" in complaint
+    code, _, complaint = in_process(tmp_path, "ui", "--server", "tgi", *two)
+    assert (code, "--url is given 2 times, but loadgen ui takes one server" in complaint) == (EXIT_USAGE, True)
+    assert "loadgen burst, run and sweep" in complaint
     same = ("--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1")
     code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", *same)
-    assert (code, "nothing listens at" in complaint) == (EXIT_SERVER, True), complaint
+    assert (code, "is given twice: name each replica once" in complaint) == (EXIT_USAGE, True), complaint
+    code, _, complaint = in_process(tmp_path, "burst", "--server", "tgi", *same[:2], "--balance", "least-busy")
+    assert (code, "repeat --url for each replica" in complaint) == (EXIT_USAGE, True), complaint
 
 
 def test_a_host_name_of_other_letters_is_looked_up(tmp_path: Path) -> None:

@@ -58,6 +58,24 @@ http {{
     }}
 }}
 """
+NGINX_IN_TURN = """
+daemon off; worker_processes 1; user root; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    upstream replicas {{ {servers} }}
+    upstream metrics {{ {servers} }}
+    server {{
+        listen {host}:{port};
+        location = /metrics {{ proxy_pass http://metrics; }}
+        location / {{
+            proxy_pass http://replicas; proxy_buffering off; proxy_http_version 1.1;
+            add_header X-Served-By $upstream_addr always;
+        }}
+    }}
+}}
+"""
 HAPROXY = """
 defaults
     mode http
@@ -102,6 +120,22 @@ def nginx_hashing(folder: Path, *backend_urls: str) -> Iterator[str]:
         servers = " ".join(f"server {urlsplit(url).netloc};" for url in backend_urls)
         config = folder / "nginx.conf"
         config.write_text(NGINX_HASHING.format(folder=folder, host=HOST, port=port, servers=servers))
+        environment = os.environ | {"NGINX": f"{listening.fileno()};"}
+        with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
+            yield f"http://{HOST}:{port}"
+
+
+@contextlib.contextmanager
+def nginx_in_turn(folder: Path, *backend_urls: str) -> Iterator[str]:
+    """Run nginx in front of several servers, and yield the URL of nginx.
+
+    Requests go to the servers in turn, and so do the readings of /metrics. X-Served-By names the server.
+    """
+    with socket.create_server((HOST, 0), backlog=512) as listening:
+        port = listening.getsockname()[1]
+        servers = " ".join(f"server {urlsplit(url).netloc};" for url in backend_urls)
+        config = folder / "nginx.conf"
+        config.write_text(NGINX_IN_TURN.format(folder=folder, host=HOST, port=port, servers=servers))
         environment = os.environ | {"NGINX": f"{listening.fileno()};"}
         with running_proxy(["nginx", "-p", str(folder), "-c", str(config)], listening, environment):
             yield f"http://{HOST}:{port}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -86,3 +87,20 @@ def check_timestamps(measured: Run, log: Path) -> None:
         for record in measured.records
     ]
     assert min(map(min, late_s)) >= 0
+
+
+@contextlib.contextmanager
+def replicas(*configs: SimulatedConfig) -> Iterator[list[Running]]:
+    """Run a simulated server for each of these configurations."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(running(config)) for config in configs]
+
+
+def equal(count: int, **settings: Any) -> list[SimulatedConfig]:
+    """Return equal configurations of simulated servers, which are fast unless `settings` say otherwise."""
+    return [SimulatedConfig(server="vllm", **({"ttft_s": 0.02, "itl_s": 0.002} | settings))] * count
+
+
+def urls_of(servers: list[Running]) -> tuple[str, ...]:
+    """Return the options that name these servers."""
+    return tuple(word for server in servers for word in ("--url", server.url))

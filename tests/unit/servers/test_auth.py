@@ -263,18 +263,16 @@ def test_a_refused_request_suggests_the_key_of_another_tool(
         "http://a;http://b",
         "http://a,b",
         "a:8000,b:8000",
-        ["http://a", "http://b"],
     ],
 )
-def test_several_urls_are_refused_with_the_way_out(urls: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list in one option, in a plan file and in the environment: the sentence says how to measure several servers."""
-    settings: dict[str, object] = {"url": urls}
-    with pytest.raises(PlanError, match=r"--url .*a run measures one server") as caught:
-        Plan(server="tgi", n=1, **settings)
-    assert ONE_SERVER in str(caught.value)
-    if isinstance(urls, str):
-        with pytest.raises(ValueError, match="a run measures one server"):
-            normalise_url(urls)
+def test_several_urls_in_one_text_are_refused_with_the_way_out(urls: str) -> None:
+    """A list in one option, also in one of several: the sentence says how to name replicas."""
+    for several in (urls, ["http://c", urls]):
+        with pytest.raises(PlanError, match=r"holds several URLs") as caught:
+            Plan(server="tgi", n=1, url=several)
+        assert ONE_SERVER in str(caught.value)
+    with pytest.raises(ValueError, match="holds several URLs"):
+        normalise_url(urls)
 
 
 def test_one_url_with_separators_in_its_path_is_taken() -> None:

@@ -1,0 +1,128 @@
+"""Chooses the replica of each request when a run has several (`--url` repeated).
+
+    even         Request number i goes to replica i modulo the number of replicas. The first turns of sessions are dealt
+                 like requests, and each later turn goes to the next replica.
+    session      Sessions are dealt like requests, and all turns of a session go to its replica.
+    least-busy   A request goes to the replica with the fewest requests in flight when the request is due. Requests of
+                 all worker processes of this machine count. Worker processes of other machines do not know them.
+
+Warm-up requests are dealt evenly. A canary (--verify) always goes to the same replica, so that its answers are
+comparable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from mmap import mmap
+from typing import Literal
+
+from loadgen.servers.target import Target
+from loadgen.workloads.request import Request
+
+Balance = Literal["even", "least-busy", "session"]
+ITEM_BYTES = 4
+
+
+class Dealer:
+    """Deals the requests of one worker process to replicas in turn (`even` and `session`)."""
+
+    def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
+        """Create the dealer of the worker process with this index.
+
+        `first_id` is the id of the first request of the worker's class of traffic.
+        """
+        self._replicas = replicas
+        self._balance = balance
+        self._worker = worker
+        self._workers = workers
+        self._first_id = first_id
+        self._sessions = array("q")
+        """Ids of the sessions of this worker, in the order in which they start."""
+
+    def choose(self, request: Request, canary: int | None = None) -> int | None:
+        """Return the index of the replica for a request, or None if the driver chooses it when the request is due.
+
+        `canary` is the number of the canary if the request asks one. The sessions of a worker must come in order.
+        """
+        if canary is not None:
+            return canary % self._replicas
+        if self._balance == "least-busy" and request.id >= 0:  # warm-up requests have negative ids
+            return None
+        if request.session is None:
+            return (request.id - self._first_id) % self._replicas
+        position = bisect_left(self._sessions, request.session)
+        if position == len(self._sessions):
+            self._sessions.append(request.session)
+        number = self._worker + position * self._workers
+        step = 0 if self._balance == "session" else request.id - request.session
+        return (number + step) % self._replicas
+
+    def spare(self, replica: int, spare: int) -> int:
+        """Return how many of a worker's first `spare` requests go to a replica. The result is at least 1."""
+        numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
+        return max(1, sum(number % self._replicas == replica for number in numbers))
+
+
+class InFlightTable:
+    """The number of requests in flight per worker process and replica, in memory that the workers share.
+
+    Each worker changes only its own row, and reads all rows.
+    """
+
+    def __init__(self, workers: int, replicas: int) -> None:
+        self._memory = mmap(-1, max(1, workers * replicas * ITEM_BYTES))  # anonymous, so that forked workers share it
+        self._counts = memoryview(self._memory).cast("i")
+        self._workers = workers
+        self._replicas = replicas
+
+    def add(self, worker: int, replica: int, change: int) -> None:
+        """Add `change` to the number of requests that a worker has in flight on a replica."""
+        self._counts[worker * self._replicas + replica] += change
+
+    def totals(self) -> list[int]:
+        """Return the number of requests in flight on each replica, over all workers of this machine."""
+        size = self._workers * self._replicas
+        return [sum(self._counts[replica : size : self._replicas]) for replica in range(self._replicas)]
+
+
+class LeastBusy:
+    """Assigns each request to the replica with the fewest requests in flight.
+
+    Of several such replicas, the next one after the last choice is used.
+    """
+
+    def __init__(self, table: InFlightTable, worker: int) -> None:
+        self._table = table
+        self._worker = worker
+        self._last = worker - 1
+
+    def choose(self) -> int:
+        """Return the index of the replica for a request that is due now."""
+        totals = self._table.totals()
+        replicas = len(totals)
+        following = [(self._last + step) % replicas for step in range(1, replicas + 1)]
+        self._last = min(following, key=totals.__getitem__)
+        return self._last
+
+    def began(self, replica: int) -> None:
+        """Count a request that has been assigned to a replica."""
+        self._table.add(self._worker, replica, 1)
+
+    def ended(self, replica: int) -> None:
+        """Count the end of a request that had been assigned to a replica."""
+        self._table.add(self._worker, replica, -1)
+
+
+def readdressed(payload: bytes, written_for: Target, target: Target) -> bytes:
+    """Return an encoded request for another replica: the request line and the Host header are replaced.
+
+    `written_for` is the replica for which the request was encoded. A Host header of the user is not changed.
+    """
+    line, separator, rest = payload.partition(b"\r\n")
+    method, _, path = line.partition(b" ")
+    old_prefix, new_prefix = (each.request_target("").encode("latin-1") for each in (written_for, target))
+    old_host, new_host = (f"Host: {each.host_field}\r\n".encode("latin-1") for each in (written_for, target))
+    if rest.startswith(old_host):
+        rest = new_host + rest[len(old_host) :]
+    return b"".join((method, b" ", new_prefix, path[len(old_prefix) :], separator, rest))

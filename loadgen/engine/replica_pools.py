@@ -1,0 +1,64 @@
+"""The connection pools of a worker process for several replicas, and the assignment of requests to replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from loadgen.engine.balance import LeastBusy, readdressed
+from loadgen.engine.request_queue import ScheduledRequest
+from loadgen.servers.target import Target
+from loadgen.servers.wire.pool import ConnectionUse, Pool
+
+BURST = 64
+"""A group of more requests than this that are due together is assigned to replicas before it is due."""
+
+
+class ReplicaPools:
+    """The connection pools of a worker process, one for each replica.
+
+    With `least_busy`, requests are assigned to replicas when they are due. Otherwise they have been assigned when they
+    were encoded.
+    """
+
+    def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:
+        self.pools = pools
+        self._targets = targets
+        self._least_busy = least_busy
+
+    @property
+    def use(self) -> ConnectionUse:
+        """Which requests share a connection."""
+        return self.pools[0].use
+
+    async def fill(self) -> None:
+        """Open the spare connections of every pool, and wait until every attempt has ended."""
+        await asyncio.gather(*(pool.fill() for pool in self.pools))
+
+    def top_up(self) -> None:
+        """Open connections in the background until every pool has its spare connections."""
+        for pool in self.pools:
+            pool.top_up()
+
+    def waits_until_due(self, group: Sequence[ScheduledRequest]) -> bool:
+        """Return True if a group has requests that are assigned to a replica only when they are due."""
+        if self._least_busy is None or len(group) > BURST:
+            return False
+        return any(slot.replica is None for slot in group)
+
+    def assign(self, slot: ScheduledRequest) -> None:
+        """Assign a request to the replica with the fewest requests in flight, unless it has a replica already."""
+        if self._least_busy is None or slot.counted:
+            return
+        if slot.replica is None:
+            slot.replica = self._least_busy.choose()
+            if slot.replica:
+                slot.payload = readdressed(slot.payload, self._targets[0], self._targets[slot.replica])
+        slot.counted = True
+        self._least_busy.began(slot.replica)
+
+    def ended(self, slot: ScheduledRequest) -> None:
+        """Note that a request has ended, or that it will not be sent."""
+        if self._least_busy is not None and slot.counted and slot.replica is not None:
+            slot.counted = False
+            self._least_busy.ended(slot.replica)

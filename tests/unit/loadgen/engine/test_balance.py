@@ -1,0 +1,93 @@
+"""Which replica each request goes to, and the bytes that are sent to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from loadgen.engine.balance import Dealer, InFlightTable, LeastBusy, readdressed
+from loadgen.servers.proxy import proxy_at
+from loadgen.servers.target import Target
+from loadgen.servers.wire.http1 import encode_post
+from loadgen.workloads.request import Request
+
+ADDRESS = (2, ("127.0.0.1", 8000))
+
+
+def request(number: int, session: int | None = None, turn: int = 0) -> Request:
+    """Return a request without a prompt."""
+    return Request(number, "", 0, 1, session=session, turn=turn)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 7])
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("first_id", [0, 10_000_000])
+def test_a_burst_is_dealt_exactly_evenly(replicas: int, workers: int, first_id: int) -> None:
+    """The numbers of requests differ by at most one, whatever the number of workers. Spare connections suffice."""
+    count = 100
+    dealt = Counter[int | None]()
+    for worker in range(workers):
+        dealer = Dealer(replicas, "even", worker, workers, first_id)
+        own = [dealer.choose(request(first_id + number)) for number in range(worker, count, workers)]
+        dealt.update(own)
+        for replica in range(replicas):
+            assert dealer.spare(replica, len(own)) == max(1, own.count(replica))
+    assert max(dealt.values()) - min(dealt.values()) <= 1
+    assert dealt.total() == count
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_sessions_are_dealt_evenly_and_stay(workers: int) -> None:
+    """With `session`, every turn of a session has its replica. With `even`, the next turn has the next replica."""
+    turns = 4
+    first = Counter[int | None]()
+    for worker in range(workers):
+        sticky, even = Dealer(2, "session", worker, workers), Dealer(2, "even", worker, workers)
+        for session in range(worker, 12, workers):
+            ids = range(session * turns, (session + 1) * turns)
+            stays = [sticky.choose(request(number, ids[0], number - ids[0])) for number in ids]
+            assert len({*stays}) == 1
+            first[stays[0]] += 1
+            goes_on = [even.choose(request(number, ids[0], number - ids[0])) for number in ids]
+            assert all(before != after for before, after in pairwise(goes_on))
+        again = sticky.choose(request(worker * turns + 1, worker * turns, 1))  # a later turn of the first session
+        assert again == worker % 2
+    assert first == {0: 6, 1: 6}
+
+
+def test_canaries_and_warmup_keep_to_their_replicas() -> None:
+    """A canary goes to the same replica each time, also if the driver chooses those of the other requests."""
+    dealer = Dealer(3, "least-busy", 0, 1)
+    assert [dealer.choose(request(number)) for number in range(3)] == [None] * 3
+    assert [dealer.choose(request(-1 - number)) for number in range(3)] == [2, 1, 0]
+    assert [dealer.choose(request(-1_000_000 - serial), canary=4) for serial in range(3)] == [1] * 3
+
+
+def test_the_least_busy_replica_is_known_to_all_workers() -> None:
+    """The choice counts the requests of every worker. Among equals the replicas take turns."""
+    table = InFlightTable(workers=2, replicas=3)
+    first, second = LeastBusy(table, 0), LeastBusy(table, 1)
+    for balancer, expected in ((first, 0), (second, 1), (first, 2), (second, 2), (first, 0), (second, 1)):
+        replica = balancer.choose()
+        assert replica == expected
+        balancer.began(replica)
+    assert table.totals() == [2, 2, 2]
+    second.ended(1)
+    assert (first.choose(), second.choose()) == (1, 1)
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_readdressed_request_is_the_one_for_its_replica(proxied: bool) -> None:
+    """The bytes are those that encoding for this replica gives, with a base path and a proxy too."""
+    proxy = proxy_at("http://127.0.0.1:3128") if proxied else None
+    one = Target("a.test", 80, "", None, (ADDRESS,), proxy=proxy)
+    other = Target("b.test", 8000, "/base", None, (ADDRESS,), proxy=proxy)
+
+    def encoded(target: Target, headers: dict[str, str]) -> bytes:
+        return encode_post(target.request_target("/v1/chat"), target.host_field, headers, b"{\r\nHost: a.test\r\n}")
+
+    for headers in ({}, {"X-One": "1"}, {"Host": "mine"}):
+        assert readdressed(encoded(one, headers), one, other) == encoded(other, headers)
+        assert readdressed(encoded(other, headers), other, one) == encoded(one, headers)

@@ -133,7 +133,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
         prompt_tokens=float(frame.prompt_tokens[rows].mean()),
         output_tokens=float(frame.output_tokens[rows].mean()),
         ttft_s=latencies["ttft_s"].mean,
-        tpot_s=latencies["tpot_s"].mean,
+        tpot_s=latencies["tpot_s"].mean or None,  # 0 if every response came in one read; no ratio exists
         output_tokens_per_s=rate,
     )
     if not (measured.prompt_tokens >= 1 and measured.output_tokens >= 1):  # Also false for NaN.

@@ -75,14 +75,14 @@ def replicas(*hosts: str) -> Iterator[list[PlainServer]]:
 @pytest.mark.parametrize("arrivals", ["burst", "closed:6", "constant:100"])
 def test_every_address_of_a_name_gets_its_share(arrivals: str, tmp_path: Path, resolve: Resolver) -> None:
     """Three hosts serve one name (DNS round robin): connections go to them in turn. Header and report name them, and
-    the packet ring stamps the responses of all."""
+    one source timestamps the responses of all."""
     resolve(["127.0.0.3", "127.0.0.1", "127.0.0.2"])
     with replicas("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers:
         words = (*LOAD, "--url", f"http://{NAME}:{servers[0].port}", "--arrivals", arrivals, "--n", "30")
         _, out, err = burst(tmp_path, *words, command="run")
     run = read(tmp_path / "run")
     assert Counter(record.state for record in run.records) == {"complete": 30}
-    assert {record.stamps for record in run.records} == {"ring"}
+    assert {record.stamps for record in run.records} == {run.header.stamps.name}
     assert all(len(server.ids) >= 5 for server in servers), [len(server.ids) for server in servers]
     used = ["127.0.0.3", "127.0.0.1", "127.0.0.2"]
     assert run.header.server["addresses"] == used

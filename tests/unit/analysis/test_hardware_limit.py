@@ -99,6 +99,17 @@ def test_what_is_not_known_has_none(tmp_path: Path, changes: dict[str, Any]) -> 
     assert limit_of(tmp_path, **changes) is None
 
 
+def test_responses_that_came_in_one_read_have_no_tpot_ratio(tmp_path: Path) -> None:
+    """Without packet timestamps, all tokens of a response can have one timestamp. Their TPOT is 0."""
+    told = header(8)
+    told = replace(told, plan=told.plan | {"gpu_model": "H100"})
+    records = [complete(number, [100_000_000] * 64) for number in range(8)]
+    found = summarise(read(write(tmp_path / "run", [told, *records, footer(records)]))).limit
+    assert found is not None
+    assert (found.tpot_ratio, found.mbu) == (None, None)
+    assert found.ttft_ratio
+
+
 def test_what_a_server_says_opens_no_file(tmp_path: Path) -> None:
     """A model that is served under the path of a config.json, or of its folder, is known by its name or not at all."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")

@@ -24,6 +24,8 @@ from loadgen.analysis.report.terminal import render
 from loadgen.analysis.summary import Memory, Summary
 from tests.support.matrices import fabricate
 
+pytestmark = pytest.mark.xdist_group("figures")  # the matrix takes seconds to fabricate, so one process makes it
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -40,7 +40,16 @@ class LimitsOptions:
             help="Replicas (data parallel). Each serves a share of the requests, or trains on a share of the batch.",
         ),
     ] = 1
-    format: Annotated[str, Option(help="Format of weights: bf16, fp8, int8, int4 or nvfp4.")] = "bf16"
+    ep: Annotated[
+        int, Option(min=1, help="Groups of GPUs that each hold whole experts (expert parallel). 1 splits every expert.")
+    ] = 1
+    dp_attention: Annotated[
+        int,
+        Option(min=1, help="Groups of --tp GPUs that compute attention for different requests and share the experts."),
+    ] = 1
+    format: Annotated[
+        str, Option(help="Format of weights: bf16, fp8, fp8-block, int8, int4, w4a16, mxfp4 or nvfp4.")
+    ] = "bf16"
     kv_format: Annotated[str | None, Option(help="Format of the KV cache. Default: that of the framework.")] = None
     framework: Annotated[
         str,
@@ -176,7 +185,12 @@ def _serving(options: LimitsOptions) -> Any:
         file=options.hardware,
         changes=options.set or (),
     )
-    deployment = replace(deployment, architecture=options.architecture)
+    deployment = replace(
+        deployment,
+        architecture=options.architecture,
+        attention_data=options.dp_attention,
+        expert_parallel=options.ep,
+    )
     if options.kv_format:
         deployment = deployment.with_kv_format(options.kv_format)
     if not options.p2p:

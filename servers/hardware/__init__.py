@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loadgen.servers.errors import read_toml
+from loadgen.servers.hardware.shapes import COLUMNS, Experts, LatentAttention, LinearAttention
 
 _Entry = TypeVar("_Entry")
 
@@ -37,7 +38,17 @@ DEFAULT_MODEL = "Llama-2-7B"
 DEFAULT_FORMAT = "bf16"
 DEFAULT_LINK = "NVLink 4"  # For a user's GPU that has a link_GBps but names no link
 DEFAULT_ARCHITECTURE = "Hopper"  # For a user's GPU that names no architecture
-TABLES = ("gpus", "models", "formats", "architectures", "links", "frameworks", "constants")
+TABLES = (
+    "gpus",
+    "models",
+    "mixtures",
+    "formats",
+    "architectures",
+    "links",
+    "frameworks",
+    "mixture_overheads",
+    "constants",
+)
 
 
 class HardwareError(ValueError):
@@ -89,6 +100,8 @@ class Format:
     operand_bytes: float  # Bytes that a tile loads per operand
     quantise_s: float = 0.0  # Time to start quantising activations, with one scale per token or block
     read_share: float = 1.0  # Read rate of the weights relative to 16-bit weights
+    grouped_read: float = 1.0  # Read rate of the weights of experts, relative to the memory rate of other kernels
+    attention_format: str = ""  # Format of the attention weights of mixtures of experts; empty if it is this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +127,19 @@ class Framework:
     nccl: float  # 1 if all-reduces use NCCL, 0 if GPUs read from each other directly
     fp8_kv: float  # 1 if models in fp8 and fp4 have an fp8 KV cache, otherwise 0
     kv_per_query_head: float  # 1 if decode attention reads the KV cache again for each query head of a group
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOverheads:
+    """Overhead that an inference engine adds to the kernels of mixtures of experts: a row of mixture_overheads.csv."""
+
+    framework: str
+    layer_s: float  # Per layer
+    latent_layer_s: float  # Per layer with latent attention, in addition
+    linear_layer_s: float  # Per layer with linear attention, in addition
+    prompt_layer_s: float  # Per layer of a step with prompts, in addition: kernels that no CUDA graph launches
+    step_s: float  # Per step: scheduling, sampling, detokenising
+    sequence_s: float  # Per step and sequence in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +184,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of a dense decoder-only transformer."""
+    """Dimensions of a decoder-only transformer."""
 
     name: str
     layers: int
     hidden: int
-    intermediate: int
+    intermediate: int  # Inner size of a dense MLP
     heads: int
     kv_heads: int
     head_dim: int
@@ -171,12 +197,65 @@ class ModelShape:
     parameters: int
     mlp_matrices: int = 3  # 2 if the MLP has no gate
     tied: int = 0  # 1 if the output head shares the embedding's matrix
+    experts: Experts | None = None  # None for a dense model
+    latent: LatentAttention | None = None  # None if the KV cache stores the keys and values of heads
+    linear: LinearAttention | None = None  # None if every layer has a KV cache
+    window: int = 0  # Tokens that a layer with a sliding window attends to
+    window_layers: int = 0  # Number of layers with a sliding window
+    gated: int = 0  # 1 if attention multiplies its result by a gate, which has a matrix of the size of the queries'
+
+    @property
+    def plain(self) -> bool:
+        """True for a dense model in which every layer attends to all tokens with ordinary heads."""
+        return self.experts is None and self.latent is None and self.linear is None and not self.window_layers
+
+    @property
+    def moe_layers(self) -> int:
+        """Number of layers with experts."""
+        return self.layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def linear_layers(self) -> int:
+        """Number of layers with linear attention."""
+        return self.linear.layers if self.linear else 0
+
+    @property
+    def full_layers(self) -> int:
+        """Number of layers that attend to all tokens of the context."""
+        return self.layers - self.linear_layers - self.window_layers
+
+    @property
+    def attention_layer_parameters(self) -> int:
+        """Number of parameters in the attention matrices of one layer that has a KV cache."""
+        if self.latent:
+            return self.latent.layer_parameters(self.hidden, self.heads, self.head_dim)
+        heads = self.heads + self.kv_heads + self.gated * self.heads / 2
+        return int(2 * self.hidden * self.head_dim * heads)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Number of parameters in the attention matrices of all layers."""
+        parameters = (self.layers - self.linear_layers) * self.attention_layer_parameters
+        if self.linear:
+            parameters += self.linear.layers * self.linear.layer_parameters(self.hidden)
+        return parameters
+
+    @property
+    def dense_mlp_parameters(self) -> int:
+        """Number of parameters in the dense MLPs of all layers that have no experts."""
+        return (self.layers - self.moe_layers) * self.mlp_matrices * self.hidden * self.intermediate
 
     @property
     def layer_parameters(self) -> int:
-        """Number of parameters in the matrices of all layers: Q, K, V, attention output and MLP."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + self.mlp_matrices * self.hidden * self.intermediate)
+        """Number of parameters in the matrices of all layers: Q, K, V, attention output, MLP and experts."""
+        experts = self.moe_layers * self.experts.layer_parameters(self.hidden) if self.experts else 0
+        return self.attention_parameters + self.dense_mlp_parameters + experts
+
+    @property
+    def active_parameters(self) -> int:
+        """Number of parameters in the matrices with which one token is multiplied, including the output head."""
+        experts = self.moe_layers * self.experts.active_parameters(self.hidden) if self.experts else 0
+        return self.attention_parameters + self.dense_mlp_parameters + experts + self.head_parameters
 
     @property
     def head_parameters(self) -> int:
@@ -184,9 +263,18 @@ class ModelShape:
         return self.hidden * self.vocabulary
 
     @property
+    def kv_layer_values(self) -> int:
+        """Number of values that the KV cache stores per token in one layer."""
+        return self.latent.cached_values if self.latent else 2 * self.kv_heads * self.head_dim
+
+    @property
     def kv_values(self) -> int:
-        """Number of values that the KV cache stores per token, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        """Number of values that the KV cache stores per token, over all layers that attend to all tokens.
+
+        Layers with a sliding window or with linear attention need a constant amount of memory per sequence, which is
+        small for long contexts and is not counted.
+        """
+        return self.full_layers * self.kv_layer_values
 
 
 def gpu(name: str, file: Path | None = None) -> Gpu:
@@ -242,6 +330,18 @@ def framework(name: str) -> Framework:
     return _find_entry("framework", name, "frameworks", _framework_from_row)
 
 
+DEFAULT_MIXTURES = "vLLM"  # Row of mixture_overheads.csv for engines without a row
+
+
+@cache
+def mixture_overheads(framework_name: str) -> MixtureOverheads:
+    """Return an engine's overheads for mixtures of experts, or those of vLLM for an engine without a row."""
+    rows = _builtin_table(FOLDER, "mixture_overheads")
+    name = framework_name if framework_name in rows else DEFAULT_MIXTURES
+    columns = [field.name for field in fields(MixtureOverheads)[1:]]
+    return MixtureOverheads(name, **_read_figures(name, rows[name], columns))
+
+
 GPU_SETTINGS = {
     "memory_bandwidth": ("memory_bytes_per_s", "B/s"),
     "memory": ("memory_bytes", "B"),
@@ -252,7 +352,10 @@ GPU_SETTINGS = {
 """Names that `--set` accepts, each with the field of Gpu and its unit. `_with_setting` handles `compute` and
 `link_bandwidth`, which change several fields.
 """
-_VARIANT_SUFFIX = re.compile(r"^meta-(?=llama)|[-_](instruct|chat|hf|it|base|v\d\.\d)\b", re.IGNORECASE)
+_VARIANT_SUFFIX = re.compile(
+    r"^meta-(?=llama)|[-_](instruct|thinking|chat|hf|it|base|(?<!deepseek-)v\d\.\d|fp8|nvfp4|fp4|mxfp4|awq|\d{4})\b",
+    re.IGNORECASE,
+)
 """Parts of a served model's name that do not affect its shape."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FLOPs|)")
 _PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -350,6 +453,8 @@ def _format_from_row(name: str, row: Mapping[str, Any]) -> Format:
         operand_bytes=_read_number(name, row, "operand_bytes"),
         quantise_s=_read_figure(name, row, "quantise_s"),
         read_share=_read_number(name, row, "read_share"),
+        grouped_read=_read_number(name, row, "grouped_read"),
+        attention_format=str(row.get("mixture_attention") or ""),
     )
 
 
@@ -397,7 +502,46 @@ def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
     defaults = {"mlp_matrices": 3, "tied": 0}
     figures = {column: _read_number(name, row, column) for column in required}
     figures |= {column: _read_number(name, row, column, default) for column, default in defaults.items()}
-    return ModelShape(name, **{column: int(figure) for column, figure in figures.items()})
+    dimensions: dict[str, Any] = {column: int(figure) for column, figure in figures.items()}
+    shape = ModelShape(name, **dimensions)
+    parts = {column: int(_read_number(name, row, column, 0)) for column in COLUMNS}
+    return _with_parts(shape, parts) if any(parts.values()) else shape
+
+
+def _with_parts(shape: ModelShape, parts: Mapping[str, int]) -> ModelShape:
+    """Return a shape with the dimensions of mixtures.csv. `parts` holds one number per column of COLUMNS.
+
+    Raises HardwareError if the dimensions contradict each other.
+    """
+    experts, latent, linear = None, None, None
+    if parts["experts"]:
+        experts = Experts(
+            parts["experts"],
+            parts["experts_per_token"],
+            parts["expert_intermediate"],
+            parts["shared_intermediate"],
+            parts["dense_layers"],
+        )
+        if not 0 < experts.per_token <= experts.count or not experts.intermediate:
+            raise HardwareError(
+                f"{shape.name}: a model with experts needs experts_per_token, at most experts, and expert_intermediate"
+            )
+    if parts["kv_rank"]:
+        latent = LatentAttention(parts["q_rank"], parts["kv_rank"], parts["rope_dim"], parts["value_dim"])
+    if parts["linear_layers"]:
+        heads = parts["linear_key_heads"], parts["linear_value_heads"]
+        linear = LinearAttention(parts["linear_layers"], *heads, parts["linear_head_dim"])
+    if parts["linear_layers"] + parts["window_layers"] > shape.layers or parts["dense_layers"] > shape.layers:
+        raise HardwareError(f"{shape.name}: more layers of one kind than the model's {shape.layers} layers")
+    return replace(
+        shape,
+        experts=experts,
+        latent=latent,
+        linear=linear,
+        window=parts["window"],
+        window_layers=parts["window_layers"],
+        gated=parts["gated"],
+    )
 
 
 def _read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
@@ -424,6 +568,15 @@ def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
         return {next(iter(row.values())): row for row in csv.DictReader(lines)}
 
 
+def _known_rows(table: str) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of a table. The rows of models.csv get the columns of mixtures.csv in addition."""
+    rows = _builtin_table(FOLDER, table)
+    if table != "models":
+        return rows
+    mixtures = _builtin_table(FOLDER, "mixtures")
+    return {name: {**mixtures.get(name, {}), **row} for name, row in rows.items()}
+
+
 def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
     """Return the entries of one table in a user's TOML file. Raises HardwareError if the file is invalid."""
     try:
@@ -435,6 +588,7 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
         raise HardwareError(f"{file}: unknown table {', '.join(unknown)}: only [gpus] and [models] are allowed")
     entries: dict[str, Mapping[str, Any]] = content.get(table, {})
     _, *columns = next(iter(_builtin_table(FOLDER, table).values()))
+    columns += COLUMNS if table == "models" else ()
     for name, row in entries.items():
         if not isinstance(row, dict) or row.keys() - set(columns):
             raise HardwareError(f"{file}: {table}.{name!r} must be a table with only the columns {', '.join(columns)}")
@@ -452,7 +606,7 @@ def _find_entry(
     user_rows = _read_user_table(table, file) if file else {}
     for user_name, row in user_rows.items():
         from_row(user_name, row)  # validates every entry, so that an error in an unused entry is reported too
-    rows = _builtin_table(FOLDER, table) | user_rows
+    rows = _known_rows(table) | user_rows
     if name not in rows:
         names = {}
         for row_name, row in rows.items():

@@ -15,6 +15,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from loadgen.servers.hardware import Format, Framework, Gpu, HardwareError, ModelShape, constant, number_format
+from loadgen.servers.hardware.attention import Sequences
+from loadgen.servers.hardware.experts import mixture_lower_bounds_s, predict_mixture_step
 from loadgen.servers.hardware.kernels import (
     Seconds,
     all_reduce_s,
@@ -53,12 +55,28 @@ class Deployment:
     pipeline: int = 1
     kv_bytes: float = 2.0
     """Bytes per value in the KV cache."""
+    attention_data: int = 1
+    """Groups of `tensor` GPUs that compute attention for different sequences and share the experts."""
+    expert_parallel: int = 1
+    """Groups of GPUs among which the experts are divided. Each expert is split over the GPUs of its group."""
     architecture: str = "standard"
     """A key of `ARCHITECTURES`. Raises HardwareError for any other value."""
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise HardwareError(f"unknown architecture {self.architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
+        if self.expert_parallel > 1 or self.attention_data > 1:
+            self._check_parallel_experts()
+
+    def _check_parallel_experts(self) -> None:
+        experts = self.model.experts
+        if experts is None:
+            raise HardwareError(f"{self.model.name} has no experts: --ep and --dp-attention need a mixture of experts")
+        if self.stage_gpus % self.expert_parallel or experts.count < self.expert_parallel:
+            raise HardwareError(
+                f"--ep {self.expert_parallel}: choose a number that divides the {self.stage_gpus} GPUs of "
+                f"--tp times --dp-attention, at most the {experts.count} experts of {self.model.name}"
+            )
 
     def with_kv_format(self, name: str) -> Deployment:
         """Return a copy of this deployment with another number format for the KV cache.
@@ -70,7 +88,17 @@ class Deployment:
     @property
     def gpus(self) -> int:
         """Number of GPUs of the deployment."""
-        return self.tensor * self.pipeline
+        return self.stage_gpus * self.pipeline
+
+    @property
+    def stage_gpus(self) -> int:
+        """Number of GPUs of one pipeline stage."""
+        return self.tensor * self.attention_data
+
+    @property
+    def expert_tensor(self) -> int:
+        """Number of GPUs over which each expert is split."""
+        return self.stage_gpus // self.expert_parallel
 
     @property
     def kv_heads(self) -> int:
@@ -84,6 +112,8 @@ class Deployment:
     def kv_token_bytes(self) -> float:
         """Bytes of KV cache per token, over all layers and all GPUs, including copies of KV heads."""
         copies = self.kv_heads * self.tensor / self.model.kv_heads
+        if self.model.latent:
+            copies = self.tensor  # all heads share one entry, so every GPU of the group has it
         return self.model.kv_values * self.kv_bytes * copies
 
     @property
@@ -93,7 +123,13 @@ class Deployment:
         Layers are stored in the format of the weights. The output head and the embedding are stored in 16 bits.
         """
         model = self.model
-        return model.layer_parameters * self.weights.weight_bytes + model.head_parameters * 2.0 * (2 - model.tied)
+        heads_bytes = model.head_parameters * 2.0 * (2 - model.tied)
+        attention_bytes = self.weights.weight_bytes
+        if model.experts and self.weights.attention_format:
+            attention_bytes = number_format(self.weights.attention_format).weight_bytes
+        attention = model.attention_parameters * attention_bytes * self.attention_data
+        others = model.layer_parameters - model.attention_parameters
+        return attention + others * self.weights.weight_bytes + heads_bytes * self.attention_data
 
     def kv_tokens(self, memory_fraction: float) -> int:
         """Return the number of tokens that the KV cache of all GPUs can hold.
@@ -104,11 +140,20 @@ class Deployment:
         free_bytes = self.gpus * self.gpu.memory_bytes * memory_fraction - self.weight_bytes
         tokens = int(free_bytes / self.kv_token_bytes)
         if tokens < 1:
+            needed = self._gpus_for_weights(memory_fraction)
             raise HardwareError(
                 f"{self.model.name} does not fit {self.gpus} x {self.gpu.name} in {self.weights.name}: "
+                f"its weights of {self.weight_bytes / 1e9:,.0f} GB need {needed} GPUs or more; "
                 "choose more GPUs (--tp), a larger GPU, a smaller model or a smaller format"
             )
         return tokens
+
+    def _gpus_for_weights(self, memory_fraction: float) -> int:
+        """Return the number of GPUs, a power of 2, whose memory holds the weights."""
+        gpus = 1
+        while gpus * self.gpu.memory_bytes * memory_fraction <= self.weight_bytes:
+            gpus *= 2
+        return gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +228,9 @@ def predict_step(
     model = deployment.model
     framework = deployment.framework
     prompts, tokens, decoding, context = (as_float(argument) for argument in (prompts, tokens, decoding, context))
+    if not model.plain:
+        sequences = Sequences(prompts, tokens, before, decoding, context)
+        return Step(**predict_mixture_step(deployment, sequences, number_format(HEAD_FORMAT)))
     rows = (prompts * tokens + decoding) / deployment.pipeline
     sequences = (prompts + decoding) / deployment.pipeline
     attention_gemms, mlp_gemms, head_gemm = _gemm_times(deployment, rows, sequences)
@@ -276,6 +324,9 @@ def lower_bounds_s(
     """
     gpu = deployment.gpu
     model = deployment.model
+    if not model.plain:
+        sequences = Sequences(prompts, tokens, 0, decoding, context)
+        return mixture_lower_bounds_s(deployment, sequences, number_format(HEAD_FORMAT))
     prompts = prompts / deployment.pipeline  # as in predict_step
     decoding = decoding / deployment.pipeline
     rows = prompts * tokens + decoding

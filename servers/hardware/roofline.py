@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.servers.hardware import HardwareError, ModelShape, framework, gpu, model, number_format, with_changes
-from loadgen.servers.hardware.inference import Deployment, Gemm, all_reduce_lower_bound_s, model_gemms
+from loadgen.servers.hardware.experts import LayerGemm, layer_gemms
+from loadgen.servers.hardware.inference import (
+    HEAD_FORMAT,
+    Deployment,
+    Gemm,
+    all_reduce_lower_bound_s,
+    model_gemms,
+)
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
 from loadgen.servers.hardware.throughput_model import (
     Load,
@@ -207,6 +214,9 @@ def _figures(times: LoadTimes, deployment: Deployment, kv_tokens: int, replicas:
 
 
 def _gemm_bounds(deployment: Deployment, prompt_tokens: int, batch: int) -> list[GemmBound]:
+    if not deployment.model.plain:
+        phases = (("prefill", prompt_tokens, 1), ("decode", batch, batch))
+        return [bound for phase in phases for bound in _mixture_bounds(deployment, *phase)]
     prefill = [_gemm_bound(deployment, gemm, "prefill", prompt_tokens, 1) for gemm in model_gemms(deployment)]
     decode = [_gemm_bound(deployment, gemm, "decode", batch, batch) for gemm in model_gemms(deployment)]
     return prefill + decode
@@ -235,3 +245,42 @@ def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, seq
         limit_s=max(bounds["compute"], bounds["memory"]),
         expected_s=float(gemm_s(card, gemm.format, m, gemm.n, gemm.k)),
     )
+
+
+def _mixture_bounds(deployment: Deployment, phase: str, tokens: int, sequences: int) -> list[GemmBound]:
+    """Return the limits of the GEMMs of each kind of layer, and of the output head.
+
+    The limits of experts are those of all touched experts together. The table shows the GEMM of one expert.
+    """
+    card = deployment.gpu
+    head = number_format(HEAD_FORMAT)
+    columns = deployment.model.vocabulary // deployment.tensor
+    gemms = layer_gemms(deployment, tokens)
+    gemms.append(LayerGemm("output head", sequences, columns, deployment.model.hidden, head))
+    bounds = []
+    for gemm in gemms:
+        flops = 2.0 * gemm.m * gemm.n * gemm.k
+        moved_bytes = float(gemm_bytes(gemm.format, gemm.m, gemm.n, gemm.k))
+        seconds = {
+            "compute": gemm.copies * flops / card.peaks[gemm.format.compute_type],
+            "memory": gemm.copies * moved_bytes / card.memory_bytes_per_s,
+        }
+        limit_s = max(seconds.values())
+        if gemm.all_reduced and deployment.tensor > 1:
+            seconds["network"] = float(all_reduce_lower_bound_s(deployment, tokens / deployment.attention_data))
+        single = gemm.seconds is None
+        expected = gemm_s(card, gemm.format, gemm.m, gemm.n, gemm.k) if single else gemm.seconds
+        bounds.append(
+            GemmBound(
+                gemm=gemm.name if single else f"{gemm.name} x {gemm.copies:.0f}",
+                phase=phase,
+                m=gemm.m,
+                n=gemm.n,
+                k=gemm.k,
+                flops_per_byte=flops / moved_bytes,
+                bound=max(seconds, key=lambda name: seconds[name]),
+                limit_s=limit_s,
+                expected_s=float(expected),
+            )
+        )
+    return bounds

@@ -59,6 +59,10 @@ class TrainingSetup:
     base_bytes: float = WEIGHT_BYTES
     """Bytes per parameter of a frozen base model; NF4_BYTES for QLoRA."""
 
+    def __post_init__(self) -> None:
+        if not self.model.plain:
+            raise HardwareError(f"training is modelled for dense models only, and {self.model.name} is none")
+
     @property
     def gpus(self) -> int:
         """Number of GPUs of the training job."""

@@ -77,7 +77,10 @@ def test_text_is_for_people() -> None:
         (["--architecture", "stairs"], "unknown architecture 'stairs': choose one of standard, parallel"),
         (["--set", "bandwidth=8TB/s"], "cannot set 'bandwidth' (did you mean link_bandwidth"),
         (["--set", "memory=lots"], "memory=lots: write a positive number with its unit"),
-        (["--model", "llama-3-70b"], "Llama-3-70B does not fit 1 x H100 SXM in bf16: choose more GPUs (--tp)"),
+        (
+            ["--model", "llama-3-70b"],
+            "Llama-3-70B does not fit 1 x H100 SXM in bf16: its weights of 141 GB need 2 GPUs or more; choose",
+        ),
         (["--model", "nowhere.json"], "nowhere.json: "),
         (["--page", "nowhere/page.html"], "cannot write nowhere/page.html"),
     ],
@@ -98,13 +101,13 @@ def test_a_change_says_what_it_buys() -> None:
 
 
 def test_a_config_of_hugging_face_is_a_model(tmp_path: Path) -> None:
-    """By its file or its folder: the shape of Llama-3.1-8B gives its figures. Mixtures of experts are refused."""
+    """By its file or its folder: the shape of Llama-3.1-8B gives its figures. Incomplete experts are refused."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIG), "utf-8")
     ours = found("--model", "llama-3.1-8b")
     assert found("--model", str(file))["expected"] == found("--model", str(tmp_path))["expected"] == ours["expected"]
     file.write_text(json.dumps(CONFIG | {"num_local_experts": 8}), "utf-8")
-    assert "mixtures of experts are not modelled" in limits("--model", str(file)).stderr
+    assert "a model with experts needs experts_per_token" in limits("--model", str(file)).stderr
 
 
 def test_a_users_own_gpu(tmp_path: Path) -> None:

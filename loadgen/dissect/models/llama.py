@@ -350,6 +350,8 @@ def build_model(
     group = group or SingleProcess()
     if architecture not in LAYERS:
         raise HardwareError(f"unknown architecture {architecture!r}: choose one of {', '.join(LAYERS)}")
+    if not shape.plain:
+        raise HardwareError(f"{shape.name} is not a Llama, it has other layers: choose a model such as llama-2-7b")
     if shape.mlp_matrices != 3:
         raise HardwareError(f"{shape.name} is not a Llama, its MLP has no gate: choose a model such as llama-2-7b")
     for name, count in (("heads", shape.heads), ("KV heads", shape.kv_heads), ("vocabulary", shape.vocabulary)):

@@ -145,7 +145,7 @@ def test_who_finds_no_room_waits() -> None:
 
 def test_a_model_that_does_not_fit_says_what_to_do() -> None:
     """70B in 16 bits on one GPU."""
-    with pytest.raises(HardwareError, match="does not fit 1 x H100 SXM in bf16: choose more GPUs"):
+    with pytest.raises(HardwareError, match="does not fit 1 x H100 SXM in bf16: its weights of 138 GB need 2 GPUs"):
         limit_times(make_deployment("H100", "llama-2-70b"), Load(512, 128, 1))
 
 

@@ -1,0 +1,343 @@
+"""Predicts how long a step takes for models with experts, latent attention, sliding windows or linear attention.
+
+The functions `predict_step` and `lower_bounds_s` of inference.py call `predict_mixture_step` and
+`mixture_lower_bounds_s` for such models.
+
+- Routing: a router chooses `k` of `E` experts for each token. If every expert is equally likely, `n` tokens use
+  `E * (1 - (1 - k / E)**n)` different experts on average. Only their weights are read.
+- Tensor parallelism splits every expert. Expert parallelism gives each GPU whole experts, and the step waits for the
+  busiest GPU.
+- Attention data parallelism: groups of GPUs compute attention for different sequences. Tokens then travel to the GPUs
+  of their experts and back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from loadgen.servers.hardware import Format, constant, mixture_overheads, number_format
+from loadgen.servers.hardware.attention import (
+    FULL,
+    LINEAR,
+    Matrix,
+    Sequences,
+    attention_bytes,
+    attention_flops,
+    attention_gemms_s,
+    attention_kernel_s,
+    attention_layers,
+    attention_matrices,
+)
+from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, rates
+from loadgen.servers.hardware.numeric import as_float, elementwise_max, elementwise_min, where
+from loadgen.servers.hardware.shapes import Experts
+
+if TYPE_CHECKING:
+    from loadgen.servers.hardware.inference import Deployment
+
+ROW_TILE = 128
+"""Largest number of rows that a tile of a grouped GEMM has."""
+SMALL_TILE = 16
+"""Number of rows to which a grouped GEMM rounds the few rows of each expert up in decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Expected work of the busiest GPU in one layer with experts."""
+
+    touched: Any
+    """Number of different experts on this GPU that at least one token uses."""
+    rows: Any
+    """Number of pairs of a token and an expert on this GPU."""
+
+
+def touched_experts(experts: Experts, tokens: Any) -> Any:
+    """Return the expected number of different experts that `tokens` tokens use, if all are equally likely."""
+    independent = as_float(tokens) ** constant("routing_independence")
+    return experts.count * (1 - (1 - experts.per_token / experts.count) ** independent)
+
+
+def route(experts: Experts, tokens: Any, groups: int) -> Routing:
+    """Return the expected work of the busiest of `groups` groups of GPUs, each of which holds its own experts.
+
+    The busiest group is estimated as the mean plus `sqrt(2 * ln(groups))` standard deviations of a binomial
+    distribution, the expected maximum of as many normal variables.
+    """
+    mean_touched = touched_experts(experts, tokens) / groups
+    mean_rows = as_float(tokens) * experts.per_token / groups
+    if groups == 1:
+        return Routing(mean_touched, mean_rows)
+    deviations = math.sqrt(2 * math.log(groups))
+    local = experts.count / groups
+    touched_share = mean_touched / local
+    touched = mean_touched + deviations * (local * touched_share * (1 - touched_share)) ** 0.5
+    rows = mean_rows + deviations * (mean_rows * (1 - 1 / groups)) ** 0.5
+    pairs = as_float(tokens) * min(experts.per_token, local)
+    rows = elementwise_min(rows, pairs)
+    return Routing(elementwise_min(touched, elementwise_min(local, rows)), rows)
+
+
+def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: float, k: float) -> Any:
+    """Return the duration of one GEMM per touched expert in a single kernel: `[rows, k] @ [k, n]` for each expert.
+
+    The rows of each expert are rounded up to whole tiles.
+    """
+    gpu = deployment.gpu
+    rate = rates(gpu, stored)
+    per_expert = routing.rows / elementwise_max(routing.touched, 1e-9)
+    tile = elementwise_min(ROW_TILE, elementwise_max(SMALL_TILE, per_expert))
+    padded = routing.rows + routing.touched * tile / 2
+    computing = 2 * padded * n * k / (rate.flops_per_s * constant("grouped_compute"))
+    moved = routing.touched * n * k * stored.weight_bytes + routing.rows * (k * stored.activation_bytes + 2 * n)
+    reading = moved / (rate.bytes_per_s * stored.grouped_read)
+    overlap = constant("gemm_overlap")
+    return gpu.architecture.launch_s + (computing**overlap + reading**overlap) ** (1 / overlap)
+
+
+def predict_mixture_step(deployment: Deployment, sequences: Sequences, head: Format) -> dict[str, Any]:
+    """Return the predicted seconds of one step, by component: the fields of `inference.Step`.
+
+    `sequences` are those of all GPUs together. `head` is the number format of the output head.
+    """
+    model = deployment.model
+    framework = deployment.framework
+    overheads = mixture_overheads(framework.name)
+    local = _share_of_step(deployment, sequences)
+    rows = local.rows
+    stored = _stored(deployment)
+    prefill_speed = where(sequences.prompts > 0, framework.prefill_share, 1.0)
+
+    gemms: Any = 0.0
+    attention: Any = 0.0
+    for kind, layers in attention_layers(deployment):
+        gemms = gemms + layers * attention_gemms_s(deployment, kind, attention_format(deployment), rows)
+        prefill, decode = attention_kernel_s(deployment, kind, local)
+        decode = where(local.decoding > 0, decode, 0) / framework.kv_share
+        attention = attention + layers * (where(local.prompts > 0, prefill, 0) + decode)
+    dense_layers = model.layers - model.moe_layers
+    if dense_layers:
+        gemms = gemms + dense_layers * _mlp_gemms_s(deployment, stored, rows, model.intermediate)
+    if model.experts:
+        all_rows = sequences.rows / deployment.pipeline
+        gemms = gemms + model.moe_layers * _expert_gemms_s(deployment, stored, rows, all_rows)
+    columns = model.vocabulary // deployment.tensor
+    gemms = gemms + gemm_s(deployment.gpu, head, elementwise_max(local.count, 1e-9), columns, model.hidden)
+
+    elementwise = model.layers * rows * _elementwise_bytes(deployment)
+    elementwise = elementwise / rates(deployment.gpu, stored).bytes_per_s
+    network = _network_s(deployment, rows)
+    latent_s = overheads.latent_layer_s * (model.layers if model.latent else 0)
+    linear_s = overheads.linear_layer_s * model.linear_layers
+    prompt_layer_s = where(sequences.prompts > 0, overheads.prompt_layer_s, 0.0)
+    layers_s = model.layers * (overheads.layer_s + prompt_layer_s) + latent_s + linear_s
+    all_sequences = sequences.prompts + sequences.decoding
+    return {
+        "gemm": gemms / prefill_speed,
+        "attention": attention,
+        "all_reduce": network,
+        "elementwise": elementwise,
+        "layers": layers_s + 0 * rows,
+        "step": overheads.step_s + overheads.sequence_s * all_sequences,
+    }
+
+
+def attention_format(deployment: Deployment) -> Format:
+    """Return the number format of attention weights: some formats of mixtures quantise only the experts."""
+    stored = _stored(deployment)
+    if deployment.model.experts and deployment.weights.attention_format:
+        return number_format(deployment.weights.attention_format)
+    return stored
+
+
+def _stored(deployment: Deployment) -> Format:
+    """Return the number format of experts and dense MLPs, as the GPU computes with it."""
+    weights = deployment.weights
+    if weights.name == "fp8" and deployment.model.experts:  # published checkpoints of mixtures have one scale per block
+        weights = number_format("fp8-block")
+    stored = deployment.gpu.effective_format(weights)
+    if stored.compute_type == "fp4" and stored.activation_bytes >= 1:  # 4-bit weights and 8-bit activations
+        return replace(stored, compute_type="fp8")
+    if stored.compute_type == "bf16" and stored.weight_bytes < 1:  # tensor cores get the weights after a conversion
+        return replace(stored, grouped_read=min(stored.grouped_read, number_format("w4a16").grouped_read))
+    return stored
+
+
+def _share_of_step(deployment: Deployment, sequences: Sequences) -> Sequences:
+    """Return the sequences that the busiest attention group processes at a time.
+
+    One prompt is computed by one group, and the others wait for it.
+    """
+    share = 1 / deployment.attention_data
+    prompts = sequences.prompts / deployment.pipeline
+    prompts = elementwise_max(prompts * share, elementwise_min(prompts, 1.0))
+    return replace(sequences, prompts=prompts, decoding=sequences.decoding * share / deployment.pipeline)
+
+
+def _mlp_gemms_s(deployment: Deployment, stored: Format, rows: Any, intermediate: int) -> Any:
+    """Return the duration of the GEMMs of a dense MLP or of a shared expert in one layer."""
+    rows = elementwise_max(rows, 1e-9)
+    return sum(
+        gemm_s(deployment.gpu, stored, rows, matrix.n, matrix.k) for matrix in mlp_matrices(deployment, intermediate)
+    )
+
+
+def mlp_matrices(deployment: Deployment, intermediate: int) -> list[Matrix]:
+    """Return the weight matrices of a dense MLP or of a shared expert on one GPU."""
+    hidden = deployment.model.hidden
+    split = max(1, intermediate // deployment.tensor)
+    return [Matrix("gate and up", 2 * split, hidden), Matrix("down", hidden, split)]
+
+
+def _expert_gemms_s(deployment: Deployment, stored: Format, rows: Any, all_rows: Any) -> Any:
+    """Return the duration of the router, the experts and the shared expert in one layer.
+
+    `rows` is the number of tokens of one attention group, and `all_rows` that of all groups together.
+    """
+    model = deployment.model
+    experts = model.experts
+    if experts is None:
+        raise ValueError(model.name)
+    router = gemm_s(deployment.gpu, number_format("bf16"), elementwise_max(rows, 1e-9), experts.count, model.hidden)
+    routing = route(experts, all_rows, deployment.expert_parallel)
+    split = experts.intermediate / deployment.expert_tensor
+    wide = grouped_gemm_s(deployment, stored, routing, 2 * split, model.hidden)
+    narrow = grouped_gemm_s(deployment, stored, routing, model.hidden, split)
+    shared: Any = 0.0
+    if experts.shared_intermediate:
+        shared = _mlp_gemms_s(deployment, stored, rows, experts.shared_intermediate)
+    return router + wide + narrow + shared
+
+
+def _elementwise_bytes(deployment: Deployment) -> float:
+    """Return the bytes per token that one layer reads and writes outside GEMMs and attention, in 16 bits.
+
+    In addition to the norms, a layer with experts copies each token to each of its experts and adds the results.
+    """
+    model = deployment.model
+    values: float = constant("norm_passes") * model.hidden
+    values += 2 * (model.heads + model.kv_heads) * model.head_dim / deployment.tensor
+    if model.experts:
+        share = model.moe_layers / model.layers / deployment.expert_parallel
+        expert_values = 3 * model.hidden + 3 * model.experts.intermediate / deployment.expert_tensor
+        values += share * model.experts.per_token * expert_values
+    return 2.0 * values
+
+
+def _network_s(deployment: Deployment, rows: Any) -> Any:
+    """Return the seconds of communication in all layers for `rows` tokens per attention group.
+
+    Without attention data parallelism, each layer has two all-reduces. With it, each layer has one all-reduce in the
+    attention group, and one all-to-all before and one after the experts.
+    """
+    model = deployment.model
+    framework = deployment.framework
+    message = rows * model.hidden * 2.0
+    library = "nccl" if framework.nccl else "custom"
+    reduce: Any = 0.0
+    if deployment.tensor > 1:
+        reduce = all_reduce_s(deployment.gpu.link_for(deployment.tensor), deployment.tensor, message, library)
+        reduce = reduce + framework.sync_s
+    if deployment.attention_data == 1:
+        return 2 * model.layers * reduce
+    link = deployment.gpu.link_for(deployment.stage_gpus)
+    groups = deployment.expert_parallel * deployment.expert_tensor
+    tokens = rows / deployment.tensor  # each GPU of an attention group sends its share
+    copies = groups * (1 - (1 - 1 / groups) ** (model.experts.per_token if model.experts else 1))
+    sent = tokens * copies * model.hidden * (2.0 + 2.0) * (groups - 1) / groups
+    exchange = 2 * link.nccl_s + sent / (link.bytes_per_s * link.share)
+    return model.layers * reduce + model.moe_layers * exchange
+
+
+def mixture_lower_bounds_s(deployment: Deployment, sequences: Sequences, head: Format) -> dict[str, Any]:
+    """Return the minimum seconds that a step needs of `compute`, `memory` and `network`.
+
+    `sequences` are those of all GPUs together. `head` is the number format of the output head.
+    """
+    model = deployment.model
+    gpu = deployment.gpu
+    local = _share_of_step(deployment, sequences)
+    rows = local.rows
+    stored = _stored(deployment)
+    attention_stored = attention_format(deployment)
+    compute_s: Any = 0.0
+    read: Any = 0.0
+    for kind, layers in attention_layers(deployment):
+        values = sum(matrix.n * matrix.k for matrix in attention_matrices(deployment, kind))
+        flops = 2.0 * rows * values
+        compute_s = compute_s + layers * flops / gpu.peaks[attention_stored.compute_type]
+        compute_s = compute_s + layers * attention_flops(deployment, kind, local) / gpu.peaks["bf16"]
+        read = read + layers * (values * attention_stored.weight_bytes + attention_bytes(deployment, kind, local))
+    dense: float = 3 * model.hidden * model.intermediate / deployment.tensor * (model.layers - model.moe_layers)
+    peak = gpu.peaks[stored.compute_type]
+    if model.experts:
+        experts = model.experts
+        all_rows = sequences.rows / deployment.pipeline
+        dense += model.moe_layers * 3 * model.hidden * experts.shared_intermediate / deployment.tensor
+        one_expert = 3 * model.hidden * experts.intermediate / deployment.stage_gpus
+        compute_s = compute_s + 2 * model.moe_layers * all_rows * experts.per_token * one_expert / peak
+        read = read + model.moe_layers * touched_experts(experts, all_rows) * one_expert * stored.weight_bytes
+    compute_s = compute_s + 2 * rows * dense / peak
+    read = read + dense * stored.weight_bytes
+    head_values = model.head_parameters / deployment.tensor
+    compute_s = compute_s + 2 * local.count * head_values / gpu.peaks[head.compute_type]
+    read = read + head_values * head.weight_bytes
+    link = deployment.gpu.link_for(deployment.tensor)
+    crossings = min(1.0, deployment.tensor - 1.0) if link.switch_share else 2 * (1 - 1 / deployment.tensor)
+    messages = 2 * model.layers if deployment.attention_data == 1 else model.layers
+    return {
+        "compute": compute_s,
+        "memory": read / gpu.memory_bytes_per_s,
+        "network": messages * rows * model.hidden * 2.0 * crossings / link.bytes_per_s,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGemm:
+    """A matrix multiplication of one layer on one GPU, for the table of `loadgen limits`."""
+
+    name: str
+    m: Any  # Rows; for experts, those of one touched expert
+    n: int
+    k: int
+    format: Format
+    copies: float = 1.0  # Number of such multiplications in one kernel: the touched experts
+    seconds: Any = None  # Expected duration of all copies; None for a single GEMM
+
+    @property
+    def all_reduced(self) -> bool:
+        """True if the results are partial sums on each GPU, which an all-reduce adds."""
+        return self.name in ("attention output", "experts down")
+
+
+def layer_gemms(deployment: Deployment, tokens: int) -> list[LayerGemm]:
+    """Return the GEMMs of each kind of layer for `tokens` tokens in one step."""
+    model = deployment.model
+    experts = model.experts
+    stored = _stored(deployment)
+    rows = max(1, tokens // deployment.attention_data)
+    gemms = [
+        LayerGemm(matrix.name, rows, matrix.n, matrix.k, attention_format(deployment))
+        for kind in dict.fromkeys(LINEAR if kind == LINEAR else FULL for kind, _ in attention_layers(deployment))
+        for matrix in attention_matrices(deployment, kind)
+    ]
+    if model.layers > model.moe_layers:
+        gemms += [
+            LayerGemm(f"dense {matrix.name}", rows, matrix.n, matrix.k, stored)
+            for matrix in mlp_matrices(deployment, model.intermediate)
+        ]
+    if experts is None:
+        return gemms
+    routing = route(experts, tokens, deployment.expert_parallel)
+    split = experts.intermediate // deployment.expert_tensor
+    each = max(1, round(float(routing.rows / routing.touched)))
+    for name, n, k in (("experts gate, up", 2 * split, model.hidden), ("experts down", model.hidden, split)):
+        seconds = grouped_gemm_s(deployment, stored, routing, n, k)
+        gemms.append(LayerGemm(name, each, n, k, stored, float(routing.touched), seconds))
+    if experts.shared_intermediate:
+        gemms += [
+            LayerGemm(f"shared {matrix.name}", rows, matrix.n, matrix.k, stored)
+            for matrix in mlp_matrices(deployment, experts.shared_intermediate)
+        ]
+    return gemms

@@ -14,7 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from loadgen.servers.hardware import Format, Framework, Gpu, HardwareError, ModelShape, constant, number_format
+from loadgen.servers.hardware import (
+    Format,
+    Framework,
+    Gpu,
+    HardwareError,
+    ModelShape,
+    constant,
+    mixture_overheads,
+    number_format,
+)
 from loadgen.servers.hardware.attention import Sequences
 from loadgen.servers.hardware.experts import mixture_lower_bounds_s, predict_mixture_step
 from loadgen.servers.hardware.kernels import (
@@ -99,6 +108,14 @@ class Deployment:
     def expert_tensor(self) -> int:
         """Number of GPUs over which each expert is split."""
         return self.stage_gpus // self.expert_parallel
+
+    @property
+    def host_s(self) -> tuple[float, float]:
+        """Time of the engine on the host, in seconds: per step, and in addition per step and sequence."""
+        if self.model.plain:
+            return self.framework.step_s, self.framework.sequence_s
+        overheads = mixture_overheads(self.framework.name)
+        return overheads.step_s, overheads.sequence_s
 
     @property
     def kv_heads(self) -> int:

@@ -95,8 +95,7 @@ class StepTime:
         framework = deployment.framework
         self.deployment = deployment
         self._min_kernels_s = launch_s * deployment.model.layers
-        self._step_s = framework.step_s
-        self._sequence_s = framework.sequence_s
+        self._step_s, self._sequence_s = deployment.host_s
         sizes = _table_sizes(MAX_SEQUENCES)
         contexts = np.array(CONTEXT_GRID, float)
         decode = predict_step(deployment, decoding=sizes[:, None], context=contexts[None, :])

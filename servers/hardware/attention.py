@@ -25,7 +25,7 @@ LINEAR_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class WeightMatrix:
     """A weight matrix of one layer on one GPU, with `k` rows and `n` columns."""
 
     name: str
@@ -34,8 +34,8 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
-    """Sequences of one step on one GPU: prompts and decoding sequences. Values are numbers or arrays."""
+class StepSequences:
+    """StepSequences of one step on one GPU: prompts and decoding sequences. Values are numbers or arrays."""
 
     prompts: Any
     tokens: Any  # New tokens per prompt
@@ -61,7 +61,7 @@ def attention_layers(deployment: Deployment) -> list[tuple[str, int]]:
     return [(kind, layers) for kind, layers in kinds if layers]
 
 
-def attention_matrices(deployment: Deployment, kind: str) -> list[Matrix]:
+def attention_matrices(deployment: Deployment, kind: str) -> list[WeightMatrix]:
     """Return the weight matrices of one attention layer on one GPU.
 
     Tensor parallelism splits heads. The matrices that compress queries, keys and values in latent attention are not
@@ -73,21 +73,21 @@ def attention_matrices(deployment: Deployment, kind: str) -> list[Matrix]:
     if kind == LINEAR and model.linear:
         linear = model.linear
         return [
-            Matrix("linear attention input", -(-linear.input_size // tensor), hidden),
-            Matrix("linear attention output", hidden, linear.value_heads * linear.head_dim // tensor),
+            WeightMatrix("linear attention input", -(-linear.input_size // tensor), hidden),
+            WeightMatrix("linear attention output", hidden, linear.value_heads * linear.head_dim // tensor),
         ]
     heads = -(-model.heads // tensor)
     if model.latent:
         latent = model.latent
         query_size = heads * (model.head_dim + latent.rope_dim)
-        matrices = [Matrix("latent down", latent.q_rank + latent.cached_values, hidden)]
-        matrices.append(Matrix("latent query", query_size, latent.q_rank or hidden))
-        matrices.append(Matrix("latent key", heads * model.head_dim, latent.kv_rank))
-        matrices.append(Matrix("latent value", heads * latent.value_dim, latent.kv_rank))
-        matrices.append(Matrix("attention output", hidden, heads * latent.value_dim))
+        matrices = [WeightMatrix("latent down", latent.q_rank + latent.cached_values, hidden)]
+        matrices.append(WeightMatrix("latent query", query_size, latent.q_rank or hidden))
+        matrices.append(WeightMatrix("latent key", heads * model.head_dim, latent.kv_rank))
+        matrices.append(WeightMatrix("latent value", heads * latent.value_dim, latent.kv_rank))
+        matrices.append(WeightMatrix("attention output", hidden, heads * latent.value_dim))
         return matrices
     columns = ((1 + model.gated) * heads + 2 * deployment.kv_heads) * model.head_dim
-    return [Matrix("QKV", columns, hidden), Matrix("attention output", hidden, heads * model.head_dim)]
+    return [WeightMatrix("QKV", columns, hidden), WeightMatrix("attention output", hidden, heads * model.head_dim)]
 
 
 def attention_gemms_s(deployment: Deployment, kind: str, stored: Format, rows: Any) -> Any:
@@ -97,7 +97,7 @@ def attention_gemms_s(deployment: Deployment, kind: str, stored: Format, rows: A
     return sum(gemm_s(gpu, stored, rows, matrix.n, matrix.k) for matrix in attention_matrices(deployment, kind))
 
 
-def attention_kernel_s(deployment: Deployment, kind: str, sequences: Sequences) -> tuple[Any, Any]:
+def attention_kernel_s(deployment: Deployment, kind: str, sequences: StepSequences) -> tuple[Any, Any]:
     """Return the durations of the attention kernels of one layer as (prefill, decode).
 
     The durations are meaningless, but finite, if there are no prompts or no decoding sequences.
@@ -125,7 +125,7 @@ def attention_kernel_s(deployment: Deployment, kind: str, sequences: Sequences) 
     return prefill, decode
 
 
-def _latent_s(deployment: Deployment, sequences: Sequences) -> tuple[Any, Any]:
+def _latent_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, Any]:
     """Return the durations of latent attention in one layer as (prefill, decode).
 
     Prefill expands the cache to the keys and values of each head. Decode multiplies queries by the expansion matrix
@@ -153,7 +153,7 @@ def _latent_s(deployment: Deployment, sequences: Sequences) -> tuple[Any, Any]:
     return prefill, (reading**2 + computing**2) ** 0.5
 
 
-def _linear_s(deployment: Deployment, sequences: Sequences) -> tuple[Any, Any]:
+def _linear_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, Any]:
     """Return the durations of linear attention in one layer as (prefill, decode).
 
     Decode reads and writes the state of each sequence. Prefill multiplies chunks of LINEAR_CHUNK tokens by each other
@@ -174,7 +174,7 @@ def _linear_s(deployment: Deployment, sequences: Sequences) -> tuple[Any, Any]:
     return gpu.architecture.attention_launch_s + computing + moved / rate.bytes_per_s, decode
 
 
-def attention_flops(deployment: Deployment, kind: str, sequences: Sequences) -> Any:
+def attention_flops(deployment: Deployment, kind: str, sequences: StepSequences) -> Any:
     """Return the minimum FLOPs of one layer's attention on one GPU, outside weight matrices."""
     model = deployment.model
     heads = model.heads / deployment.tensor
@@ -193,7 +193,7 @@ def attention_flops(deployment: Deployment, kind: str, sequences: Sequences) -> 
     return 4.0 * heads * model.head_dim * (pairs + sequences.decoding * context)
 
 
-def attention_bytes(deployment: Deployment, kind: str, sequences: Sequences) -> Any:
+def attention_bytes(deployment: Deployment, kind: str, sequences: StepSequences) -> Any:
     """Return the minimum bytes of KV cache or state that one layer reads or writes on one GPU."""
     model = deployment.model
     if kind == LINEAR and model.linear:

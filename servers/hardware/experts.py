@@ -21,8 +21,8 @@ from loadgen.servers.hardware import Format, constant, mixture_overheads, number
 from loadgen.servers.hardware.attention import (
     FULL,
     LINEAR,
-    Matrix,
-    Sequences,
+    WeightMatrix,
+    StepSequences,
     attention_bytes,
     attention_flops,
     attention_gemms_s,
@@ -96,7 +96,7 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
     return gpu.architecture.launch_s + (computing**overlap + reading**overlap) ** (1 / overlap)
 
 
-def predict_mixture_step(deployment: Deployment, sequences: Sequences, head: Format) -> dict[str, Any]:
+def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head: Format) -> dict[str, Any]:
     """Return the predicted seconds of one step, by component: the fields of `inference.Step`.
 
     `sequences` are those of all GPUs together. `head` is the number format of the output head.
@@ -164,7 +164,7 @@ def _stored(deployment: Deployment) -> Format:
     return stored
 
 
-def _share_of_step(deployment: Deployment, sequences: Sequences) -> Sequences:
+def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequences:
     """Return the sequences that the busiest attention group processes at a time.
 
     One prompt is computed by one group, and the others wait for it.
@@ -183,11 +183,11 @@ def _mlp_gemms_s(deployment: Deployment, stored: Format, rows: Any, intermediate
     )
 
 
-def mlp_matrices(deployment: Deployment, intermediate: int) -> list[Matrix]:
+def mlp_matrices(deployment: Deployment, intermediate: int) -> list[WeightMatrix]:
     """Return the weight matrices of a dense MLP or of a shared expert on one GPU."""
     hidden = deployment.model.hidden
     split = max(1, intermediate // deployment.tensor)
-    return [Matrix("gate and up", 2 * split, hidden), Matrix("down", hidden, split)]
+    return [WeightMatrix("gate and up", 2 * split, hidden), WeightMatrix("down", hidden, split)]
 
 
 def _expert_gemms_s(deployment: Deployment, stored: Format, rows: Any, all_rows: Any) -> Any:
@@ -250,7 +250,7 @@ def _network_s(deployment: Deployment, rows: Any) -> Any:
     return model.layers * reduce + model.moe_layers * exchange
 
 
-def mixture_lower_bounds_s(deployment: Deployment, sequences: Sequences, head: Format) -> dict[str, Any]:
+def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, head: Format) -> dict[str, Any]:
     """Return the minimum seconds that a step needs of `compute`, `memory` and `network`.
 
     `sequences` are those of all GPUs together. `head` is the number format of the output head.

@@ -24,7 +24,7 @@ from loadgen.servers.hardware import (
     mixture_overheads,
     number_format,
 )
-from loadgen.servers.hardware.attention import Sequences
+from loadgen.servers.hardware.attention import StepSequences
 from loadgen.servers.hardware.experts import mixture_lower_bounds_s, predict_mixture_step
 from loadgen.servers.hardware.kernels import (
     Seconds,
@@ -246,7 +246,7 @@ def predict_step(
     framework = deployment.framework
     prompts, tokens, decoding, context = (as_float(argument) for argument in (prompts, tokens, decoding, context))
     if not model.plain:
-        sequences = Sequences(prompts, tokens, before, decoding, context)
+        sequences = StepSequences(prompts, tokens, before, decoding, context)
         return Step(**predict_mixture_step(deployment, sequences, number_format(HEAD_FORMAT)))
     rows = (prompts * tokens + decoding) / deployment.pipeline
     sequences = (prompts + decoding) / deployment.pipeline
@@ -342,7 +342,7 @@ def lower_bounds_s(
     gpu = deployment.gpu
     model = deployment.model
     if not model.plain:
-        sequences = Sequences(prompts, tokens, 0, decoding, context)
+        sequences = StepSequences(prompts, tokens, 0, decoding, context)
         return mixture_lower_bounds_s(deployment, sequences, number_format(HEAD_FORMAT))
     prompts = prompts / deployment.pipeline  # as in predict_step
     decoding = decoding / deployment.pipeline

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.servers.hardware import HardwareError, ModelShape, constant, gpu, model, number_format
-from loadgen.servers.hardware.attention import Sequences, attention_bytes, attention_kernel_s
+from loadgen.servers.hardware.attention import StepSequences, attention_bytes, attention_kernel_s
 from loadgen.servers.hardware.experts import grouped_gemm_s, layer_gemms, route, touched_experts
 from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
@@ -219,7 +219,7 @@ def test_latent_attention_is_not_split() -> None:
 def test_windows_and_states_do_not_grow_with_the_context() -> None:
     """A layer with a window reads at most the window, and linear attention reads a constant state."""
     made = make_deployment("H100", "gpt-oss-120b", "mxfp4", 2)
-    short, long = (Sequences(0.0, 0.0, 0.0, 8.0, float(context)) for context in (4096, 65536))
+    short, long = (StepSequences(0.0, 0.0, 0.0, 8.0, float(context)) for context in (4096, 65536))
     assert attention_bytes(made, "window", short) == attention_bytes(made, "window", long)
     assert attention_bytes(made, "full", long) == 16 * attention_bytes(made, "full", short)
     qwen = make_deployment("H200", "qwen3.5-397b-a17b", "fp8", 8)

@@ -21,8 +21,8 @@ from loadgen.servers.hardware import Format, constant, mixture_overheads, number
 from loadgen.servers.hardware.attention import (
     FULL,
     LINEAR,
-    WeightMatrix,
     StepSequences,
+    WeightMatrix,
     attention_bytes,
     attention_flops,
     attention_gemms_s,
@@ -160,7 +160,7 @@ def _stored(deployment: Deployment) -> Format:
     if stored.compute_type == "fp4" and stored.activation_bytes >= 1:  # 4-bit weights and 8-bit activations
         return replace(stored, compute_type="fp8")
     if stored.compute_type == "bf16" and stored.weight_bytes < 1:  # tensor cores get the weights after a conversion
-        return replace(stored, grouped_read=min(stored.grouped_read, number_format("w4a16").grouped_read))
+        return replace(stored, grouped_read=min(stored.grouped_read, constant("converted_read")))
     return stored
 
 

@@ -36,6 +36,7 @@ from loadgen.analysis.request_outcomes import count_outcomes, request_counts
 from loadgen.analysis.response_groups import find_groups
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
+from loadgen.analysis.run_course import describe_course
 from loadgen.analysis.server_timing import find_server_timing
 from loadgen.analysis.session_graphs import session_figures
 from loadgen.analysis.speculation import find_speculation, tokens_per_event
@@ -144,6 +145,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         network=describe_path(run, frame, latencies["ttft_s"]),
         server_timing=find_server_timing(run, frame),
         response_groups=find_groups(run, frame),
+        course=describe_course(run, frame),
         canaries=compare_canaries(run.canaries, frame, stats.wilson_interval),
         expected_texts=find_expected_texts(frame, stats.wilson_interval),
         suspect_texts=find_suspect_texts(frame),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a table cell, typeset as one
 EN_DASH, MINUS = "\u2013", "\u2212"
+MINUTE_S, HOUR_S = 60, 3600
 FACTOR_MIN = 2.0
 """Smallest ratio of two values that `relative_change` writes as a factor."""
 DIFFERENT_SPEEDS = "These runs are at different speeds, so their figures cannot be compared."
@@ -55,6 +56,18 @@ def duration(seconds: float | None, digits: int = 3) -> str:
         factor, unit = scale_of(1000 / factor)
         text = significant(seconds * factor, digits)
     return f"{text} {unit}"
+
+
+def elapsed(seconds: float) -> str:
+    """Format a time since the start of a run, such as `0.8 s`, `42 s`, `12 min 30 s` or `3 h 5 min`."""
+    if abs(seconds) < MINUTE_S:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < HOUR_S:
+        minutes, rest = divmod(whole, MINUTE_S)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, rest = divmod(round(whole / MINUTE_S), MINUTE_S)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
 
 
 def percent(value: float | None) -> str:

@@ -20,7 +20,7 @@ from loadgen.workloads.spec_syntax import parse_seconds
 
 Parsed = TypeVar("Parsed")
 Description = TypeVar("Description")
-Unit = Literal["s", "share", "requests", "tokens", "ratio", "per second"]
+Unit = Literal["s", "share", "requests", "tokens", "ratio", "per second", "share per hour"]
 Interval = tuple[float | None, float | None]
 """Ends of a confidence interval. An end is None if there are too few samples to determine it."""
 
@@ -52,8 +52,12 @@ SHARE: Mapping[str, tuple[int, Unit]] = {"%": (-2, "share")}
 TOKENS: Mapping[str, tuple[int, Unit]] = {"": (0, "tokens")}
 RATIO: Mapping[str, tuple[int, Unit]] = {"": (0, "ratio")}
 RATE: Mapping[str, tuple[int, Unit]] = {"": (0, "per second"), "/s": (0, "per second")}
+PER_HOUR: Mapping[str, tuple[int, Unit]] = {"%/h": (-2, "share per hour")}
 """Units of a bound. Each unit has a power of ten, by which the number is scaled, and the unit of the result. The bound
 is the float nearest to the scaled decimal number."""
+
+DRIFT = "drift"
+"""The word after a latency or a rate in an objective on its change per hour."""
 
 HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p99 < 500ms'.
   figures      LATENCY.STATISTIC, {SKEW}, {", ".join(STATES)},
@@ -62,11 +66,12 @@ HINT = f"""An objective has a figure, a comparison and a bound, such as 'ttft.p9
   statistics   p1 to p99.9, {", ".join(STATISTICS)}
   comparisons  {", ".join(COMPARISONS)}
   parts        'chat: ttft.p99 < 500ms' judges one class of traffic, model or replica
+  drift        'ttft.p99 drift < 5%/h' or 'output_tokens_per_s drift > -5%/h': change of a latency or a rate per hour
   bounds       us, ms or s for latencies and {SKEW}; a plain number for reasoning_tokens and rtf;
                a number or a share such as 99.9% for {", ".join(STATES)}; a plain number for the rest"""
 
 _COMPARISON = re.compile("(<=|>=|<|>)")
-_BOUND = re.compile(r"(\d+(?:\.\d*)?|\.\d+) *([^\d\s]*)")
+_BOUND = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)) *([^\d\s]*)")
 _LONG_TIME = re.compile("(m|min|h)([0-9.]|$)")
 """Matches a time in minutes or hours, such as `2m` or `1m30s`."""
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
@@ -102,6 +107,8 @@ class Objective(msgspec.Struct, frozen=True):
     unit: Unit
     part: str = ""
     """Class of traffic or model whose requests the figure describes. Empty: all requests."""
+    drift: bool = False
+    """True if the bound applies to the change of the figure per hour, as a share of its level."""
 
     @property
     def percentile(self) -> float | None:
@@ -156,18 +163,20 @@ class Goodput(msgspec.Struct, kw_only=True):
     curve: AttainmentCurve
 
 
-class ObjectiveVerdict(msgspec.Struct, kw_only=True):
+class ObjectiveVerdict(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The result of one objective (--assert)."""
 
     objective: str
     """The objective as the user wrote it."""
     figure: str
     verdict: Literal["pass", "fail", "inconclusive"]
-    """`inconclusive` occurs only if the whole interval has to meet the bound (`whole_interval`)."""
+    """`inconclusive` occurs only if the whole interval has to meet the bound (`whole_interval`), or if the run is too
+    short for a drift."""
     marginal: bool
     """True if the bound lies inside the interval, so that a repetition of the run might be judged differently."""
     whole_interval: bool
-    """True if the whole interval has to meet the bound (--confidence). False if the measured figure decides."""
+    """True if the whole interval has to meet the bound (--confidence, or a drift). False if the measured figure
+    decides."""
     unit: Unit
     """Unit of `bound`, `measured` and `interval`."""
     bound: float
@@ -188,6 +197,9 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True):
     said: str
     """The measured figure and its interval as text. For a marginal figure, also the number of requests that would
     decide."""
+    first_bad_s: tuple[float, float] | None = None
+    """For a failed objective on a latency, a rate or their drift: the first time window from which on the figure was
+    beyond the bound, in seconds from the start of the run. Omitted if no window was good before it."""
 
 
 class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -248,11 +260,16 @@ class ByLatency(dict[str, Description]):
 
 
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
-    """Raise ObjectiveError if an objective names a class of traffic, a model or a replica.
+    """Raise ObjectiveError if an objective names a class of traffic, a model or a replica, or limits a drift.
 
-    `option` is the option with the objectives. It accepts only objectives on all requests.
+    `option` is the option with the objectives. It accepts only objectives on all requests of a short run.
     """
     for objective in objectives:
+        if objective.drift:
+            raise ObjectiveError(
+                f"{option} {objective.text!r}: these runs are too short for a drift",
+                "Measure it in one long run: loadgen run --duration 2h --assert 'ttft.p99 drift < 5%/h'.",
+            )
         if objective.part:
             raise ObjectiveError(
                 f"{option} {objective.text!r}: all requests are judged together, not those of {objective.part!r}",
@@ -326,6 +343,7 @@ def _objective(text: str) -> Objective:
     _, colon, figure_text = figure_text.rpartition(":")
     if colon and not part:
         raise ValueError("no class of traffic, model or replica is named before the colon")
+    figure_text, drift = _without_drift(figure_text.strip())
     figure, dot, statistic = figure_text.strip().partition(".")
     if figure in LATENCIES:
         if not statistic:
@@ -339,19 +357,31 @@ def _objective(text: str) -> Objective:
         raise ValueError(f"{name!r} is not a figure of a run{did_you_mean(suggest_figure(name))}")
     elif dot:
         raise ValueError(f"{figure} is a single figure; remove {dot + statistic!r}")
+    if drift and figure not in (*LATENCIES, *RATES):
+        raise ValueError(f"{figure} has no drift; name a latency such as ttft.p99, or one of {', '.join(RATES)}")
     comparison, right = rest
-    bound, unit = _bound(right.strip(), figure)
-    return Objective(text, figure, statistic, comparison, bound, unit, part)
+    bound, unit = _bound(right.strip(), figure, drift=drift)
+    return Objective(text, figure, statistic, comparison, bound, unit, part, drift)
 
 
-def _bound(text: str, figure: str) -> tuple[float, Unit]:
+def _without_drift(figure_text: str) -> tuple[str, bool]:
+    """Return the name of a figure without the word `drift` after it, and True if the word was there."""
+    name, _, word = figure_text.rpartition(" ")
+    return (name.strip(), True) if word == DRIFT and name else (figure_text, False)
+
+
+def _bound(text: str, figure: str, *, drift: bool = False) -> tuple[float, Unit]:
     match = _BOUND.fullmatch(text)
-    units = _units_of(figure)
+    units = PER_HOUR if drift else _units_of(figure)
     if units is TIME and _LONG_TIME.search(text):
         return parse_seconds(text), "s"
     if match is None:
         raise ValueError(f"{text!r} is not a bound; use a number with a unit")
     number, unit = match.groups()
+    if drift and unit not in units:
+        raise ValueError(f"a drift is a share per hour: write {number}%/h")
+    if not drift and number[0] in "+-":
+        raise ValueError(f"{text!r} is not a bound; use a number with a unit")
     if not unit and units is TIME:
         raise ValueError(f"{number} has no unit: write {number}ms or {number}s")
     if not unit and units is SHARE:

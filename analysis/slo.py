@@ -11,6 +11,9 @@ With a required confidence (--confidence), the whole interval decides:
 - fail: the whole interval violates the bound.
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
+The interval always decides about a drift, because a short run says little about an hour. A run that is too short for a
+drift is inconclusive.
+
 Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
 bound is 0% or 100%, because no sample could prove such a bound. An objective fails if the run has no sample of its
 figure. Latencies and rates cover the measurement window. Counts and shares of request states cover the whole run.
@@ -29,13 +32,24 @@ import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.cached_prompts import count_in_responses
-from loadgen.analysis.format import UNKNOWN, interval_text, pluralise, scale_of, server_label, significant, simulated
+from loadgen.analysis.drift import drift_windows, first_beyond, first_missed, measure_drift
+from loadgen.analysis.format import (
+    UNKNOWN,
+    elapsed,
+    interval_text,
+    pluralise,
+    scale_of,
+    server_label,
+    significant,
+    simulated,
+)
 from loadgen.analysis.frame import Frame
 from loadgen.analysis.frame_parts import find_part
 from loadgen.analysis.objectives import (
     CACHED,
     GOODPUT_FIGURES,
     LATENCIES,
+    RATES,
     RESPONSE_SHARES,
     RUN_SHARES,
     SKEW,
@@ -48,6 +62,7 @@ from loadgen.analysis.reasoning import Answered
 from loadgen.analysis.report.findings import client_sentence, findings, measured_text, outcome_sentence
 from loadgen.analysis.shares import Counts, counts_of
 from loadgen.analysis.summary import PartFigures, RequestCounts, Summary, Throughput
+from loadgen.analysis.time_windows import WindowSeries
 from loadgen.analysis.valid_outputs import ValidOutputs
 
 RUN_PROPERTIES = ("id", "label", "started_at", "arrivals", "seed", "command", "version")
@@ -114,9 +129,74 @@ def judge(
         if objective.part not in judged:
             judged[objective.part] = _find_judged(objective.part, frame, summary)
         part = judged[objective.part]
+        if objective.drift:
+            verdicts.append(_judge_drift(objective, part, confidence or stats.CONFIDENCE))
+            continue
         evidence = None if part is None else _evidence(objective, part, confidence or stats.CONFIDENCE)
-        verdicts.append(_verdict(objective, evidence, 0 if part is None else part.incomplete, confidence))
+        verdict = _verdict(objective, evidence, 0 if part is None else part.incomplete, confidence)
+        if verdict.verdict == "fail" and part is not None:
+            _add_first_missed(verdict, objective, part.frame)
+        verdicts.append(verdict)
     return verdicts
+
+
+def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: float) -> ObjectiveVerdict:
+    """Return the verdict on an objective whose bound applies to the drift of a figure."""
+    series: WindowSeries | str = f"{objective.part} does not have this figure"
+    if part is not None:
+        series = drift_windows(objective, part.frame)
+    drift = None if isinstance(series, str) else measure_drift(series, confidence)
+    verdict: Literal["pass", "fail", "inconclusive"] = "inconclusive"
+    first_bad_s = None
+    if drift is None or isinstance(series, str):
+        said = series if isinstance(series, str) else "the figure is unknown in most of the run"
+    else:
+        ends = objective.satisfied_by(drift.low), objective.satisfied_by(drift.high)
+        if ends[0] == ends[1]:
+            verdict = "pass" if ends[0] else "fail"
+        numbers = [f"{value * 100:+.3g}" for value in (drift.per_hour, drift.low, drift.high)]
+        said = f"{numbers[0]}%/h, {confidence * 100:.4g}% CI {numbers[1]} to {numbers[2]}%/h"
+        if verdict == "fail":
+            first_bad_s = first_beyond(series, objective)
+            said += _since_text(first_bad_s)
+        elif verdict == "inconclusive":
+            said += "; a longer run would decide"
+    return ObjectiveVerdict(
+        objective=objective.text,
+        figure=objective.figure,
+        verdict=verdict,
+        marginal=drift is not None and verdict == "inconclusive",
+        whole_interval=True,
+        unit=objective.unit,
+        bound=objective.bound,
+        measured=None if drift is None else drift.per_hour,
+        interval=None if drift is None else (drift.low, drift.high),
+        confidence=confidence,
+        requests=0 if part is None else int(part.frame.sampled.sum()),
+        left_out=0 if part is None or objective.figure not in LATENCIES else part.incomplete,
+        requests_needed=None,
+        said=said,
+        first_bad_s=first_bad_s,
+    )
+
+
+def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
+    """Store in the verdict on a failed objective from which time window on the figure missed the bound.
+
+    Nothing is stored for a run that is too short for time windows, or that missed the bound from the beginning."""
+    if objective.figure not in (*LATENCIES, *RATES):
+        return
+    series = drift_windows(objective, frame)
+    if not isinstance(series, str):
+        verdict.first_bad_s = first_missed(series, objective)
+        verdict.said += _since_text(verdict.first_bad_s)
+
+
+def _since_text(window_s: tuple[float, float] | None) -> str:
+    """Return the end of a text about a failed objective: the first bad time window, or nothing if there is none."""
+    if window_s is None:
+        return ""
+    return f"; first missed from {elapsed(window_s[0])} to {elapsed(window_s[1])}"
 
 
 def _find_judged(name: str, frame: Frame, summary: Summary) -> _JudgedPart | None:

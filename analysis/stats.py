@@ -630,6 +630,13 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
         return {}, SHORT
     if frame.window.chosen != "set" and not frame.window.steady:
         return {}, UNSTEADY
+    intervals = {name: rate_interval(values) for name, values in batch_rates(frame, batches).items()}
+    known = {name: ends for name, ends in intervals.items() if ends is not None}
+    return known, None if known else EQUAL_BATCHES
+
+
+def batch_rates(frame: Frame, batches: int) -> dict[str, Floats]:
+    """Return rates per second in each of `batches` equal parts of the measurement window, by the name of the rate."""
     requests, tokens, prompts = _batch_rates(frame, batches)
     rates = {
         "requests_per_s": requests,
@@ -639,9 +646,7 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
     }
     if frame.inputs_inside:
         rates["inputs_per_s"] = _inputs_per_batch(frame, batches)
-    intervals = {name: rate_interval(values) for name, values in rates.items()}
-    known = {name: ends for name, ends in intervals.items() if ends is not None}
-    return known, None if known else EQUAL_BATCHES
+    return rates
 
 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:

@@ -927,6 +927,57 @@ class ResponseGroups(msgspec.Struct, frozen=True, kw_only=True):
     """Median TTFT of the slow group in seconds."""
 
 
+class FigureChange(msgspec.Struct, frozen=True, kw_only=True):
+    """An instant at which the level of a figure changed."""
+
+    figure: str
+    """The figure, as in --assert: `ttft.p50`, `tpot.p50`, `e2e.p50`, `output_tokens_per_s` or `requests_per_s`."""
+    at_s: float
+    """Start of the first time window with the new level, in seconds from the start of the run."""
+    window_s: float
+    """Length of a time window. The change happened at most this time before `at_s`, or in the window that begins
+    there."""
+    before: float
+    """Median of the windows from the change before to this one."""
+    after: float
+    """Median of the windows from this change to the next one."""
+
+
+class FigureDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that rises or falls evenly over the whole run."""
+
+    figure: str
+    """The figure, as in FigureChange."""
+    per_hour: float
+    """Change per hour, as a share of the level."""
+    ci95: tuple[float, float]
+    """95% interval of `per_hour`."""
+    level: float
+    """Median of the time windows."""
+
+
+class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
+    """A restart of the server during the run."""
+
+    from_s: float
+    """Last reading of the server's metrics before the restart, in seconds from the start of the run."""
+    to_s: float
+    """First reading after the restart."""
+    evidence: Literal["start_time", "counters"]
+    """`start_time` if the server published a later start time of its process, `counters` if all of its counters
+    fell."""
+
+
+class RunCourse(msgspec.Struct, frozen=True, kw_only=True):
+    """How a long run went: changes and drifts of its figures, and restarts of the server."""
+
+    changes: list[FigureChange] = []
+    """Changes in order of time. Only runs with a constant load and at least 24 time windows are examined."""
+    drifts: list[FigureDrift] = []
+    """Figures that drift without a change."""
+    restarts: list[ServerRestart] = []
+
+
 class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The content of summary.json. Fields with default values are omitted if they do not apply to the run."""
 
@@ -975,6 +1026,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Parts of TTFT by the server's own times. None without `--server-timing`."""
     response_groups: ResponseGroups | None = None
     """Two separate groups of requests with different TTFT, as behind a URL with unequal replicas."""
+    course: RunCourse | None = None
+    """None if no figure changed or drifted, and the server did not restart."""
     canaries: CanaryFigures | None = None
     """Answers to canaries under load (--verify); None without this option."""
     expected_texts: ExpectedTexts | None = None

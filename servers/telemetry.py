@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 PAGE_LIMIT_BYTES = 16 << 20
 ROUTE_BYTES = 1 << 16  # Maximum size of a JSON response with one value
+PROCESS_START = "process_start_time_seconds"
+"""Metric with the start time of the server's process in s since 1970, which Prometheus clients publish by default. If
+several processes publish it, the latest one counts."""
 ABSENT_STATUSES = (401, 403, 404, 405)  # Statuses of a page that is missing or forbidden, which will not change
 
 Labels = Mapping[str, str]
@@ -129,7 +132,8 @@ class ServerMetrics:
         self.facts: Mapping[str, Any] = {"from": f"{url}/metrics"}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        page = _fetch(self._client, "/metrics", tuple(table.prefix for table in metric_tables().values()), limit_s)
+        prefixes = tuple(table.prefix for table in metric_tables().values())
+        page = _fetch(self._client, "/metrics", (*prefixes, PROCESS_START), limit_s)
         values = page_values(page, self._server)
         metrics = BACKENDS[self._server].metrics
         if metrics and metrics.kv_used:
@@ -488,6 +492,9 @@ def page_values(page: Page, server: str) -> dict[str, Any]:
         if metrics.labels:
             name, read_labels = metrics.labels
             values |= read_labels(_engine_labels([labels for labels, _ in page.samples.get(name, [])]))
+    starts_s = [start_s for _, start_s in page.samples.get(PROCESS_START, [])]
+    if starts_s:
+        values["process_start_s"] = max(starts_s)
     return values
 
 

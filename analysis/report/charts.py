@@ -30,6 +30,7 @@ from loadgen.analysis.frame import Frame
 from loadgen.analysis.itl_distribution import sorted_samples
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report import RunStyle, Shape, Zoom, chart_data, request_parts
+from loadgen.analysis.report.course_findings import course_marks
 from loadgen.analysis.summary import Summary
 from loadgen.analysis.telemetry import Series
 
@@ -406,7 +407,13 @@ def _over_time_layout(data: Sequence[Data]) -> Data:
         return {"xaxis": _axis("time, s"), "yaxis": _axis("output tokens/s")}
     panels = (("", "output tokens/s", [0.72, 1]), ("2", "requests sent/s", [0.36, 0.64]), ("3", "in flight", [0, 0.28]))
     axes = {f"yaxis{number}": _axis(title, domain=domain, nticks=4) for number, title, domain in panels}
-    return {"height": 560, "xaxis": _axis("time, s", anchor="y3"), **axes}
+    line = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1}
+    shapes = [
+        line
+        | {"x0": mark["x"], "x1": mark["x"], "line": {"color": "@bad" if mark["bad"] else "@quiet", "dash": "dash"}}
+        for mark in data[0].get("marks", ())
+    ]
+    return {"height": 560, "xaxis": _axis("time, s", anchor="y3"), "shapes": shapes, **axes}
 
 
 def _over_time_caption(data: Data, summary: Summary) -> str:
@@ -777,6 +784,7 @@ CHARTS: dict[str, Chart] = {
             lambda chart_input: {
                 "course": chart_data.throughput_series(chart_input.frame),
                 "series": chart_data.telemetry_panels(chart_input.series),
+                "marks": course_marks(chart_input.summary),
             },
             _over_time_caption,
             traces=(
@@ -794,7 +802,7 @@ CHARTS: dict[str, Chart] = {
             "maximum in each interval. TTFT belongs to first tokens that arrived in an interval, TPOT and E2E to "
             "responses that ended in it; the p99 of few requests is close to their maximum. Marks on the baselines "
             "show when requests ended that did not complete. Shaded time is excluded from all figures. A break in a "
-            "line of telemetry is a reading that failed.",
+            "line of telemetry is a reading that failed. Dashed vertical lines mark events, which the table lists.",
             script="throughput.js",
             shape="tall",
             details=_over_time_details,

@@ -33,6 +33,7 @@ from loadgen.analysis.hardware_limit import HardwareLimit
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import BoundsMet, ObjectiveVerdict
 from loadgen.analysis.report import Bullet, Bullets, Finding, Level
+from loadgen.analysis.report.course_findings import course_findings
 from loadgen.analysis.summary import (
     ClientHealth,
     Delivery,
@@ -148,7 +149,7 @@ def findings(summary: Summary) -> list[Finding]:
         result.append(Finding("machines", "ok", text))
     result += [Finding("goodput", "note", text, "goodput") for text in goodput_sentences(summary)]
     result += _counters(summary)
-    result += _window(summary)
+    result += [*_window(summary), *course_findings(summary)]
     contradiction = littles_law_sentence(summary)
     if contradiction:
         result.append(Finding("littles_law", "warning", contradiction, "course"))

@@ -332,6 +332,7 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
         "replicas": tables.replicas(summaries),
         "server_timing": tables.server_timing(summaries),
         "turns": tables.turns(summaries),
+        "course": tables.events(summaries),
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),
     }

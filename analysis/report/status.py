@@ -117,5 +117,7 @@ def failure_text(entry: ObjectiveVerdict) -> str:
         return f"`{name}` {significant(entry.measured * factor)} {sign} {entry.bound * factor:,.6g} {unit}"
     if entry.unit == "share":
         return f"`{name}` {entry.measured * 100:.4g}% {sign} {entry.bound * 100:.6g}%"
+    if entry.unit == "share per hour":
+        return f"`{name}` {entry.measured * 100:+.3g} {sign} {entry.bound * 100:+.6g}%/h"
     unit = {"per second": " per second", "tokens": " tokens"}.get(entry.unit, "")
     return f"`{name}` {entry.measured:,.6g} {sign} {entry.bound:,.6g}{unit}"

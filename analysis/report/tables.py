@@ -18,6 +18,7 @@ from loadgen.analysis.format import (
     byte_size,
     confidence_interval,
     duration,
+    elapsed,
     figure_title,
     interval_text,
     percent,
@@ -29,6 +30,7 @@ from loadgen.analysis.format import (
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.objectives import AdjustedDistribution, Distribution
 from loadgen.analysis.report import Card, ColumnKind, Level, Table, TableCell, TableColumn, TableRow, findings, status
+from loadgen.analysis.report.course_findings import course_events
 from loadgen.analysis.stats import PERCENTILES, WITH_INTERVAL, samples_needed
 from loadgen.analysis.summary import ErrorExample, PartFigures, Summary
 
@@ -534,6 +536,22 @@ def _reason(kind: str, example: ErrorExample) -> str:
     if detail and kind in SERVER_WORDS:
         detail = f"“{detail}”"
     return " ".join(filter(None, (status, detail))) or kind
+
+
+def events(summaries: Summaries) -> Table:
+    """Return the table of the events that are marked on the chart of the run over time, such as restarts."""
+    rows = [
+        (
+            _run(index),
+            TableCell(elapsed(event.at_s), event.at_s),
+            TableCell(event.label, level=event.level),
+            event.sentence,
+        )
+        for index, summary in enumerate(summaries)
+        for event in course_events(summary)
+    ]
+    heads: Mapping[str, ColumnKind] = {"run": "text", "time": "head", "event": "text", "description": "text"}
+    return table("Events", heads, rows, several=len(summaries) > 1, id="events")
 
 
 def objectives(summaries: Summaries) -> Table:

@@ -145,6 +145,13 @@
         fillcolor: fade(colour("quiet")), line: { width: 0 } }));
   }
 
+  // Marks the events of the run on all panels, on pages of one run only: a line, and a label at the top with the sentence.
+  const eventMarks = () => several ? [] : DATA.runs[0].data.course.marks ?? [];
+  const eventLines = () => eventMarks().map(({ x, bad }) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1,
+    line: { color: colour(bad ? "bad" : "quiet"), width: 1.2, dash: "dash" } }));
+  const eventLabels = () => eventMarks().map(({ x, label, text, bad }) => ({ text: plain(label), hovertext: plain(text), xref: "x", yref: "paper", x, y: 0,
+    xanchor: "left", yanchor: "bottom", showarrow: false, captureevents: true, font: { size: 11, color: colour(bad ? "bad" : "quiet") } }));
+
   const legendWidth = (names) => names.reduce((sum, name) => sum + name.length * 6.6 + 45, 0);
 
   // Returns the place of the legend of each panel: next to its title if both fit on one line, otherwise below the title.
@@ -186,7 +193,7 @@
     marks.forEach((trace) => placeMarks(trace, axes, panels, MARK / inner));
     const crosshair = { showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: colour("quiet") };
     return { traces, layout: {
-      showlegend: true, height, margin: { ...MARGIN, t: above[0], b: BOTTOM }, shapes: shadedAreas(range), annotations: titles,
+      showlegend: true, height, margin: { ...MARGIN, t: above[0], b: BOTTOM }, shapes: [...shadedAreas(range), ...eventLines()], annotations: [...titles, ...eventLabels()],
       paper_bgcolor: colour("paper"), // the crosshair is drawn on a line of this colour
       hovermode: "x", hoversubplots: "axis", hoverdistance: 12, spikedistance: -1,
       xaxis: { title: { text: "time, s" }, range: [range[0] - padding, range[1] + padding], anchor: axisName(panels.length - 1, "y"), hoverformat: ".4~g", ...crosshair }, ...axes,

@@ -60,7 +60,7 @@ _CLIENT = {
 _SERVER = {
     "running waiting kv_used kv_used_max engines kv_tokens taken_share": _Number,
     "prompt_tokens output_tokens cached_prompt_tokens live_prompt_tokens live_output_tokens": _Number,
-    "requests_finished requests_failed preemptions rejections": _Number,
+    "requests_finished requests_failed preemptions rejections process_start_s": _Number,
     "queue_s_sum prefill_s_sum decode_s_sum inference_s_sum": _Number,
     "queue_s_count prefill_s_count decode_s_count inference_s_count": _Number,
 }

@@ -326,7 +326,7 @@ def _parameters() -> Iterator[Parameter]:
         if field.name in SIMULATED_CHOICES:
             keywords["autocompletion"] = complete(SIMULATED_CHOICES[field.name])
         if field.name.endswith("_s"):
-            default = f"{default * 1e3:g}ms"
+            default = None if default is None else f"{default * 1e3:g}ms"
             flag = flag.removesuffix("-s")
             keywords = {"metavar": "T", "parser": seconds_with_unit}
             value_type = Any

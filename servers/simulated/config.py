@@ -110,6 +110,11 @@ class SimulatedConfig:
     ttft_s: Annotated[float, "script: time to the first token."] = 0.5
     itl_s: Annotated[float, "script: time between two token events of a stream."] = 0.02
     jitter_s: Annotated[float, "script: maximum random offset of each event, drawn from the seed."] = 0.0
+    slower_per_hour: Annotated[float, "script: growth of the time to the first token per hour; 0.1 is 10%."] = 0.0
+    slow_after_s: Annotated[
+        float | None, "script: time after the first request from which the time to the first token is longer."
+    ] = None
+    slow_factor: Annotated[float, "script: factor of the time to the first token after --slow-after."] = 2.0
     tokens_per_event: Annotated[int, "script: tokens per event."] = 1
     stream_interval: Annotated[int, "Tokens per event after the first token, if the protocol allows it."] = 1
     draft_tokens: Annotated[int, "script: draft tokens per step of speculative decoding (default: none)."] = 0
@@ -176,6 +181,10 @@ class SimulatedConfig:
             (f"clock must be one of {', '.join(clocks)}, not {self.clock!r}", self.clock in clocks),
             (f"port must be 0 to 65535, not {self.port}", 0 <= self.port <= 65535),
             ("times must not be negative", min(self.ttft_s, self.itl_s, self.jitter_s) >= 0),
+            (
+                "slower_per_hour, slow_after and slow_factor must not be negative",
+                min(self.slower_per_hour, self.slow_after_s or 0, self.slow_factor) >= 0,
+            ),
             (f"tokens per event must be at least 1, not {self.tokens_per_event}", self.tokens_per_event >= 1),
             (f"stream_interval must be at least 1, not {self.stream_interval}", self.stream_interval >= 1),
             (f"draft_tokens must not be negative, not {self.draft_tokens}", self.draft_tokens >= 0),

@@ -333,7 +333,8 @@ def _tokens(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     """Return the metrics page (LightLLM's server/metrics/metrics.py), without the metrics that are not simulated."""
-    return Reply(state.metrics("lightllm_", state.metric_labels) + state.mark_metrics(), headers=())
+    page = state.metrics("lightllm_", state.metric_labels) + state.process_metrics() + state.mark_metrics()
+    return Reply(page, headers=())
 
 
 def _bad_json(message: str, position: int) -> Reply:

@@ -48,7 +48,7 @@ from loadgen.servers.simulated.stream_sender import (
     reset_connection,
     send_at_intervals,
 )
-from loadgen.servers.simulated.token_clock import BatchingClock, Drafting, ScriptClock, TokenClock
+from loadgen.servers.simulated.token_clock import BatchingClock, Drafting, ScriptClock, Slowdown, TokenClock
 from loadgen.servers.wire.timestamps import PLAIN, RETRY_S
 
 STATUS_PATH = "/simulated/status"
@@ -161,6 +161,12 @@ def child() -> None:
         sys.exit(f"loadgen: {problem}")
 
 
+def _slowdown(config: SimulatedConfig) -> Slowdown:
+    """Return how the time to the first token grows, on the clock of this machine."""
+    after_ns = None if config.slow_after_s is None else round(config.slow_after_s * 1e9 / config.speed)
+    return Slowdown(config.slower_per_hour * config.speed, after_ns, config.slow_factor)
+
+
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
     """Return the token clock, and the maximum length of prompt plus output in tokens.
 
@@ -174,6 +180,7 @@ def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None)
             config.tokens_per_event,
             config.seed,
             Drafting(config.draft_tokens, config.acceptance),
+            _slowdown(config),
         )
         return clock, config.max_model_len
     from loadgen.servers.simulated.scheduler_presets import find_engine  # imports NumPy; the script clock needs none

@@ -149,7 +149,8 @@ class ServerState:
         self.histograms = {name: Histogram(bounds) for name, bounds in buckets(config.max_model_len).items()}
         self.gauges = gauges
         self.flush_cache = flush_cache
-        self.started_s = int(time.time())
+        self.process_start_s = time.time()
+        self.started_s = int(self.process_start_s)
         self.streams: set[Stream] = set()  # accepted requests that are not finished
         with Path(__file__).with_name(f"{config.server}.csv").open(encoding="utf-8", newline="") as file:
             self._metric_rows = list(csv.DictReader(file))
@@ -250,6 +251,12 @@ class ServerState:
         name = marks.FIELD
         help_text = "Speed of this simulated server's clock as a multiple of real time."
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.config.speed}\n".encode()
+
+    def process_metrics(self) -> bytes:
+        """Return the start time of the server, as the Prometheus library of Python publishes it for each process."""
+        name = "process_start_time_seconds"
+        help_text = "Start time of the process since unix epoch in seconds."
+        return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.process_start_s:.2f}\n".encode()
 
     def models(self, owner: str, **fields: Any) -> Reply:
         """Return the response of /v1/models: the model and its adapters. `fields` are added to each entry."""

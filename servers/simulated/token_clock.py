@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from loadgen.servers.simulated.scheduler import Batch, Gauges, Job, Policy, Scheduler
 
+NS_PER_HOUR = 3600 * 1_000_000_000
 Emission = tuple[Job, int, int]
 """(job, tokens, due_ns): the number of tokens of a job that are due at the time `due_ns`."""
 
@@ -32,13 +33,33 @@ class Drafting(NamedTuple):
 NO_DRAFTING = Drafting(0, 0.0)
 
 
+class Slowdown(NamedTuple):
+    """How the time to the first token of a scripted server grows. Times count from the arrival of the first request."""
+
+    per_hour: float = 0.0
+    """Growth per hour, as a share of the time at the beginning."""
+    after_ns: int | None = None
+    """Time after which the time to the first token is multiplied by `factor`. None: never."""
+    factor: float = 2.0
+
+    def ttft_ns(self, ttft_ns: int, since_first_ns: int) -> int:
+        """Return the time to the first token of a request, given that at the beginning and the request's arrival."""
+        factor = 1 + self.per_hour * since_first_ns / NS_PER_HOUR
+        if self.after_ns is not None and since_first_ns >= self.after_ns:
+            factor *= self.factor
+        return round(ttft_ns * factor)
+
+
+NO_SLOWDOWN = Slowdown()
+
+
 class ScriptClock:
     """A clock whose tokens are due at configured times. It is the reference for calibration.
 
     Token event `k` of a job (one request) is due at `arrived_ns + ttft_ns + k * itl_ns`, plus a random offset that is
     uniform in `[-jitter_ns, jitter_ns]`. The offset of one event does not move later events, and the events of a job
     stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`. With
-    `drafting`, each event after the first is a step of speculative decoding.
+    `drafting`, each event after the first is a step of speculative decoding. With `slowdown`, `ttft_ns` grows.
     """
 
     def __init__(
@@ -49,8 +70,11 @@ class ScriptClock:
         tokens_per_event: int = 1,
         seed: int = 0,
         drafting: Drafting = NO_DRAFTING,
+        slowdown: Slowdown = NO_SLOWDOWN,
     ) -> None:
         self._drafting = drafting
+        self._slowdown = slowdown
+        self._first_arrival_ns: int | None = None
         self._drafts = Gauges(running=0, waiting=0, kv_usage=0.0, preemptions=0)
         self._ttft_ns = ttft_ns
         self._itl_ns = itl_ns
@@ -68,7 +92,9 @@ class ScriptClock:
         assert job.output_tokens >= 1
         assert job.arrived_ns <= now_ns
         number = next(self._numbers)
-        base_ns = job.arrived_ns + self._ttft_ns
+        if self._first_arrival_ns is None:
+            self._first_arrival_ns = job.arrived_ns
+        base_ns = job.arrived_ns + self._slowdown.ttft_ns(self._ttft_ns, job.arrived_ns - self._first_arrival_ns)
         jitter = self._jitter(number) if self._jitter_ns else None
         due_ns = max(job.arrived_ns, base_ns + jitter()) if jitter else base_ns
         heappush(self._heap, (due_ns, number, job, base_ns, jitter))

@@ -181,7 +181,7 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
     page = state.metrics("vllm:", labels, figures, rows=slice(-1), without=without)
     # The last metric has no engine label, because the front end rejects requests.
     page += state.metrics("vllm:", state.metric_labels, figures, rows=slice(-1, None))
-    page += state.mark_metrics()
+    page += state.process_metrics() + state.mark_metrics()
     return Reply(page, headers=(("content-type", "text/plain; version=1.0.0; charset=utf-8"),))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from loadgen.servers.telemetry import (
     COUNTERS,
     DCGM,
     PHASE_COUNTERS,
+    PROCESS_START,
     GapError,
     NotMeasuredError,
     ServerMetrics,
@@ -175,3 +177,20 @@ def test_a_figure_that_is_no_number_is_left_out() -> None:
     """NaN and infinities are not figures."""
     body = b"vllm:kv_cache_usage_perc NaN\nvllm:num_requests_running +Inf\nvllm:num_requests_waiting 2\n"
     assert page_values(parse_page(body, PREFIXES), "vllm") == {"waiting": 2}
+
+
+@pytest.mark.parametrize("file", ["vllm-0.32.0/metrics.txt", "lightllm-0.0.1/metrics.txt"])
+def test_the_start_of_the_process_is_read(file: str) -> None:
+    """The recorded pages of vLLM and LightLLM have the start time of their process, by which a restart is found."""
+    page = parse_page(response(file)[1], (*PREFIXES, PROCESS_START))
+    assert page_values(page, "vllm")["process_start_s"] == pytest.approx(1.795e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("server", ["vllm", "lightllm"])
+def test_simulated_servers_have_a_start_time_too(server: str) -> None:
+    """The simulated server started a moment ago, by its own metrics."""
+    with running(SimulatedConfig(server=server)) as simulated:
+        metrics = ServerMetrics(simulated.url, server)
+        values = metrics.read(5.0)
+        metrics.close()
+    assert values["process_start_s"] == pytest.approx(time.time(), abs=600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.servers.simulated.token_clock import Drafting, Gauges, Job, ScriptClock
+from loadgen.servers.simulated.token_clock import Drafting, Gauges, Job, ScriptClock, Slowdown
 
 MS = 1_000_000
 
@@ -183,3 +183,25 @@ def test_no_or_every_draft_token_is_accepted(acceptance: float, sizes: list[int]
     clock = ScriptClock(10, 5, drafting=Drafting(3, acceptance))
     clock.submit(job(9), 0)
     assert [tokens for _, tokens, _ in clock.emissions(10_000)] == sizes
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "after_s", "ttft_ms"),
+    [
+        (Slowdown(), 7200, 500),
+        (Slowdown(per_hour=0.1), 0, 500),
+        (Slowdown(per_hour=0.1), 3600, 550),
+        (Slowdown(after_ns=600 * 10**9, factor=3), 599, 500),
+        (Slowdown(after_ns=600 * 10**9, factor=3), 600, 1500),
+    ],
+)
+def test_a_server_becomes_slower(slowdown: Slowdown, after_s: int, ttft_ms: int) -> None:
+    """The time to the first token grows with the time since the arrival of the first request; gaps do not."""
+    clock = ScriptClock(500 * 10**6, 20 * 10**6, slowdown=slowdown)
+    begin_ns = 50 * 10**9
+    clock.submit(job(2, begin_ns), begin_ns)
+    clock.emissions(begin_ns + 10**10)
+    arrived_ns = begin_ns + after_s * 10**9
+    clock.submit(job(2, arrived_ns), arrived_ns)
+    due = [due_ns - arrived_ns for _, _, due_ns in clock.emissions(arrived_ns + 10**10)]
+    assert due == [ttft_ms * 10**6, (ttft_ms + 20) * 10**6]

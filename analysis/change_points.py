@@ -1,0 +1,113 @@
+"""Finds the instants at which the level of a time series changes.
+
+The method is optimal partitioning (Jackson and others, "An algorithm for optimal partitioning of data on an interval",
+2005): among all divisions of the series into segments, it finds the one with the smallest sum of squared deviations
+from the mean of each segment, plus a penalty per change. The result is exact. Three rules keep chance out:
+
+- Deviations count in units of the noise, which is estimated from the differences between near values.
+- A single value far from its neighbours is no change. It is moved to within OUTLIER_NOISES of the median of its
+  neighbours (Fearnhead and Rigaill, "Changepoint detection in the presence of outliers", 2019, explain why).
+- A series that a straight line describes at least as well has no changes. Its figure drifts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from loadgen.analysis.frame import Floats
+
+MIN_SEGMENT = 5
+"""Minimum number of values between two changes."""
+PENALTY = 9.0
+"""Penalty of a change, in units of `noise**2 * log(number of values)`. The Bayesian information criterion uses 2; the
+values of time windows are not quite independent, so the penalty is larger."""
+OUTLIER_NOISES = 3.0
+OUTLIER_REACH = 2
+"""Number of neighbours on each side of a value that decide whether it is an outlier."""
+MIN_NOISE = 0.01
+"""Minimum noise, as a share of the median. Smaller changes than a few times this share are of no importance."""
+MAX_LAG = 5
+MAX_CORRELATION = 0.9
+"""Maximum correlation of neighbouring values that the noise takes into account."""
+MEDIAN_TO_DEVIATION = 1.4826
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
+
+
+def find_change_points(values: Floats) -> list[int]:
+    """Return the index of the first value of each new level, in ascending order.
+
+    `values` must not contain NaN. The result is empty for a series that is short, constant or drifts evenly.
+    """
+    count = len(values)
+    if count < 2 * MIN_SEGMENT:
+        return []
+    noise = noise_of(values)
+    scaled = _without_outliers(values, noise) / noise
+    penalty = PENALTY * math.log(count)
+    changes, cost = _best_partition(scaled, penalty)
+    return changes if cost < _line_cost(scaled) + penalty else []
+
+
+def noise_of(values: Floats) -> float:
+    """Return the noise of a series: the standard deviation that independent values with means as uncertain would have.
+
+    The deviation around the level is estimated from differences between values that are up to MAX_LAG apart, most of
+    which contain no change of the level. If neighbours are alike, their differences are smaller than those of distant
+    values. The means of segments are then less certain, as in a first-order autoregressive process.
+    """
+    by_lag = [_median_difference(values, lag) for lag in range(1, min(MAX_LAG, len(values) // 4) + 1)]
+    deviation = max(by_lag, default=0.0)
+    floor = max(MIN_NOISE * abs(float(np.median(values))), float(np.finfo(np.float64).tiny))
+    if deviation <= floor:
+        return floor
+    correlation = min(MAX_CORRELATION, 1 - (by_lag[0] / deviation) ** 2)
+    return deviation * math.sqrt((1 + correlation) / (1 - correlation))
+
+
+def _median_difference(values: Floats, lag: int) -> float:
+    """Return the standard deviation of the values, from the differences between values that are `lag` apart."""
+    return MEDIAN_TO_DEVIATION * float(np.median(np.abs(values[lag:] - values[:-lag]))) / math.sqrt(2)
+
+
+def _without_outliers(values: Floats, noise: float) -> Floats:
+    """Return the values, each moved to within OUTLIER_NOISES of the median of its neighbours."""
+    result = np.empty(len(values))
+    for index in range(len(values)):
+        neighbours = values[max(0, index - OUTLIER_REACH) : index + OUTLIER_REACH + 1]
+        median = float(np.median(neighbours))
+        result[index] = min(max(values[index], median - OUTLIER_NOISES * noise), median + OUTLIER_NOISES * noise)
+    return result
+
+
+def _best_partition(values: Floats, penalty: float) -> tuple[list[int], float]:
+    """Return the changes of the best division into segments, and its cost: squared deviations plus penalties.
+
+    `best[end]` is the smallest cost of the first `end` values, for which every start of the last segment is tried.
+    """
+    count = len(values)
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    squares = np.concatenate(([0.0], np.cumsum(values**2)))
+    best = np.full(count + 1, np.inf)
+    best[0] = -penalty  # the first segment needs no change
+    starts = np.zeros(count + 1, np.int64)
+    for end in range(MIN_SEGMENT, count + 1):
+        candidates = np.arange(end - MIN_SEGMENT + 1)
+        total = sums[end] - sums[candidates]
+        costs = best[candidates] + squares[end] - squares[candidates] - total**2 / (end - candidates) + penalty
+        starts[end] = candidates[costs.argmin()]
+        best[end] = costs.min()
+    changes = []
+    end = int(starts[count])
+    while end:
+        changes.append(end)
+        end = int(starts[end])
+    return changes[::-1], float(best[count])
+
+
+def _line_cost(values: Floats) -> float:
+    """Return the sum of the squared deviations from the straight line that fits best."""
+    instants = np.arange(len(values)) - (len(values) - 1) / 2
+    slope = float((instants * values).sum() / (instants**2).sum())
+    return float(((values - values.mean() - slope * instants) ** 2).sum())

@@ -1,0 +1,166 @@
+"""Measures how fast a figure of a run rises or falls: its drift, as a share of its level per hour.
+
+The run is divided into time windows (loadgen.analysis.time_windows). The drift is usually the slope of Theil and Sen:
+the median of the slopes between all pairs of windows, which single bad windows hardly move. Its interval is that of
+Sen, from Kendall's test of a trend, with a correction for neighbouring windows that are alike. Sources:
+
+- Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968.
+- Yue and Wang, "The Mann-Kendall test modified by effective sample size to detect trend in serially correlated
+  hydrological series", 2004.
+
+A figure whose level changes in steps (loadgen.analysis.change_points) has no single slope. Its drift is the difference
+between its last and its first level, divided by the length of the run. A figure that returns to its first level does
+not drift. The level that a drift is a share of is the median of the windows.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+
+from loadgen.analysis.change_points import find_change_points, noise_of
+from loadgen.analysis.frame import Floats, Frame
+from loadgen.analysis.metrics import metric_by_key
+from loadgen.analysis.objectives import LATENCIES, Objective
+from loadgen.analysis.stats import CONFIDENCE
+from loadgen.analysis.time_windows import (
+    WindowSeries,
+    latency_windows,
+    loaded_span_ns,
+    rate_windows,
+    samples_for,
+    window_count,
+)
+
+MIN_WINDOWS = 10
+MAX_WINDOWS = 40
+"""Minimum and maximum number of windows from which a drift is computed."""
+FIRST_WINDOWS = 3
+"""Number of windows at the beginning whose median is the level before a drift."""
+NOISES_BEYOND = 1.0
+"""Distance from the allowed value, in units of the noise of a window, from which a window is beyond it."""
+LASTING_WINDOWS = 3
+"""Number of windows in a row that miss a bound if a bad time begins with the first of them."""
+S_PER_HOUR = 3600.0
+MEDIAN_ERROR = 1.2533
+"""Ratio of the standard error of a median to that of a mean, for a normal distribution: the root of pi / 2."""
+MAX_CORRELATION = 0.95
+"""Maximum correlation of neighbouring windows that is corrected for."""
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """The drift of a figure as a share of its level per hour. For example, 0.05 means that it grows by 5% per hour."""
+
+    per_hour: float
+    low: float
+    """Lower end of the interval of `per_hour`."""
+    high: float
+    level: float
+    """Median of the windows, in the unit of the figure."""
+    p_value: float
+    """Probability of a trend like this, or a clearer one, in a figure without drift."""
+
+
+def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
+    """Return the figure of an objective in each time window, or the reason if the run is too short for a drift."""
+    span_ns = loaded_span_ns(frame)
+    is_latency = objective.figure in LATENCIES
+    needed = samples_for(objective.percentile) if is_latency else 0
+    count = 0 if span_ns is None else window_count(frame, span_ns, MAX_WINDOWS, needed)
+    if count < MIN_WINDOWS:
+        return (
+            f"a drift needs {MIN_WINDOWS} time windows, and the run has {count}: a window lasts at least twice as long "
+            f"as a request and has at least {max(needed, samples_for(None)):,} complete requests"
+        )
+    if is_latency:
+        metric = metric_by_key(objective.figure)
+        return latency_windows(frame, metric, objective.statistic, objective.percentile, count)
+    return rate_windows(frame, objective.figure, count)
+
+
+def measure_drift(series: WindowSeries, confidence: float = CONFIDENCE) -> Drift | None:
+    """Return the drift of a figure, or None if fewer than MIN_WINDOWS windows have a value, or if the level is 0."""
+    known = ~np.isnan(series.values)
+    values, hours = series.values[known], series.middles_s[known] / S_PER_HOUR
+    level = float(np.median(values)) if len(values) else 0.0
+    if len(values) < MIN_WINDOWS or level <= 0:
+        return None
+    changes = find_change_points(values)
+    if changes:
+        return _drift_of_steps(values, float(hours[-1] - hours[0]), changes, level, confidence)
+    first, second = np.triu_indices(len(values), 1)
+    slopes = np.sort((values[second] - values[first]) / (hours[second] - hours[first]))
+    slope = float(np.median(slopes))
+    deviation = math.sqrt(_score_variance(values, values - slope * hours))
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) * deviation
+    low = slopes[max(0, math.floor((len(slopes) - reach) / 2))]
+    high = slopes[min(len(slopes) - 1, math.ceil((len(slopes) + reach) / 2))]
+    score = abs(float(np.sign(values[second] - values[first]).sum()))
+    z = (score - 1) / deviation if deviation and score else 0.0
+    p_value = math.erfc(max(0.0, z) / math.sqrt(2))
+    return Drift(slope / level, float(low) / level, float(high) / level, level, p_value)
+
+
+def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: float, confidence: float) -> Drift:
+    """Return the drift of a figure whose level changes in steps: the change from the first to the last level.
+
+    `hours` is the length of the run, and `changes` contains the index of the first value of each new level.
+    """
+    first, last = values[: changes[0]], values[changes[-1] :]
+    change = float(np.median(last) - np.median(first))
+    error = MEDIAN_ERROR * noise_of(values) * math.sqrt(1 / len(first) + 1 / len(last))
+    reach = NormalDist().inv_cdf((1 + confidence) / 2) * error
+    per_hour, low, high = (value / hours / level for value in (change, change - reach, change + reach))
+    return Drift(per_hour, low, high, level, math.erfc(abs(change) / error / math.sqrt(2)))
+
+
+def first_beyond(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
+    """Return the start and the end, in seconds, of the first window of a time that a bound on the drift does not allow.
+
+    Over the whole run, the bound allows the figure to rise or fall by a certain amount from its level at the beginning.
+    The time begins with the first of LASTING_WINDOWS windows in a row that are beyond this amount by more than the
+    noise explains. Return None if there are no such windows, although the drift is too large.
+    """
+    base = float(np.nanmedian(series.values[:FIRST_WINDOWS]))
+    hours = series.window_s * len(series.values) / S_PER_HOUR
+    allowed = base * (1 + objective.bound * hours)
+    margin = NOISES_BEYOND * noise_of(series.values[~np.isnan(series.values)])
+    falls = objective.comparison.startswith(">")
+    return _first_lasting(series, series.values < allowed - margin if falls else series.values > allowed + margin)
+
+
+def first_missed(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
+    """Return the start and the end, in seconds, of the first of LASTING_WINDOWS windows in a row that miss a bound.
+
+    Return None if there are no such windows, or if the run begins with them, so that no time was good before.
+    """
+    missed = np.array([not math.isnan(value) and not objective.satisfied_by(value) for value in series.values])
+    return None if missed[:1].any() else _first_lasting(series, missed)
+
+
+def _first_lasting(series: WindowSeries, bad: np.ndarray) -> tuple[float, float] | None:
+    for index in range(len(bad) - LASTING_WINDOWS + 1):
+        if bad[index : index + LASTING_WINDOWS].all():
+            return series.ends_s(index)
+    return None
+
+
+def _score_variance(values: Floats, detrended: Floats) -> float:
+    """Return the variance of Kendall's score of a series without a trend, whose neighbouring values may be alike.
+
+    The variance of independent values is multiplied by the ratio of the number of windows to their effective number, as
+    for a first-order autoregressive process. The correlation of neighbours is estimated from the ranks of the detrended
+    values. An estimate from a short series is too low, which is corrected for (Kendall, "Note on bias in the estimation
+    of autocorrelation", 1954). A negative correlation counts as none, so that chance makes no interval narrower.
+    """
+    count = len(values)
+    _, ties = np.unique(values, return_counts=True)
+    variance = (count * (count - 1) * (2 * count + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    ranks = np.argsort(np.argsort(detrended, kind="stable"), kind="stable") - (count - 1) / 2
+    estimate = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+    correlation = min(MAX_CORRELATION, max(0.0, (count * estimate + 2) / (count - 4)))
+    lags = np.arange(1, count)
+    return variance * (1 + 2 * float(((1 - lags / count) * correlation**lags).sum()))

@@ -1,0 +1,126 @@
+"""Findings on the course of a long run: changes and drifts of its figures, and restarts of the server.
+
+The same events are marked on the chart of the run over time, and listed in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from loadgen.analysis.format import duration, elapsed, figure_title, percent, significant
+from loadgen.analysis.metrics import metric_by_key
+from loadgen.analysis.report import Finding, Level
+from loadgen.analysis.summary import FigureChange, FigureDrift, RunCourse, ServerRestart, Summary
+
+SAME_INSTANT_WINDOWS = 1.5
+"""Distance of two changes, in time windows, up to which they are reported as one event."""
+
+
+class CourseEvent(msgspec.Struct, frozen=True):
+    """An event in the course of a run, for a finding, a mark on the chart and a row of the table."""
+
+    at_s: float
+    label: str
+    """One word for the mark on the chart, such as `restart`."""
+    sentence: str
+    level: Level
+
+
+def course_findings(summary: Summary) -> list[Finding]:
+    """Return a finding for each event in the course of the run, and for each figure that drifts."""
+    course = summary.course
+    if course is None:
+        return []
+    result = [Finding(event.label, event.level, event.sentence, "course") for event in course_events(summary)]
+    return result + [_drift_finding(drift) for drift in course.drifts]
+
+
+def course_events(summary: Summary) -> list[CourseEvent]:
+    """Return the events in the course of the run in order of time."""
+    course = summary.course
+    if course is None:
+        return []
+    events = [_restart_event(restart) for restart in course.restarts]
+    events += [_change_event(group) for group in _groups(course)]
+    return sorted(events, key=lambda event: event.at_s)
+
+
+def course_marks(summary: Summary) -> list[dict[str, Any]]:
+    """Return the marks on the chart of the run over time: the instant, a label and the sentence of each event."""
+    return [
+        {"x": event.at_s, "label": event.label, "text": event.sentence, "bad": event.level != "note"}
+        for event in course_events(summary)
+    ]
+
+
+def _groups(course: RunCourse) -> list[list[FigureChange]]:
+    """Return the changes of all figures, grouped by instant. Changes of several figures often have one cause."""
+    groups: list[list[FigureChange]] = []
+    for change in course.changes:
+        if groups and change.at_s - groups[-1][0].at_s <= SAME_INSTANT_WINDOWS * change.window_s:
+            groups[-1].append(change)
+        else:
+            groups.append([change])
+    return groups
+
+
+def _restart_event(restart: ServerRestart) -> CourseEvent:
+    reasons = {
+        "start_time": "its process has a later start time",
+        "counters": "its counters began again at 0",
+    }
+    text = (
+        f"The server restarted between {elapsed(restart.from_s)} and {elapsed(restart.to_s)} of the run "
+        f"({reasons[restart.evidence]}). Figures of the whole run mix the time before and after it."
+    )
+    return CourseEvent(restart.to_s, "restart", text, "warning")
+
+
+def _change_event(changes: Sequence[FigureChange]) -> CourseEvent:
+    worse = any(_is_worse(change.figure, change.after - change.before) for change in changes)
+    parts = [
+        f"{figure_title(change.figure)} from {_value(change.figure, change.before)} to "
+        f"{_value(change.figure, change.after)} ({_signed_percent(change.after / change.before - 1)})"
+        if change.before
+        else f"{figure_title(change.figure)} from 0 to {_value(change.figure, change.after)}"
+        for change in changes
+    ]
+    first = changes[0]
+    text = f"The level changed at {elapsed(first.at_s)} of the run (± {duration(first.window_s)}): {', '.join(parts)}."
+    if worse:
+        text += " Figures of the whole run mix both levels; --window measures one of them."
+    return CourseEvent(first.at_s, "change", text, "warning" if worse else "note")
+
+
+def _drift_finding(drift: FigureDrift) -> Finding:
+    low, high = (_signed_percent(end) for end in drift.ci95)
+    text = (
+        f"{figure_title(drift.figure)} drifts by {_signed_percent(drift.per_hour)} per hour (95% CI {low} to {high}), "
+        "so the figures depend on the length of the run. "
+        f"--assert '{drift.figure} drift < 5%/h' makes a limit of it."
+    )
+    if not _is_worse(drift.figure, drift.per_hour):
+        return Finding("drift", "note", text, "course")
+    if _higher_is_better(drift.figure):
+        text = text.replace("drift < 5%/h", "drift > -5%/h")
+    return Finding("drift", "warning", text, "course")
+
+
+def _higher_is_better(figure: str) -> bool:
+    return metric_by_key(figure.partition(".")[0]).direction == "higher"
+
+
+def _is_worse(figure: str, change: float) -> bool:
+    return change < 0 if _higher_is_better(figure) else change > 0
+
+
+def _value(figure: str, value: float) -> str:
+    metric = metric_by_key(figure.partition(".")[0])
+    return duration(value) if metric.timed else f"{significant(value)} {metric.unit}"
+
+
+def _signed_percent(share: float) -> str:
+    return f"{'+' if share >= 0 else '-'}{percent(abs(share))}"

@@ -6,7 +6,7 @@
 #   make test-pages      test every page in Chromium
 #   make test-packaging  test the wheel, the image, Compose, Kubernetes, small benchmarks, and ten thousand streams
 #   make coverage        run the tests of `test`, `test-system` and `test-pages` one at a time and measure their line coverage
-#   make engine          install real inference servers for this machine's CPU in .engine
+#   make engine          install real inference servers for this machine's CPU, and gateways, in .engine
 #   make test-real       run the tests that need these servers
 #   make test-dissect    test `loadgen dissect` with torch on this machine's CPU
 #   make test-docker     test docker-compose.yml and `loadgen servers` on a real Docker engine in .docker-engine

@@ -7,6 +7,7 @@ themselves. Many do not: haproxy and Traefik add no header by default.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MAX_NAME = 60
 """Maximum number of characters of a name that comes from a header."""
@@ -29,6 +30,19 @@ HEADER_OWNERS = {
     "helicone-": "Helicone",
 }
 """Gateways by the beginning of the header names that they add, in lower case."""
+STREAMING_REMEDIES = {
+    "nginx": "`proxy_buffering off` in nginx",
+    "openresty": "`proxy_buffering off` in OpenResty",
+    "tengine": "`proxy_buffering off` in Tengine",
+    "haproxy": "`option http-no-delay` in haproxy",
+    "envoy": "no filter `envoy.filters.http.buffer` in Envoy",
+    "caddy": "`flush_interval -1` in Caddy",
+    "traefik": "`flushInterval: -1ms` in Traefik",
+    "apache": "`flushpackets=on` in Apache's ProxyPass",
+}
+"""Settings with which a gateway passes each token on at once, by the beginning of its name in lower case."""
+USUAL_GATEWAYS = ("nginx", "haproxy")
+"""Gateways that hold tokens back and are common. haproxy does not name itself."""
 _LINE = re.compile(rb"^([!-9;-~]+):[ \t]*([^\r\n]*)", re.MULTILINE)
 
 
@@ -50,9 +64,25 @@ def gateways_in_head(head: bytes) -> set[str]:
     return _one_header_each(names)
 
 
+def streaming_remedies(gateways: Iterable[str]) -> list[str]:
+    """Return the settings that make gateways pass each token on at once.
+
+    `gateways` are the names that responses state, as `gateways_in_head` returns them. Their settings come first. The
+    setting of haproxy is always included, because haproxy does not name itself. The setting of nginx is included if no
+    known gateway is named.
+    """
+    named = [
+        remedy
+        for product, remedy in STREAMING_REMEDIES.items()
+        if any(name.lower().startswith(product) for name in gateways)
+    ]
+    usual = [STREAMING_REMEDIES[product] for product in (USUAL_GATEWAYS[1:] if named else USUAL_GATEWAYS)]
+    return list(dict.fromkeys([*named, *usual]))
+
+
 def _one_header_each(names: set[str]) -> set[str]:
     """Keep one entry per gateway: if several headers reveal the same gateway, the first entry in alphabetical order."""
     kept = dict[str, str]()
     for name in sorted(names):
-        kept.setdefault(name.partition(" (")[0], name)
+        kept.setdefault(name.partition(" (")[0].lower(), name)
     return set(kept.values())

@@ -5,5 +5,5 @@
 engine:
 	@python3 tests/real/engine/make_engine.py
 
-test-real: engine .venv/.tests
+test-real: engine .venv/.tests .venv/.tls
 	$(BIN)/python -m pytest tests/real --timeout 300

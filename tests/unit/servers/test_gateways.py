@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.servers.gateways import gateways_in_head
+from loadgen.servers.gateways import gateways_in_head, streaming_remedies
 
 
 @pytest.mark.parametrize(
@@ -11,12 +11,12 @@ from loadgen.servers.gateways import gateways_in_head
         (["Server: nginx/1.22.1"], {"nginx/1.22.1 (Server)"}),
         (
             ["server: envoy", "x-envoy-upstream-service-time: 3"],
-            {"envoy (Server)", "Envoy (x-envoy-upstream-service-time)"},
+            {"Envoy (x-envoy-upstream-service-time)"},
         ),
         (["server: uvicorn", "x-litellm-call-id: 1", "x-litellm-version: 1.80"], {"LiteLLM (x-litellm-call-id)"}),
         (["Via: 1.1 google"], {"1.1 google (Via)"}),
         (["VIA:1.1 Caddy", "Server: Caddy"], {"1.1 Caddy (Via)", "Caddy (Server)"}),
-        (["CF-Ray: 8f", "Server: cloudflare"], {"Cloudflare (cf-ray)", "cloudflare (Server)"}),
+        (["CF-Ray: 8f", "Server: cloudflare"], {"Cloudflare (cf-ray)"}),
     ],
 )
 def test_gateways_are_named(lines: list[str], names: set[str]) -> None:
@@ -44,3 +44,21 @@ def test_a_name_is_short_and_printable() -> None:
     """A long value is cut, and control characters are left out."""
     (name,) = gateways_in_head(b"HTTP/1.1 200 OK\r\nVia: \x1b[31m" + b"x" * 500)
     assert name == "[31m" + "x" * 56 + " (Via)"
+
+
+NGINX, HAPROXY = "`proxy_buffering off` in nginx", "`option http-no-delay` in haproxy"
+
+
+@pytest.mark.parametrize(
+    ("names", "remedies"),
+    [
+        ([], [NGINX, HAPROXY]),
+        (["LiteLLM (x-litellm-call-id)"], [NGINX, HAPROXY]),
+        (["nginx/1.22.1 (Server)"], [NGINX, HAPROXY]),
+        (["haproxy (Server)"], [HAPROXY]),
+        (["Envoy (x-envoy-upstream-service-time)"], ["no filter `envoy.filters.http.buffer` in Envoy", HAPROXY]),
+    ],
+)
+def test_remedies_are_those_of_the_named_gateways(names: list[str], remedies: list[str]) -> None:
+    """The remedy of haproxy is always included, because haproxy does not name itself."""
+    assert streaming_remedies(names) == remedies

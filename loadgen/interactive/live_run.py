@@ -177,17 +177,17 @@ class LiveTarget(msgspec.Struct):
         """Return a copy of the Request with the next id, and with its model if the plan splits requests over models."""
         return self.with_model(replace(request, id=next(self._ids)))
 
-    def session(self, dialect: Dialect) -> tuple[SessionGraph | Session, int]:
-        """Return the plan's next session, and the number by which its request ids must be shifted.
+    def session(self, dialect: Dialect) -> SessionGraph | Session:
+        """Return the plan's next session. Its requests have the next ids, which no other request gets.
 
-        The ids of the session's requests are thereby reserved. After the last session of a file, the first one follows.
+        After the last session of a file, the first one follows.
         """
         if dialect.endpoint not in self._sessions:
             self._sessions[dialect.endpoint] = _endless_sessions(self.prompts(dialect))
         session = next(self._sessions[dialect.endpoint])
         requests = session.nodes if isinstance(session, SessionGraph) else session.turns
         ids = [next(self._ids) for _ in requests]
-        return session, ids[0] - first_id_of(session)
+        return session.shifted(ids[0] - first_id_of(session))
 
     def with_model(self, request: Request) -> Request:
         """Return a request of a session with its model, if the plan splits sessions over models."""

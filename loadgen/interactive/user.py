@@ -123,17 +123,17 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             self._session_dialect = dialect = target.dialect(endpoint)
             target.prompts(dialect)
             with SESSION.turn():
-                session, offset = target.session(dialect)
+                session = target.session(dialect)
         except EXPECTED as error:
             SESSION.fail(error)
             raise StopUser from None
         try:
             if isinstance(session, SessionGraph):
-                run_graph(self, session, offset)
+                run_graph(self, session)
             else:
-                run_chat(self, session, offset)
+                run_chat(self, session)
         finally:
-            SESSION.run.identity.forget(offset + first_id_of(session))
+            SESSION.run.identity.forget(first_id_of(session))
 
     def send_in_session(self, request: Request, due_ns: int, on_sent: Callable[[int], object]) -> SentRequest:
         """Send a request of a session, wait for the end of its response, and return both.

@@ -43,7 +43,7 @@ class SessionUser(Protocol):
 
 
 def first_id_of(session: SessionGraph | Session) -> int:
-    """Return the id of a session's first request, before ids are shifted."""
+    """Return the id of a session's first request."""
     return session.first_id if isinstance(session, SessionGraph) else session.request().id
 
 
@@ -52,20 +52,8 @@ def wait_until(due_ns: int) -> None:
     gevent.sleep(max(0.0, (due_ns - monotonic_ns()) / 1e9))
 
 
-def renumbered(request: Request, offset: int) -> Request:
-    """Return a request of a session with all ids shifted by `offset`."""
-    return replace(
-        request,
-        id=request.id + offset,
-        session=None if request.session is None else request.session + offset,
-        agent=None if request.agent is None else request.agent + offset,
-        parent_agent=None if request.parent_agent is None else request.parent_agent + offset,
-        parents=tuple(replace(parent, id=parent.id + offset) for parent in request.parents),
-    )
-
-
-def run_chat(user: SessionUser, session: Session, offset: int) -> None:
-    """Run a session whose requests follow one another. Request ids are shifted by `offset`."""
+def run_chat(user: SessionUser, session: Session) -> None:
+    """Run a session whose requests follow one another."""
     state = session
     due_ns = monotonic_ns()
     sent = False
@@ -73,7 +61,7 @@ def run_chat(user: SessionUser, session: Session, offset: int) -> None:
         while True:
             wait_until(due_ns)
             sent = True
-            result = user.send_in_session(renumbered(state.request(), offset), due_ns, lambda _: None)
+            result = user.send_in_session(state.request(), due_ns, lambda _: None)
             following = state.after(result.answer) if result.record.state == "complete" else None
             if following is None:
                 break
@@ -81,14 +69,14 @@ def run_chat(user: SessionUser, session: Session, offset: int) -> None:
             due_ns = state.due_after(result.end_ns)
     except GreenletExit:  # the user is killed
         unsent = [] if sent else [state.request()]
-        _drop(user, [*unsent, *state.remaining_requests()], offset, "cancelled", STOPPED)
+        _drop(user, [*unsent, *state.remaining_requests()], "cancelled", STOPPED)
         raise
     detail = f"not sent, turn {result.record.turn} of its session was {result.record.state}"
-    _drop(user, [*state.remaining_requests()], offset, "session_ended", detail)
+    _drop(user, [*state.remaining_requests()], "session_ended", detail)
 
 
-def run_graph(user: SessionUser, graph: SessionGraph, offset: int) -> None:
-    """Run a session that is a graph. Request ids are shifted by `offset`."""
+def run_graph(user: SessionUser, graph: SessionGraph) -> None:
+    """Run a session that is a graph."""
     progress = SessionProgress(graph)
     unsent = set(range(len(graph.nodes)))
     group = Group()
@@ -100,7 +88,7 @@ def run_graph(user: SessionUser, graph: SessionGraph, offset: int) -> None:
     def run_node(node: int, due_ns: int) -> None:
         wait_until(due_ns)
         unsent.discard(node)
-        request = renumbered(progress.request(node), offset)
+        request = progress.request(node)
         result = user.send_in_session(request, due_ns, lambda sent_ns: start(progress.started(node, sent_ns)))
         if result.record.state == "complete":
             start(progress.ended(node, result.end_ns, result.answer))
@@ -108,16 +96,16 @@ def run_graph(user: SessionUser, graph: SessionGraph, offset: int) -> None:
         lost = progress.failed(node)
         unsent.difference_update(request.id - graph.first_id for request in lost)
         kind: ErrorKind = "cancelled" if result.record.error_kind == "cancelled" else "session_ended"
-        _drop(user, lost, offset, kind, f"not sent, request {request.id} of its session was {result.record.state}")
+        _drop(user, lost, kind, f"not sent, request {request.id} of its session was {result.record.state}")
 
     try:
         start([DueNode(0, monotonic_ns())])
         group.join()
     finally:  # also when the user is killed
         group.kill()
-        _drop(user, [graph.unsent_request(node) for node in sorted(unsent)], offset, "cancelled", STOPPED)
+        _drop(user, [graph.unsent_request(node) for node in sorted(unsent)], "cancelled", STOPPED)
 
 
-def _drop(user: SessionUser, requests: list[Request], offset: int, kind: ErrorKind, detail: str) -> None:
+def _drop(user: SessionUser, requests: list[Request], kind: ErrorKind, detail: str) -> None:
     for request in requests:
-        user.record_unsent(renumbered(replace(request, prompt=""), offset), kind, detail)
+        user.record_unsent(replace(request, prompt=""), kind, detail)

@@ -242,12 +242,11 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.repeats import figures_of
-    from loadgen.engine.prepare import build_schedule
-    from loadgen.studies.simulate import run_in_memory
+    from loadgen.studies.simulate import planned_requests, run_in_memory
 
     if model.twin is None:
         raise PlanError("intervals need a twin", "Name one with --twin.")
-    requests = build_schedule(plan).count or TARGET_REQUESTS
+    requests = planned_requests(plan) or TARGET_REQUESTS
     if requests > MAX_REQUESTS:
         return []
     affordable = max(MIN_DRAWS, TARGET_REQUESTS // max(1, requests))

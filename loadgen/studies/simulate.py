@@ -482,6 +482,14 @@ def _virtual_load(plan: Plan) -> VirtualLoad:
     return VirtualLoad(plan if plan.traffic else classes[0].plan, classes, traffic)
 
 
+def planned_requests(plan: Plan) -> int | None:
+    """Return the number of requests or sessions of a plan. None if a closed loop has only a duration.
+
+    Raises LoadgenError or WorkloadError if the load of the plan is not possible."""
+    counts = [part.schedule.count for part in _virtual_load(plan).classes]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
 def _virtual_requests(part: VirtualClass) -> Iterator[VirtualRequest]:
     """Yield the requests of a class of traffic, or the first request of each session, with their due times."""
     first_id = part.first_id

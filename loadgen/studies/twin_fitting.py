@@ -9,8 +9,9 @@ residuals are `log(simulated / measured)` of TTFT, TPOT and E2E latency. Every r
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import product
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.analysis.run.record import Record
-from loadgen.analysis.run.runfile import Run
+from loadgen.analysis.run.runfile import Header, Run
 from loadgen.analysis.run.token_counts import streamed_tokens
 from loadgen.errors import PlanError
 from loadgen.servers.hardware.inference import Deployment
@@ -165,7 +166,7 @@ def observe_run(run: Run) -> ObservedRun:
             tpot_s[index] = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / later
     rows = np.array(sorted(tokens), float)
     lengths = [record.prompt_tokens or record.prompt_tokens_asked for record in records]
-    source = workload.parse(str(run.header.plan.get("workload") or "synthetic"))
+    prompt_ids = _prompt_ids_of(run.header)
     return ObservedRun(
         name=name,
         sent_ns=[(record.sent_ns or 0) - begin_ns for record in records],
@@ -173,7 +174,7 @@ def observe_run(run: Run) -> ObservedRun:
         output_tokens=[
             record.output_tokens or sum(record.chunk_tokens) or record.output_tokens_asked for record in records
         ],
-        prompts=[_prompt_ids(record, length, source) for record, length in zip(records, lengths, strict=True)],
+        prompts=[prompt_ids(record, length) for record, length in zip(records, lengths, strict=True)],
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         ended_s=float(rows[-1, 0]),
@@ -181,16 +182,35 @@ def observe_run(run: Run) -> ObservedRun:
     )
 
 
-def _prompt_ids(record: Record, length: int, source: Workload) -> Sequence[int]:
+def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
+    """Return a function that returns the artificial token ids of the prompt of a Record with a given length.
+
+    The ids depend on the workload of the run, or on that of the Record's class of traffic."""
+    if not header.traffic:
+        source = workload.parse(str(header.plan.get("workload") or "synthetic"))
+        return lambda record, length: _prompt_ids(record, length, source, 0)
+    first_ids = [facts.first_id for facts in header.traffic]
+    sources = [workload.parse(facts.workload) for facts in header.traffic]
+
+    def prompt_ids(record: Record, length: int) -> Sequence[int]:
+        index = max(0, bisect_right(first_ids, record.id) - 1)
+        return _prompt_ids(record, length, sources[index], first_ids[index])
+
+    return prompt_ids
+
+
+def _prompt_ids(record: Record, length: int, source: Workload, first_id: int) -> Sequence[int]:
     """Return artificial token ids of a prompt for the prefix cache, or () if the prompt shares no tokens.
 
-    Two prompts have the same ids exactly where their texts have the same tokens.
+    Two prompts have the same ids exactly where their texts have the same tokens. `first_id` is the id of the first
+    request of the Record's class of traffic. Prompts of different classes share no tokens.
     """
     if record.session is not None:
-        first_id = record.session << 32
-        return range(first_id, first_id + length)
+        first_token = record.session << 32
+        return range(first_token, first_token + length)
     if isinstance(source, SharedPrefix):
-        prefix_id = (record.id % source.groups) << 32
+        number = record.id - first_id
+        prefix_id = (first_id + number % source.groups) << 32
         own_id = (record.id + source.groups) << 32
         ids = (*range(prefix_id, prefix_id + source.tokens), *range(own_id, own_id + length))
         return ids[:length]

@@ -184,6 +184,42 @@ def test_prompts_with_a_common_beginning_are_replayed_as_such(cpu: Twin) -> None
         assert told["ttft.p50"] == pytest.approx(was["ttft.p50"], rel=0.05), workload
 
 
+def test_runs_with_classes_are_fitted_and_predicted(cpu: Twin) -> None:
+    """A twin of one mix of an open class, a closed loop, sessions and shared prefixes predicts another mix. The replay
+    knows the prefix cache of each class."""
+    tables: list[dict[str, Any]] = [
+        {"name": "chat", "arrivals": "poisson:3", "input_tokens": "uniform:100..900"},
+        {"name": "batch", "concurrency": 3, "output_tokens": 100},
+        {"name": "dialogs", "concurrency": 2, "workload": "multi-turn:turns=3"},
+        {"name": "shared", "arrivals": "poisson:1", "workload": "shared-prefix:groups=7,tokens=400"},
+    ]
+    mixed = run_of(cpu, traffic=tables, duration_s=20.0)
+    seen = twin_fit.observe_run(mixed)
+    replayed, measured = (
+        twin_fit.simulate_run(seen, cpu),
+        twin_fit.figures(seen, seen.ttft_s, seen.tpot_s, seen.ended_s),
+    )
+    for figure in ("ttft.p50", "ttft.p99", "tpot.p50", "output_tokens_per_s"):
+        assert replayed[figure] == pytest.approx(measured[figure], rel=0.02), figure
+    twin = twin_fit.fit([mixed, run_of(cpu, n=64)], "vllm", None, {"vintage": "current"})
+    tables[0]["arrivals"], tables[1]["concurrency"] = "poisson:6", 1
+    other = twin_fit.observe_run(run_of(cpu, traffic=tables, duration_s=20.0, seed=5))
+    was = twin_fit.figures(other, other.ttft_s, other.tpot_s, other.ended_s)
+    predicted = twin_fit.simulate_run(other, twin)
+    for figure, tolerance in (("output_tokens_per_s", 0.03), ("ttft.p50", 0.08), ("tpot.p50", 0.08)):
+        assert predicted[figure] == pytest.approx(was[figure], rel=tolerance), figure
+
+
+def test_a_plan_with_classes_has_a_prediction_with_intervals(fitted: Twin) -> None:
+    """`loadgen simulate --twin` states intervals for such plans, of any kind of class."""
+    tables = [{"name": "chat", "arrivals": "poisson:3"}, {"name": "batch", "concurrency": 2}]
+    for load in ({"traffic": tables, "duration_s": 5.0}, {"traffic": tables[:1], "n": None, "duration_s": 5.0}):
+        plan = Plan(server="vllm", output_tokens=16, **load)
+        predictions = predict(plan, ServerModel(twin=fitted), 4)
+        assert {"ttft.p50", "tpot.p50"} <= {each.figure for each in predictions}
+        assert all(each.low <= each.value <= each.high for each in predictions)
+
+
 def test_the_front_end_takes_in_together_who_came_meanwhile() -> None:
     """At 3 ms each: the first of a burst alone, then the other four at once, 12 ms later; a late one by itself."""
     front_end, jobs = FrontEnd(request_ns=3, path_ns=1), [Job(1, 1, 0, owner=place) for place in range(6)]

@@ -31,6 +31,7 @@ from loadgen.errors import LoadgenError, PlanError, install_hint
 if TYPE_CHECKING:
     from loadgen.analysis.compare import Comparison
     from loadgen.analysis.report.run_document import ReportedRun
+    from loadgen.analysis.run.runfile import Footer
     from loadgen.engine.prepare import OnProgress
     from loadgen.engine.resolve_server import Say
     from loadgen.plan import Plan
@@ -130,6 +131,7 @@ def run(
     objectives: Sequence[str] = (),
     confidence: float | str | None = None,
     goodput: Sequence[str] = (),
+    alone: bool = False,
 ) -> Result:
     """Run a plan and return its results.
 
@@ -145,6 +147,8 @@ def run(
     - `confidence`: confidence level such as `95%`, in place of that of the plan. The whole confidence interval of a
       figure must then meet the bound. Without a level, the measured figure decides.
     - `goodput`: bounds for each request as for `--goodput`, in place of those of the plan.
+    - `alone`: run each class of traffic by itself first, as `--alone` does. `summary.traffic` then shows how much the
+      classes slow each other down. An interrupt of these runs raises KeyboardInterrupt.
 
     summary.json is written next to the run file.
 
@@ -156,7 +160,7 @@ def run(
     failed request does not raise an error.
     """
     plan = _with_objectives(plan, objectives, confidence, goodput)
-    with contextlib.closing(_Measurement(plan, out, progress, say)) as measurement:
+    with contextlib.closing(_Measurement(plan, out, progress, say, alone=alone)) as measurement:
         return measurement.result()
 
 
@@ -169,6 +173,7 @@ async def run_async(
     objectives: Sequence[str] = (),
     confidence: float | str | None = None,
     goodput: Sequence[str] = (),
+    alone: bool = False,
 ) -> Result:
     """Run a plan like `run`, without blocking the event loop. Callbacks are called in another thread.
 
@@ -176,7 +181,7 @@ async def run_async(
     same errors as `run`.
     """
     plan = _with_objectives(plan, objectives, confidence, goodput)
-    with contextlib.closing(_Measurement(plan, out, progress, say)) as measurement:
+    with contextlib.closing(_Measurement(plan, out, progress, say, alone=alone)) as measurement:
         done = asyncio.ensure_future(asyncio.to_thread(measurement.result))
         try:
             return await asyncio.shield(done)
@@ -279,7 +284,10 @@ class _Measurement:
         out: Path | str | None,
         progress: OnProgress | None,
         say: Say | None,
+        *,
+        alone: bool = False,
     ) -> None:
+        from loadgen.engine.alone_runs import check_alone
         from loadgen.engine.prepare import with_seed_of_run
         from loadgen.engine.resolve_server import with_detected_server
         from loadgen.folders import run_folder
@@ -287,6 +295,8 @@ class _Measurement:
         from loadgen.results import parse_expressions
         from loadgen.servers.own_process import own_process
 
+        if alone:
+            check_alone(plan, "alone=True")
         plan = with_detected_server(plan, say)
         plan = with_seed_of_run(plan, say)
         if plan.repeats > 1:
@@ -313,7 +323,7 @@ class _Measurement:
             start_new_session=True,  # a terminal sends Ctrl-C to the caller only, which forwards it once
         )
         child_pipe.close()
-        self._pipe.send((vars(plan), self._folder, command_line(plan)))
+        self._pipe.send((vars(plan), self._folder, command_line(plan), alone))
         # A separate thread receives the messages, so that an interrupt of the caller never cuts one in half.
         self._listener = threading.Thread(target=self._listen, name="loadgen", daemon=True)
         self._listener.start()
@@ -368,8 +378,8 @@ class _Measurement:
         Return False after the last message, True otherwise.
         """
         kind, *values = self._messages.get()
-        if kind == "progress":
-            self._began = True
+        if kind in ("progress", "progress alone"):
+            self._began = kind == "progress"
             if self._progress:
                 from loadgen.engine.client_health import LiveCounters
 
@@ -387,6 +397,7 @@ class _Measurement:
 def _measure(pipe: Connection) -> None:
     """Run one plan in the measuring process. The plan arrives through `pipe`, and progress is sent back through it."""
     from loadgen.engine import prepare
+    from loadgen.engine.alone_runs import run_alone
     from loadgen.plan import Plan
 
     def send(kind: str, *values: Any) -> None:
@@ -395,14 +406,32 @@ def _measure(pipe: Connection) -> None:
         except OSError:  # the caller is gone: end the run and keep its results so far
             signal.raise_signal(signal.SIGINT)
 
-    settings, folder, command = pipe.recv()
+    settings, folder, command, alone = pipe.recv()
+
+    def say(line: str) -> None:
+        send("say", line)
+
+    def run_class(plan: Plan, subfolder: Path) -> Footer:
+        return prepare.run(
+            plan,
+            subfolder,
+            command=command,
+            say=say,
+            on_progress=lambda phase, counts: send("progress alone", phase, bytes(counts)),
+        )
+
     try:
+        plan = Plan(**settings)
+        folders = run_alone(plan, folder, run_class, say) if alone else {}
+        if folders is None:
+            raise KeyboardInterrupt
         prepare.run(
-            Plan(**settings),
+            plan,
             folder,
             command=command,
-            say=lambda line: send("say", line),
+            say=say,
             on_progress=lambda phase, counts: send("progress", phase, bytes(counts)),
+            alone=folders,
         )
     except BaseException as error:  # every error is raised in the caller
         error.add_note(getattr(error, "hint", None) or traceback.format_exc())

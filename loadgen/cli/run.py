@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from loadgen.live.page import LivePage
     from loadgen.plan import Plan
 
-ALONE_SEEDS = 1_000_003
-"""Difference between the seed of a run and the seed of its classes alone. Seeds of repeats lie close together."""
 BIND_HELP = (
     "With --distributed: address on which to listen for worker machines. Addresses other than loopback need a token in "
     "LOADGEN_TOKEN."
@@ -95,7 +93,8 @@ def run_load(
 
     settings |= objective_settings(settings, assertions, confidence, goodput)
     plan = Plan(**settings)
-    _check_alone(plan, alone=alone, distributed=distributed)
+    if alone:
+        _check_alone(plan, distributed=distributed)
     is_default_load = plan.arrivals == ONE_AT_A_TIME and not settings.keys() & {"arrivals", "concurrency"}
     output = Output(
         as_json=as_json,
@@ -226,35 +225,25 @@ def _live_page(live: bool, port: int, output: Output) -> Iterator[LivePage | Non
         yield page
 
 
-def _check_alone(plan: Plan, *, alone: bool, distributed: bool) -> None:
+def _check_alone(plan: Plan, *, distributed: bool) -> None:
     """Raise PlanError if `--alone` cannot be used with this plan."""
-    if not alone:
-        return
-    if not plan.traffic:
-        raise PlanError(
-            "--alone runs classes of traffic by themselves, but the plan has no [[traffic]] tables",
-            "Write the classes into a plan file, or leave --alone out.",
-        )
-    if distributed or plan.repeats > 1:
-        raise PlanError(
-            f"--alone cannot be used with {'--distributed' if distributed else '--repeats'}", "Leave one of them out."
-        )
+    from loadgen.engine.alone_runs import check_alone
+
+    check_alone(plan, "--alone")
+    if distributed:
+        raise PlanError("--alone cannot be used with --distributed", "Leave one of them out.")
 
 
 def _run_alone(run_plan: Callable[..., Footer], plan: Plan, folder: Path, output: Output) -> dict[str, str]:
-    """Run each class of traffic by itself. Return the folders of these runs by class, relative to `folder`.
+    """Run each class of traffic by itself. Return the folders of these runs by class, relative to `folder`."""
+    from loadgen.engine.alone_runs import run_alone
 
-    The runs have another seed, because the server's prefix cache would otherwise know the prompts of the run."""
-    result = {}
-    for number, table in enumerate(plan.traffic, 1):
-        name = table["name"]
-        output.say(f"class {number} of {len(plan.traffic)} alone: {name}")
-        alone = plan.replaced(only_class=name, seed=plan.seed + ALONE_SEEDS, objectives=(), goodput=())
-        subfolder = Path(f"{folder.name}-alone", name)
-        if _run(run_plan, alone, folder.parent / subfolder, output, None).interrupted:
-            raise Exit(EXIT_INTERRUPTED)
-        result[name] = str(Path("..", subfolder))
-    output.say("all classes together")
+    def run_class(alone: Plan, subfolder: Path) -> Footer:
+        return _run(run_plan, alone, subfolder, output, None)
+
+    result = run_alone(plan, folder, run_class, output.say)
+    if result is None:
+        raise Exit(EXIT_INTERRUPTED)
     return result
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import loadgen
 from loadgen.analysis.run import runfile
+from loadgen.errors import PlanError
 from loadgen.servers.simulated.config import SimulatedConfig
 from loadgen.traffic import FIRST_IDS_APART, shared_due_times, traffic_classes
 from loadgen.workloads.request import number_of_wire_id
@@ -158,6 +159,31 @@ def test_each_class_alone(tmp_path: Path) -> None:
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Classes of traffic" in page
     assert "Each class alone and together" in page
+
+
+def test_each_class_alone_from_python(tmp_path: Path) -> None:
+    """`alone=True` does what --alone does. Callbacks see the progress of these runs too."""
+    tables = [{"name": "a", "arrivals": "closed:2", "n": 20}, {"name": "b", "n": 20}]
+    lines: list[str] = []
+    phases: list[str] = []
+    with running(SERVER) as simulated:
+        plan = loadgen.Plan(url=simulated.url, output_tokens=4, traffic=tables)
+        result = loadgen.run(
+            plan,
+            out=tmp_path / "run",
+            alone=True,
+            say=lines.append,
+            progress=lambda phase, _counts: phases.append(phase),
+        )
+        requests = len([line for line in simulated.log if line.request_id])
+    assert requests == 80
+    assert "class 2 of 2 alone: b" in lines
+    assert phases.count("ended") == 3
+    for part in result.summary.traffic:
+        median = next(row for row in part.interference if row.figure == "ttft.p50")
+        assert median.ratio is not None
+    with pytest.raises(PlanError, match="alone=True runs classes of traffic by themselves"):
+        loadgen.run(loadgen.Plan(url="http://127.0.0.1:9", n=3), alone=True)
 
 
 def test_a_lost_run_of_a_class_is_a_note(tmp_path: Path) -> None:

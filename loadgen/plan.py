@@ -49,7 +49,7 @@ from loadgen.servers.auth import (
 )
 from loadgen.servers.backends import BACKENDS, join_or, simulated_backends
 from loadgen.servers.proxy import normalise_proxy_url
-from loadgen.servers.server_url import check_server_url
+from loadgen.servers.server_url import check_server_url, fixed_number
 from loadgen.servers.session_identity import check_captures, check_header_name, check_session_headers
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
 from loadgen.workloads import arrivals, cancellation, lengths, model_mix, workload
@@ -221,6 +221,11 @@ class Plan:
     balance: Annotated[Literal["even", "least-busy", "session"], RunOption("Advanced")] = "even"
     """How to choose the replica of each request if --url is repeated: even (default: in turn, the same number for
     each), least-busy (the one with the fewest requests in flight) or session (in turn, and a session stays on one)."""
+    expect_replicas: Annotated[int, in_range(0, 10_000), RunOption("Advanced")] = 0
+    """Number of replicas that must answer before the run starts: different --replica-header values, or different
+    addresses of the URLs. Default 0: do not wait."""
+    replicas_wait_s: Annotated[float, POSITIVE, RunOption("Advanced")] = 60.0
+    """How long --expect-replicas waits (default 60s)."""
     model: Annotated[str | None, canonical_model, RunOption("Server", "start")] = None
     """Model, or models with weights: a=70,b=30. The names may be those of LoRA adapters. Default: the first model that
     the server lists."""
@@ -618,6 +623,15 @@ class Plan:
             yield f"--url {repeated} is given twice: name each replica once"
         if self.balance != "even" and not self.more_urls:
             yield f"--balance {self.balance}: repeat --url for each replica, or leave --balance out"
+        if self.expect_replicas and self.simulated:
+            yield "--expect-replicas: the built-in simulated server is one server; leave --simulated or this option out"
+        if self.expect_replicas and not self.replica_header and self.urls:
+            number = fixed_number(self.urls)
+            if number is not None and number < self.expect_replicas:
+                yield (
+                    f"--expect-replicas {self.expect_replicas}: the URLs have only {number} "
+                    f"address{'es' * (number > 1)}: repeat --url, or name a --replica-header"
+                )
         if self.balance == "session" and not (self.uses_sessions or self.traffic):
             yield f"--balance session: --workload {self.workload} has no sessions; leave --balance out"
 

@@ -38,7 +38,7 @@ from loadgen.servers.http2 import (
 )
 from loadgen.servers.marks import HEADER, Mark, in_header, in_value
 from loadgen.servers.proxy import ProxyError, credentials_advice, unused_proxy_hint
-from loadgen.servers.target import split_unix_url
+from loadgen.servers.target import Address, split_unix_url
 from loadgen.servers.wire import local_limits
 from loadgen.workloads.request import merged_headers
 
@@ -119,12 +119,14 @@ class JsonClient:
         say: Callable[[str], None] | None = None,
         *,
         retry: bool = True,
+        address: Address | None = None,
     ) -> None:
         """Prepare a client for the server at `url`. The first request opens the connection.
 
         `url` is the base of all paths. A query of the URL is sent with every request. `timeout_s` is the time limit of
         a response in seconds (default: 10). `say` is called with a line whenever the client waits for a busy server.
-        Without `retry`, the client never waits for a busy server."""
+        Without `retry`, the client never waits for a busy server. `address` is the address of the host to connect to
+        (default: any address to which its name leads)."""
         base, _, query = url.partition("?")
         unix = split_unix_url(base)
         self._socket_path, parts = (unix[0], urlsplit(f"http://localhost{unix[1]}")) if unix else ("", urlsplit(base))
@@ -144,6 +146,7 @@ class JsonClient:
         """The first mark of a simulated server in the responses."""
         host = parts.hostname or ""
         self._access = access
+        self._address = address
         self._tls: ssl.SSLContext | None = None
         """The TLS settings of connections through a proxy, from the first such connection on."""
         self._connection = (
@@ -257,6 +260,12 @@ class JsonClient:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(limit_s)
             connection.sock.connect(self._socket_path)
+        elif proxy is None and self._address is not None:
+            family, peer = self._address
+            connection.sock = socket.socket(family, socket.SOCK_STREAM)
+            connection.sock.settimeout(limit_s)
+            connection.sock.connect(peer)
+            self._begin_tls(connection)
         elif proxy is None:
             connection.connect()
         else:
@@ -264,8 +273,13 @@ class JsonClient:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if isinstance(connection, http.client.HTTPSConnection):
                 open_tunnel(sock, proxy, connection.host, connection.port)
-                self._tls = self._tls or self._access.tls or tls_context()
-                connection.sock = self._tls.wrap_socket(sock, server_hostname=connection.host)
+            self._begin_tls(connection)
+
+    def _begin_tls(self, connection: http.client.HTTPConnection) -> None:
+        """Do the TLS handshake on a connection whose socket this client has opened, if the URL begins with https."""
+        if isinstance(connection, http.client.HTTPSConnection):
+            self._tls = self._tls or self._access.tls or tls_context()
+            connection.sock = self._tls.wrap_socket(connection.sock, server_hostname=connection.host)
 
     def _send(
         self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], limit_s: float, limit_bytes: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -131,6 +132,22 @@ def describe_repair(text: str, address: ServerUrl) -> str:
     endpoint = f", endpoint {address.endpoint}" if address.endpoint else ""
     query = f", with ?{address.query} on every request" if address.query else ""
     return f"{text}: using {address.base}{endpoint}{query}"
+
+
+def fixed_number(urls: Sequence[str]) -> int | None:
+    """Return the number of servers at these URLs if it cannot change, or None if a host name may get more addresses."""
+    if all(url.lower().startswith(UNIX_SCHEME) or _is_ip_address(parse_host(url)) for url in urls):
+        return len(urls)
+    return None
+
+
+def _is_ip_address(host: str) -> bool:
+    """Return True if the host is an IPv4 or IPv6 address, without brackets."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _with_scheme(text: str) -> str:

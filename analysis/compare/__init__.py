@@ -39,7 +39,7 @@ from loadgen.analysis.compare.figures import (
     name_of_test,
 )
 from loadgen.analysis.compare.gates import Gate, GateResult, judge_gates
-from loadgen.analysis.compare.parts import ComparedClass, compare_classes
+from loadgen.analysis.compare.parts import ComparedClass, classes_method, compare_classes
 from loadgen.analysis.compare.run_variance import MIN_RUN_VARIATION, ComparedRun, run_name
 from loadgen.analysis.format import (
     FACTOR_MIN,
@@ -238,6 +238,7 @@ def compare(
     if too_short:
         notes.append(TOO_SHORT.format(", ".join(too_short), percent(run_variation)))
     marks = [simulated(run.summary) for run in (*a, *b)]
+    classes = compare_classes(a, b, margin, run_variation, invalid)
     name_a, name_b = _side_names(a, b)
     return Comparison(
         name_a=name_a,
@@ -245,7 +246,7 @@ def compare(
         runs_a=len(a),
         runs_b=len(b),
         mark=next(filter(None, marks), ""),
-        method=_method(data, rows, gates, run_variation),
+        method=" ".join(filter(None, (_method(data, rows, gates, run_variation), classes_method(classes)))),
         margin=margin,
         run_variation=run_variation,
         rows=rows,
@@ -254,7 +255,7 @@ def compare(
         notes=notes,
         gates=results,
         invalid=invalid,
-        classes=compare_classes(a, b, margin, run_variation, invalid),
+        classes=classes,
     )
 
 

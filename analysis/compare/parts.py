@@ -48,6 +48,21 @@ def compare_classes(
     ]
 
 
+def classes_method(classes: Sequence[ComparedClass]) -> str:
+    """Return a sentence about the level of the verdicts on classes of traffic, or "" if none is tested.
+
+    The figures of the classes are a family of tests of their own, so that the verdicts on the whole runs do not depend
+    on the number of classes. The price is a second chance of 5% for a false verdict, which the sentence states.
+    """
+    tested = sum(row.p_value is not None for part in classes for row in part.rows)
+    if not tested:
+        return ""
+    return (
+        f"The {tested} figures of the classes have a separate level of 5% (Holm's correction), so each of the two "
+        "tables has its own chance of a false verdict."
+    )
+
+
 def part_of_run(run: ComparedRun, name: str) -> ComparedRun:
     """Return the data of one class of a run, in the form of a run."""
     frame = find_part(run.frame, name)

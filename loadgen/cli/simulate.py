@@ -55,6 +55,8 @@ Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help
 REAL_SERVER_OPTIONS = (
     "url",
     "balance",
+    "expect_replicas",
+    "replicas_wait_s",
     "model",
     "workers",
     "api_key_env",

@@ -157,10 +157,13 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     """Return the plan with a normalised URL and with the name of its server's backend.
 
     If the URL is that of an endpoint, such as `.../v1/chat/completions`, the plan uses this endpoint. If the plan names
-    no backend, the server at the URL is probed. Raises loadgen.servers.errors.ServerError.
+    no backend, the server at the URL is probed. With `--expect-replicas`, the function first waits until enough
+    replicas answer. Raises loadgen.servers.errors.ServerError.
     """
     if not plan.server and plan.simulated:
         return plan.replaced(server=SIMULATED_SERVER)
+    if plan.expect_replicas:
+        _wait_for_replicas(plan, say or (lambda _: None))
     if not plan.url:
         return plan
     changes = _url_changes(plan, plan.url, "--url", say)
@@ -173,6 +176,16 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     result = probe(plan.url, model=plan.first_model, access=access_for(plan), say=say)
     _detected[plan.url, plan.first_model] = time.monotonic(), result
     return plan.replaced(server=result.name)
+
+
+def _wait_for_replicas(plan: Plan, say: Say) -> None:
+    """Wait until as many replicas answer as the plan expects. Raises UnreachableError if too few answer in time."""
+    from loadgen.servers.expected_replicas import wait_for_replicas
+
+    urls = plan.urls or ((_url_of(plan) or "",) if plan.server else ())
+    if not any(urls):
+        raise PlanError("--expect-replicas: the server has no URL", "Name the replicas with --url.")
+    wait_for_replicas(urls, plan.expect_replicas, plan.replica_header, plan.replicas_wait_s, access_for(plan), say)
 
 
 def needs_seed(plan: Plan) -> bool:

@@ -1,0 +1,159 @@
+"""Waits before a run until the expected number of replicas of a server answers (`--expect-replicas`).
+
+Replicas are told apart
+
+- by the values of a response header, if a balancer names the replica in it (`--replica-header`).
+- otherwise by the addresses to which the URLs lead. A name may have several addresses.
+
+A replica answers if it responds to a request for its list of models, with any HTTP status below 500. A server that
+still loads its model refuses connections or responds with 503.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from time import monotonic, sleep
+
+import msgspec
+
+from loadgen.servers.auth import Access, hide_secrets
+from loadgen.servers.errors import UnreachableError
+from loadgen.servers.json_client import JsonClient
+from loadgen.servers.server_url import API_PATH, parse_server_url
+from loadgen.servers.target import Address, address_text, resolve_target
+from loadgen.servers.wire.addresses import select_addresses
+
+ROUND_S = 1.0
+"""Time in seconds between two rounds of requests."""
+ANSWER_LIMIT_S = 5.0
+"""Time limit in seconds of a request."""
+AT_ONCE = 8
+"""Maximum number of requests that are sent at the same time."""
+REQUESTS_PER_REPLICA = 10
+"""Maximum number of requests per expected replica in one round, if a balancer chooses the replica. A balancer that
+chooses at random then misses one of eight replicas in one of 5,000 rounds."""
+NAMED = 12
+"""Maximum number of replicas that a message names."""
+
+
+class Round(msgspec.Struct):
+    """The replicas that answered in one round of requests, and why others did not answer."""
+
+    replicas: dict[str, None] = {}
+    """Names of the replicas that answered, in the order of their first answer."""
+    failures: dict[str, str] = {}
+    """Reasons why no replica answered, by URL or address."""
+
+
+def wait_for_replicas(
+    urls: Sequence[str], expected: int, header: str, wait_s: float, access: Access, say: Callable[[str], None]
+) -> None:
+    """Wait until `expected` different replicas answer in one round of requests.
+
+    `header` is the response header that names the replica; empty if none does. `say` is called with a line whenever the
+    number of replicas that answer has changed. Raises UnreachableError after `wait_s` seconds.
+    """
+    until_s = monotonic() + wait_s
+    answered: int | None = None
+    while True:
+        seen = _round_by_header(urls, expected, header, access) if header else _round_by_address(urls, access)
+        count = len(seen.replicas)
+        if count >= expected:
+            say(f"{count} replicas answer: {_names(seen.replicas)}")
+            return
+        if monotonic() >= until_s:
+            raise UnreachableError(_shortfall(seen, expected, header, wait_s), _hint(seen, header))
+        if count != answered:
+            say(f"{count} of {expected} replicas answer; waiting for the others, at most {wait_s:g} s")
+            answered = count
+        sleep(min(ROUND_S, max(0.0, until_s - monotonic())))
+
+
+def _shortfall(seen: Round, expected: int, header: str, wait_s: float) -> str:
+    """Return the message that too few replicas answered."""
+    count = len(seen.replicas)
+    text = f"only {count} of {expected} replicas answered within {wait_s:g} s"
+    by = f" (by the header {header})" if header else ""
+    lines = [f"{text}{by}: {_names(seen.replicas)}" if count else f"{text}{by}"]
+    failures = [reason if name in reason else f"{name}: {reason}" for name, reason in [*seen.failures.items()][:NAMED]]
+    return "\n".join([*lines, *failures])
+
+
+def _hint(seen: Round, header: str) -> str:
+    """Return what to do if too few replicas answered."""
+    if header and not seen.replicas and not seen.failures:
+        return f"No response had the header {header}. Name the header by which the balancer states the replica."
+    return "Start the missing replicas, or wait longer: --replicas-wait 10m."
+
+
+def _names(names: Iterable[str]) -> str:
+    """Return the names of replicas as text. A long list is shortened."""
+    names = list(names)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _round_by_header(urls: Sequence[str], expected: int, header: str, access: Access) -> Round:
+    """Send requests until `expected` different values of the header have been seen, or the maximum is reached."""
+    seen = Round({}, {})
+
+    def ask(url: str) -> None:
+        if len(seen.replicas) >= expected:
+            return
+        try:
+            name = _answer(url, access)[header.lower()]
+        except KeyError:
+            return
+        except UnreachableError as error:
+            seen.failures[url] = str(error)
+            return
+        # nginx lists every server that it has tried for a request. The last one has answered.
+        seen.replicas[hide_secrets(name.rpartition(",")[2].strip())] = None
+
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        list(executor.map(ask, [*urls] * (REQUESTS_PER_REPLICA * expected)))
+    return seen
+
+
+def _round_by_address(urls: Sequence[str], access: Access) -> Round:
+    """Send one request to each address to which the URLs lead."""
+    seen = Round({}, {})
+    places: list[tuple[str, str, Address | None]] = []
+    for url in urls:
+        base = parse_server_url(url).base
+        try:
+            target = select_addresses(resolve_target(base, access.tls, access.proxy))
+        except OSError as error:
+            seen.failures[base] = error.strerror or str(error)
+            continue
+        if len(target.addresses) == 1 or access.proxy:
+            places.append((base, url, None))
+        else:
+            places += [(f"{base} {address_text(address)}", url, address) for address in target.addresses]
+
+    def ask(place: tuple[str, str, Address | None]) -> None:
+        name, url, address = place
+        try:
+            _answer(url, access, address)
+        except UnreachableError as error:
+            seen.failures[name] = str(error)
+        else:
+            seen.replicas[name] = None
+
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        list(executor.map(ask, places))
+    return Round({name: None for name, _, _ in places if name in seen.replicas}, seen.failures)
+
+
+def _answer(url: str, access: Access, address: Address | None = None) -> dict[str, str]:
+    """Return the response headers of a server, on a new connection to the given address (default: any).
+
+    Raises UnreachableError if no server answers, or if it answers with a status of 500 or above.
+    """
+    with closing(JsonClient(parse_server_url(url).url, access, ANSWER_LIMIT_S, retry=False, address=address)) as client:
+        response = client.request(f"{API_PATH}/models")
+    if response.status >= 500:
+        raise UnreachableError(f"answers {response.words}", "")
+    return dict(response.headers)

@@ -31,7 +31,7 @@ test: .venv/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports & $(BIN)/mypy && wait $$!
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not browser" $(WITHOUT_BROWSER)
+	$(BIN)/python -m pytest -n 5 --dist loadgroup -m "not browser" $(WITHOUT_BROWSER)
 
 test-system: .venv/.tests .venv/.compiler .venv/.network .venv/.tls
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone" tests/system

@@ -12,19 +12,9 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, burst, summary_of
 from tests.support.simulated import running
-from tests.support.ui import headless
 
 OK = (0, 5)  # 5: this machine was too busy, which is not what is tested here
 ENDPOINTS = ("responses", "messages")
-ASKS_BOTH = """
-from loadgen.interactive.user import LoadgenUser, task
-
-class Own(LoadgenUser):
-    @task
-    def both(self):
-        for endpoint in ("responses", "messages"):
-            self.ask("Hello", output_tokens=4, endpoint=endpoint)
-"""
 
 
 @pytest.mark.parametrize("server", ["vllm", "openai"])
@@ -107,20 +97,6 @@ def test_a_key_opens_the_messages_of_vllm(tmp_path: Path, monkeypatch: pytest.Mo
         common = ["--url", simulated.url, "--endpoint", "messages", "--n", "2", "--output-tokens", "4"]
         code, _, err = burst(tmp_path, *common)
     assert code in OK, err
-
-
-def test_interactive_users_ask_both(tmp_path: Path) -> None:
-    """`ask` takes either endpoint, and every answer has the requested length."""
-    (tmp_path / "users.py").write_text(ASKS_BOTH)
-    with running(SimulatedConfig(server="vllm", ttft_s=0.01, itl_s=0.002)) as simulated:
-        small = ("--input-tokens", "16", "--output-tokens", "4", "--run-time", "2s", "--no-report", "--users", "2")
-        code, _, err = headless(
-            tmp_path, "--server", "vllm", "--url", simulated.url, *small, "--locustfile", str(tmp_path / "users.py")
-        )
-    assert code in OK, err
-    records = runfile.read(tmp_path / "run").records
-    assert len(records) >= 4
-    assert {(record.state, record.output_tokens) for record in records} == {("complete", 4)}
 
 
 def test_the_simulated_server_refuses_as_the_protocol_does() -> None:

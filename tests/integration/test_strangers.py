@@ -7,15 +7,12 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
-from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import pytest
 
 from loadgen.analysis.run import runfile
 from tests.support.command import burst, in_process
 from tests.support.echo import ANSWERS, ESCAPE, SECRET, echoing, leaks
-from tests.support.ui import page
 
 SMALL = ("--output-tokens", "1", "--n", str(len(ANSWERS) + 2), "--metrics-every", "1s")
 MOVES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -45,32 +42,6 @@ def test_a_server_that_echoes_everything_gives_no_secret_away(tmp_path: Path, wa
     assert any("***" in record.error_detail for record in told)  # and not because nothing was said
     for words in (("report", "run", "--json"), ("export", "run", "--csv", "tables"), ("compare", "run", "run")):
         assert not leaks(tmp_path, *in_process(tmp_path, *words)[1:])
-
-
-def test_the_live_page_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither our part of it, nor Locust's own tables, logs and CSV files."""
-    monkeypatch.setenv("LOADGEN_API_KEY", SECRET)
-    with echoing() as echo, page(tmp_path, "--server", "vllm", "--url", echo.url, "--output-tokens", "1") as ui:
-        with urlopen(
-            f"{ui.url}/swarm", data=urlencode({"user_count": 2, "spawn_rate": 2}).encode(), timeout=20
-        ) as said:
-            assert json.load(said)["success"]
-        while len(echo.generated) <= len(ANSWERS) or len(ui.live()["run"]["failures"]) < 4:
-            pass
-        told = [json.dumps(ui.live(), ensure_ascii=False)]
-        for route in (
-            "",
-            "stats/requests",
-            "stats/failures/csv",
-            "exceptions",
-            "logs",
-            "stats/report",
-            "loadgen/report",
-        ):
-            with urlopen(f"{ui.url}/{route}", timeout=60) as said:
-                told.append(said.read().decode())
-    assert "***" in told[0]
-    assert not leaks(tmp_path, *told)
 
 
 def test_words_of_a_server_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, burst
 from tests.support.simulated import running
-from tests.support.ui import headless
 
 CUT = "a cut emoji \ud83d here"
 COUNT = 40
@@ -119,29 +118,3 @@ def test_a_turn_that_cannot_be_encoded_ends_its_session_alone(tmp_path: Path, mo
     assert code == 1, out + err
     kinds = Counter(record.error_kind for record in runfile.read(tmp_path / "run").records)
     assert kinds == {"": 2 * COUNT - 2, "not_encoded": 1, "session_ended": 1}
-
-
-ASKS_FOR_HALF_A_CHARACTER = """
-from loadgen.interactive.user import LoadgenUser, task
-
-class Own(LoadgenUser):
-    @task
-    def cut(self):
-        record = self.ask("a cut emoji \\ud83d here", endpoint="chat")
-        assert record.error_kind == "not_encoded"
-        self.ask("a whole one", endpoint="chat")
-"""
-
-
-def test_a_user_goes_on_after_a_prompt_that_cannot_be_encoded(tmp_path: Path) -> None:
-    """In `loadgen ui` the request is a failed Record, and the user's next request is sent."""
-    (tmp_path / "users.py").write_text(ASKS_FOR_HALF_A_CHARACTER)
-    words = ("--input-tokens", "16", "--output-tokens", "4", "--run-time", "2s", "--no-report", "--users", "2")
-    with running(SimulatedConfig(server="vllm", **FAST)) as server:
-        _, _, err = headless(
-            tmp_path, "--server", "vllm", "--url", server.url, *words, "--locustfile", str(tmp_path / "users.py")
-        )
-    kinds = Counter(record.error_kind for record in runfile.read(tmp_path / "run").records)
-    assert kinds["not_encoded"] > 0, err
-    assert kinds[""] > 0, err
-    assert "Traceback" not in err

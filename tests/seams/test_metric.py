@@ -50,6 +50,9 @@ json.dump(found, sys.stdout)
 """
 
 
+pytestmark = pytest.mark.xdist_group("metric")  # the tests share the output of one interpreter
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every command says of two runs where there is one metric more."""

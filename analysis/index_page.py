@@ -1,7 +1,8 @@
 """The index page of a folder of runs, and the list of these runs for the terminal.
 
 Runs that belong together are a group: the repeats of a plan, the steps of a sweep, or the runs of a matrix. A group has
-one row with joint figures, which the reader can expand to the rows of its runs.
+one row, which the reader can expand to the rows of its runs. Only repeats have joint figures, because all of them have
+the same server and the same load.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from loadgen.analysis.format import (
     DIFFERENT_SPEEDS,
     UNKNOWN,
     figure_title,
-    interval_text,
     page_mark,
     pluralise,
     scale_of,
@@ -177,18 +177,34 @@ def _started_at(run: IndexedRun) -> str:
 
 
 def _entries(runs: Sequence[IndexedRun]) -> list[IndexEntry]:
-    """Return the single runs and the groups of runs, newest first."""
+    """Return the single runs and the groups of runs, newest first.
+
+    A folder of repeats whose servers or loads differ is no group: its runs are single runs."""
     result: list[IndexEntry] = []
     groups: dict[str, IndexEntry] = {}
+    mixed = _mixed_folders(runs)
     for run in sorted(runs, key=_started_at, reverse=True):
-        if run.group is None:
-            result.append(IndexEntry([run], None))
+        if run.group is None or run.group.path in mixed:
+            result.append(IndexEntry([run._replace(group=None)], None))
         elif run.group.path in groups:
             groups[run.group.path].runs.append(run)
         else:
             groups[run.group.path] = IndexEntry([run], run.group)
             result.append(groups[run.group.path])
     return result
+
+
+def _mixed_folders(runs: Sequence[IndexedRun]) -> set[str]:
+    """Return the paths of the folders of repeats whose runs differ in server, model, speed, load or label."""
+    experiments: dict[str, set[tuple[object, ...]]] = {}
+    for run in runs:
+        if run.group is not None and run.group.kind == "repeats":
+            summary = run.summary
+            plan = (summary.run.load.text, summary.run.n, summary.run.asked_s, summary.run.workload, summary.run.label)
+            lengths = (summary.run.input_tokens, summary.run.output_tokens)
+            server = (_server(summary), summary.server.model, simulated(summary))
+            experiments.setdefault(run.group.path, set()).add((*plan, *lengths, *server))
+    return {path for path, different in experiments.items() if len(different) > 1}
 
 
 def _newest(entries: Sequence[IndexEntry]) -> list[IndexEntry]:
@@ -209,7 +225,8 @@ def _table(entries: Sequence[IndexEntry], selectable: dict[str, int]) -> Table:
     """Return the table of all runs. The page's script finds the data of a row by the row's key.
 
     `selectable` maps the keys of the rows that can be selected to their indices in the data."""
-    texts: dict[str, ColumnKind] = {"server": "text", "load": "text", "label": "text", "began, UTC": "text"}
+    texts: dict[str, ColumnKind] = {"objectives": "text", "server": "text", "load": "text", "label": "text"}
+    texts["began, UTC"] = "text"
     heads: dict[str, ColumnKind] = {"run": "head", **overview_columns(), **texts}
     marks_differ = len({simulated(run.summary) for entry in entries for run in entry.runs}) > 1
     rows: list[TableRow] = []
@@ -238,15 +255,21 @@ def _run_cells(run: IndexedRun, *, marks_differ: bool) -> list[TableCell]:
     if run.group is not None:
         name = name.removeprefix(f"{run.group.name}/")
     began = TableCell(start_time(summary).removesuffix(" UTC"))
-    texts = [_server_cell(summary), _load_cell(summary), TableCell(summary.run.label), began]
+    texts = [
+        _objectives_cell([summary]),
+        _server_cell(summary),
+        _load_cell(summary),
+        TableCell(summary.run.label),
+        began,
+    ]
     return [TableCell(name, link=run.link, mark=mark), *overview_cells(summary), *texts]
 
 
 def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: bool) -> list[TableCell]:
     """Return the cells of a group of runs.
 
-    For repeats, figures are means over the runs. For other groups, figures are the lowest and the highest of the
-    runs, because these runs have different loads or servers.
+    For repeats, figures are means over the runs. Other groups have no joint figures, because their runs have different
+    loads or servers.
 
     With `marks_differ`, the cells include the mark of the runs, such as SIMULATED."""
     summaries = [run.summary for run in runs]
@@ -256,7 +279,7 @@ def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: 
         values = [cells[index].value for cells in by_run]
         known = [value for value in values if isinstance(value, float | int)]
         thin = any(cells[index].thin for cells in by_run)
-        figures.append(_pooled_cell(known, factor, mean=group.kind == "repeats", thin=thin))
+        figures.append(_mean_cell(known, factor, thin=thin) if group.kind == "repeats" else TableCell(""))
     complete = sum(summary.requests.complete for summary in summaries)
     planned = sum(summary.requests.planned for summary in summaries)
     verdicts = [(cells[-1].text, cells[-1].level) for cells in by_run]
@@ -270,6 +293,7 @@ def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: 
         *figures,
         TableCell(f"{complete:,} of {planned:,}", complete),
         _worst_verdict(verdicts),
+        _objectives_cell(summaries),
         _common_cell([_server_cell(summary) for summary in summaries], "servers"),
         _common_cell([_load_cell(summary) for summary in summaries], "loads"),
         TableCell(labels.pop() if len(labels) == 1 else ""),
@@ -277,16 +301,26 @@ def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: 
     ]
 
 
-def _pooled_cell(values: Sequence[float], factor: float, *, mean: bool, thin: bool) -> TableCell:
-    """Return the cell of one figure of a group: the mean of the values, or the lowest and the highest value."""
+def _mean_cell(values: Sequence[float], factor: float, *, thin: bool) -> TableCell:
+    """Return the cell of one figure of repeats: the mean of the values."""
     if not values:
         return TableCell(UNKNOWN)
-    star = "*" if thin else ""
-    if mean:
-        average = sum(values) / len(values)
-        return TableCell(significant(average * factor, 4) + star, average, thin=thin)
-    lowest, highest = (significant(value * factor) for value in (min(values), max(values)))
-    return TableCell(interval_text(lowest, highest) + star, max(values), thin=thin)
+    average = sum(values) / len(values)
+    return TableCell(significant(average * factor, 4) + ("*" if thin else ""), average, thin=thin)
+
+
+def _objectives_cell(summaries: Sequence[Summary]) -> TableCell:
+    """Return the cell that says how many objectives of these runs are met, and which one is missed by the largest
+    factor. The text is empty if the runs have no objectives."""
+    judged = [objective for summary in summaries for objective in summary.objectives]
+    if not judged:
+        return TableCell("")
+    met = sum(objective.verdict == "pass" for objective in judged)
+    failed = status.failed_objectives(judged)
+    unclear = any(objective.verdict == "inconclusive" for objective in judged)
+    level: Level = "error" if failed else "warning" if unclear else "ok"
+    note = status.failure_text(failed[0]).replace("`", "") if failed else ""
+    return TableCell(f"{met:,} of {len(judged):,} met", met / len(judged), note, level)
 
 
 def _worst_verdict(verdicts: Sequence[tuple[str, Level | Literal[""]]]) -> TableCell:

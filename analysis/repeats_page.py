@@ -25,7 +25,7 @@ from loadgen.analysis.repeats import MIN_RUNS, FigureOverRuns, RepeatsSummary, s
 from loadgen.analysis.report import Block, Card, ChartRef, Disclosure, Document, DotStrip, Scorecard, Section, Table
 from loadgen.analysis.report.chart_data import thin_points
 from loadgen.analysis.report.joint_findings import joint_findings, joint_objectives, joint_verdict
-from loadgen.analysis.report.run_document import ReportedRun, page_document
+from loadgen.analysis.report.run_document import ReportedRun, list_title, page_document
 from loadgen.analysis.summary import Summary
 
 CARDS = (
@@ -35,7 +35,7 @@ CARDS = (
 """Figures with a card, in the order of the page. The first figure that the repeats have is the largest."""
 TITLES = {"requests_per_s": "Requests", "skew": "Burst skew"}
 """Titles of cards that differ from `figure_title`."""
-FOLDED = ("goodput", "objectives", "percentiles", "failures", "sending", "lengths", "client", "machines")
+FOLDED = ("goodput", "objectives", "percentiles", "failures", "canaries", "sending", "lengths", "client", "machines")
 """Sections with a table row or a paragraph per repeat, which the page folds into one section."""
 THINNED = ("goodput", "ttft_s", "tpot_s", "itl_s", "e2e_s", "position", "sends")
 """Charts of which the page draws fewer points per repeat. The report of each repeat draws all of them."""
@@ -104,12 +104,22 @@ def _joint_scorecard(summaries: Sequence[Summary], repeats: RepeatsSummary) -> S
         run=0,
         subheading=first.server.model or "",
         facts=" · ".join(filter(None, (start_time(first), first.server.url, took))),
-        cards=_cards(repeats),
+        cards=[
+            _with_bounds(card, first) if card.label == figure_title("goodput") else card for card in _cards(repeats)
+        ],
         verdict=joint_verdict(summaries, joint),
         findings=joint,
         objectives=joint_objectives(summaries),
         heading=server_label(first),
+        list_title=list_title(summaries),
     )
+
+
+def _with_bounds(card: Card, summary: Summary) -> Card:
+    """Return the card of goodput with the bounds on each request in its note."""
+    bounds = summary.goodput.bounds if summary.goodput else []
+    noun = "bound" if len(bounds) == 1 else "bounds"
+    return replace(card, note=f"{card.note}; {noun} on each request: {' and '.join(bounds)}")
 
 
 def _cards(repeats: RepeatsSummary) -> list[Card]:

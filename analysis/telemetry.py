@@ -318,7 +318,7 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
             if counter in COMPARED:
                 check.why = obstacle
                 if not obstacle:
-                    by_canaries = _growth_by_canaries(canaries, counter)
+                    by_canaries = growth_by_canaries(canaries, counter)
                     _compare(check, counter, growth - by_canaries, frame, counted, run)
                     check.client = (check.client or 0) + by_canaries
                     if check.client_most is not None:
@@ -436,10 +436,12 @@ def counted_canaries(run: Run) -> list[Canary]:
     return [canary for canary in run.canaries if canary.moment in moments]
 
 
-def _growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
+def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
     """Return by how much a counter of the server has grown because of the canaries `asked`."""
     if counter == "requests_finished":
         return sum(canary.state == "complete" for canary in asked)
+    if counter == "rejections":
+        return sum(canary.state == "rejected" for canary in asked)
     if counter not in ("prompt_tokens", "output_tokens"):
         return 0
     return sum(getattr(canary, counter) or 0 for canary in asked)

@@ -49,12 +49,14 @@ from loadgen.analysis.format import (
     percent,
     pluralise,
     relative_change,
+    server_label,
     signed,
     significant,
     simulated,
     start_time,
     typeset_minus,
     unit_of,
+    workload_sentence,
 )
 from loadgen.analysis.metrics import metric_by_key
 from loadgen.analysis.objectives import RESPONSE_SHARES
@@ -503,7 +505,7 @@ def page_document(
         "loadgen compare",
         f"Comparison: {comparison.title}",
         sections,
-        subtitle=_names_and_counts(comparison),
+        names=_sides(comparison, [run.summary for run in a], [run.summary for run in b]),
         mark=comparison.mark,
         scripts=["compare.js"],
         data=data,
@@ -697,6 +699,29 @@ def _runs_section(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str])
         "Runs",
         [tables.overview([run.summary for _, run in runs], heads, named), doc.Disclosure("Commands", commands)],
     )
+
+
+def _sides(comparison: Comparison, a: Sequence[Summary], b: Sequence[Summary]) -> dict[str, str]:
+    """Return what A and B are, for the top of the page: name, server, model, label, number of runs, and load.
+
+    If A and B have the same load, it is stated once, as the meaning of `Load`."""
+    loads = {"A": _common(a, workload_sentence), "B": _common(b, workload_sentence)}
+    names = {"A": comparison.name_a, "B": comparison.name_b}
+    result = {}
+    counts = {"A": comparison.runs_a, "B": comparison.runs_b}
+    for side, group in {"A": a, "B": b}.items():
+        model = _common(group, lambda summary: summary.server.model or "")
+        label = _common(group, lambda summary: summary.run.label)
+        server = ", ".join(filter(None, (_common(group, server_label), model)))
+        parts = [names[side], server, f"label {label}" if label else "", pluralise(counts[side], "run")]
+        result[side] = " · ".join(filter(None, [*parts, loads[side] if loads["A"] != loads["B"] else ""]))
+    per_run = "per run " if max(counts.values()) > 1 else ""
+    return result | ({"Load": f"{per_run}{loads['A']}"} if loads["A"] == loads["B"] else {})
+
+
+def _common(summaries: Sequence[Summary], text_of: Callable[[Summary], str]) -> str:
+    """Return the text of these runs. If their texts differ, all of them are listed."""
+    return " / ".join(dict.fromkeys(filter(None, map(text_of, summaries))))
 
 
 def _names_and_counts(comparison: Comparison) -> str:

@@ -153,6 +153,9 @@ class Card(Struct, frozen=True):
     """Picture of the figure over several runs. None for a single run."""
     failed: Sequence[str] = ()
     """Objectives on this metric that the run fails, such as "`ttft.p99` 653 > 200 ms"."""
+    second: tuple[str, str] | None = None
+    """A second figure with the same unit, and its meaning: ("6,219", "before the drain"). None if there is no second
+    figure. The page shows the figure larger than the note."""
 
 
 class Cards(Struct, frozen=True, tag=True):
@@ -171,6 +174,8 @@ class Scorecard(Struct, frozen=True, tag=True):
     objectives: Finding | None = None
     heading: str = ""
     """Heading of the overview, if it differs from the name of the run."""
+    list_title: str = "Validity"
+    """Heading of the list of findings. A simulation in virtual time has no client, so nothing there can be valid."""
 
 
 class ChartRef(Struct, frozen=True, tag=True):
@@ -277,6 +282,9 @@ class Document(Struct, frozen=True):
     the runs."""
     chips: Sequence[Chip] = ()
     """The status strip of the page, below its title. Other renderers omit the strip."""
+    names: Mapping[str, str] = {}
+    """What the letters on the page stand for, such as `A`, each with its meaning. The page shows them below the
+    title. Other renderers omit them."""
 
 
 def markdown(document: Document) -> str:
@@ -313,9 +321,14 @@ def _table(table: Table) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def card_note(card: Card) -> str:
+    """Return the note of a card as one text, which begins with the second figure of the card if there is one."""
+    return "; ".join(filter(None, (" ".join(card.second) if card.second else "", card.note)))
+
+
 def _card(card: Card) -> str:
     value = _escaped(f"{card.value} {card.unit}".rstrip())
-    return _noted(f"- {_escaped(card.label)}: **{value}**", _escaped(card.note))
+    return _noted(f"- {_escaped(card.label)}: **{value}**", _escaped(card_note(card)))
 
 
 def _noted(text: str, note: str) -> str:

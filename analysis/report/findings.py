@@ -107,6 +107,8 @@ GPUS_NAMED = 4
 OVERLOADED = "overloaded"
 HELD_BACK = "held-back"
 """Ids of findings that the status of a page names, because they change the meaning of every latency."""
+SIMULATED = "simulated"
+"""Id of the verdict on a simulation in virtual time, which has no client that could be valid or invalid."""
 ERROR_MAX = 0.05
 """Maximum worst-case error of a latency, as a share of its median. A larger error is a warning."""
 
@@ -196,14 +198,23 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
         return Finding("invalid", "error", "Invalid: no complete request was due in the window.")
     if not summary.client.ok:
         return Finding("invalid", "error", f"Invalid: {_invalid_reason(summary.client)}.")
-    warnings = sum(finding.level in ("warning", "error") for finding in findings)
-    if warnings:
+    concerns = concerns_text(findings)
+    if concerns:
         valid = "Simulated" if summary.server.virtual else "Valid"
-        return Finding("warning", "warning", f"{valid}, with {pluralise(warnings, 'warning')} below.")
+        return Finding("warning", "warning", f"{valid}, with {concerns} below.")
     if summary.server.virtual:
-        return Finding("valid", "ok", "Simulated: figures of a model.")
+        return Finding(SIMULATED, "note", "Simulated: figures of a model.")
     capped = capped_rate_sentence(summary)
     return Finding("valid", "ok", f"Valid: every check passed. {capped}".rstrip())
+
+
+def concerns_text(findings: Sequence[Finding]) -> str:
+    """Return the number of errors and of warnings among the findings, such as `1 error and 2 warnings`.
+
+    The page shows errors in red and warnings in amber, so readers find exactly these numbers of lines. Return an empty
+    string if there are none."""
+    counts = Counter(finding.level for finding in findings)
+    return " and ".join(pluralise(counts[level], level) for level in ("error", "warning") if counts[level])
 
 
 def stopped_count(summary: Summary) -> int:
@@ -571,7 +582,7 @@ def canary_findings(summary: Summary) -> list[Finding]:
     result = []
     canaries = summary.canaries
     if canaries is not None:
-        result.append(Finding("canaries", _canaries_level(canaries), canaries_sentence(canaries)))
+        result.append(Finding("canaries", _canaries_level(canaries), canaries_sentence(canaries), "canaries"))
     suspect = summary.suspect_texts
     if suspect is not None and suspect.counts:
         counts = [f"{count:,} {SUSPECT[mark]}" for mark, count in suspect.counts.items()]
@@ -869,10 +880,13 @@ def client_level(summary: Summary) -> Level:
     """Return the level of the finding whose text is `client_sentence`.
 
     The level is `error` if the client was the limit, or if no request was complete. The level is `warning` if a less
-    exact timestamp source had to be used. Otherwise the level is `ok`."""
+    exact timestamp source had to be used. The level is `note` for a simulation in virtual time, because no client took
+    part. Otherwise the level is `ok`."""
     client = summary.client
     if not (client.ok and summary.requests.complete):
         return "error"
+    if summary.server.virtual:
+        return "note"
     return "warning" if client.ring_given_up or client.socket_rejected else "ok"
 
 
@@ -1125,10 +1139,10 @@ def littles_law_sentence(summary: Summary) -> str:
 
 
 def hardware_limit_bars(limit: HardwareLimit, run: int | None = None) -> Bullets:
-    """Return bars that show throughput, TPOT and TTFT as shares of the hardware limit.
+    """Return bars that show throughput, mean TPOT and mean TTFT as shares of the hardware limit.
 
-    For a latency, the share is the minimum that the hardware allows, divided by the measured mean. `run` is the index
-    of the run on a page of several runs.
+    For a latency, the share is the minimum that the hardware allows, divided by the measured mean. The text of the bar
+    contains both. `run` is the index of the run on a page of several runs.
     """
     bullets = []
     if limit.throughput_share is not None:
@@ -1136,11 +1150,11 @@ def hardware_limit_bars(limit: HardwareLimit, run: int | None = None) -> Bullets
         text = f"{percent(limit.throughput_share)} of {rate}, bound by {limit.bound}"
         bullets.append(Bullet("Output throughput", limit.throughput_share, text))
     for label, ratio, minimum_s, cause in (
-        ("TPOT", limit.tpot_ratio, limit.tpot_s, ""),
-        ("TTFT", limit.ttft_ratio, limit.ttft_s, " for one prompt"),
+        ("Mean TPOT", limit.tpot_ratio, limit.tpot_s, ""),
+        ("Mean TTFT", limit.ttft_ratio, limit.ttft_s, " for one prompt"),
     ):
-        if ratio:
-            text = f"{percent(1 / ratio)}, minimum {duration(minimum_s)}{cause}"
+        if ratio and minimum_s is not None:
+            text = f"{percent(1 / ratio)}: minimum {duration(minimum_s)}{cause}, measured {duration(minimum_s * ratio)}"
             bullets.append(Bullet(label, 1 / ratio, text))
     hardware = f"{limit.gpus} x {limit.gpu}, {limit.model}, {limit.format}"
     return Bullets(f"Share of the hardware limit{times_speed(limit.speed)} ({hardware})", bullets, run)
@@ -1161,10 +1175,10 @@ def hardware_limit_details(limit: HardwareLimit) -> str:
     """
     text = ""
     if limit.tpot_ratio is not None:
-        text += f"TPOT is {significant(limit.tpot_ratio, 2)} times the {limit.tpot_bound} limit"
+        text += f"Mean TPOT is {significant(limit.tpot_ratio, 2)} times the {limit.tpot_bound} limit"
         text += f" of {duration(limit.tpot_s)}."
     if limit.ttft_ratio is not None:
-        text += f" TTFT is {significant(limit.ttft_ratio, 2)} times the limit of {duration(limit.ttft_s)}"
+        text += f" Mean TTFT is {significant(limit.ttft_ratio, 2)} times the limit of {duration(limit.ttft_s)}"
         text += " for a single prompt."
     used = [f"{name} {percent(part)}" for name, part in (("MBU", limit.mbu), ("MFU", limit.mfu)) if part is not None]
     text += f" {', '.join(used)}; with {significant(limit.decoding, 2)} requests decoding, "

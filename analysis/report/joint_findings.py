@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.analysis.format import duration, pluralise
+from loadgen.analysis.format import duration
 from loadgen.analysis.report import Finding, Level, findings
 from loadgen.analysis.summary import Summary
 
@@ -52,10 +52,10 @@ def joint_verdict(summaries: Sequence[Summary], joint: Sequence[Finding]) -> Fin
         which = f"{_repeats_text(invalid, summaries)}" if len(invalid) < len(summaries) else "every repeat"
         reason = sentences[0].removeprefix("Invalid: ").rstrip(".")
         return Finding("invalid", "error", f"Invalid: {reason} ({which}).")
-    warnings = sum(finding.level in ("warning", "error") for finding in joint)
-    if warnings:
+    concerns = findings.concerns_text(joint)
+    if concerns:
         valid = "Simulated" if summaries[0].server.virtual else "Valid"
-        return Finding("warning", "warning", f"{valid}, with {pluralise(warnings, 'warning')} below.")
+        return Finding("warning", "warning", f"{valid}, with {concerns} below.")
     if summaries[0].server.virtual:
         return verdicts[0]
     return Finding("valid", "ok", f"Valid: every check passed in all {len(summaries)} repeats.")
@@ -71,7 +71,7 @@ def joint_objectives(summaries: Sequence[Summary]) -> Finding | None:
     for text in texts:
         judged = [entry.verdict for summary in summaries for entry in summary.objectives if entry.objective == text]
         passed = judged.count("pass")
-        parts.append(f"{text} passed in {passed} of {len(judged)} repeats")
+        parts.append(f"`{text}` met in {passed} of {len(judged)} repeats")
         if "fail" in judged:
             levels.add("error")
         else:

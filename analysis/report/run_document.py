@@ -71,6 +71,7 @@ TITLES = {
     "timeline": ("Timeline of requests", "Timeline"),
     "percentiles": ("Percentiles", ""),
     "failures": ("Incomplete requests", "Incomplete"),
+    "canaries": ("Canaries", ""),
     "sending": ("Request dispatch", "Dispatch"),
     "lengths": ("Requested and reported lengths", "Lengths"),
     "client": ("The client", ""),
@@ -88,8 +89,10 @@ HELP = {
     "every session got that far.",
     "sessions": "A request is due when each request before it has ended or started, plus a delay. The table of delays "
     "covers the edges that decided when a request was due.",
-    "objectives": "The measured figure decides, or with --confidence its whole interval. Marginal means that the bound "
-    "lies inside the interval.",
+    "objectives": "An objective judges a figure of the whole run; a bound of goodput judges each request. The measured "
+    "figure decides, or with --confidence its whole interval. Marginal means that the bound lies inside the interval.",
+    "canaries": "Each canary is a short request with a fixed prompt (--verify). Its answer under load is compared with "
+    "its answer without load.",
     "latency": "Share of samples at or below each latency, of complete requests{inside}, with a 95% band. The scale "
     "“tails” gives 90%, 99% and 99.9% equal distances.",
     "server_timing": "Queue and prefill are durations that the server states in each response, by its own clock. The "
@@ -290,7 +293,15 @@ def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
         verdict=findings.verdict(summary, known),
         findings=shown,
         objectives=findings.objectives_finding(summary),
+        list_title=list_title([summary]),
     )
+
+
+def list_title(summaries: Sequence[Summary]) -> str:
+    """Return the heading of the list of findings on these runs.
+
+    A simulation in virtual time has no client, so its findings are not about validity."""
+    return "Checks" if all(summary.server.virtual for summary in summaries) else "Validity"
 
 
 def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
@@ -335,6 +346,7 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
         "course": tables.events(summaries),
         "objectives": replace(tables.objectives(summaries), title="Verdicts"),  # the section is called Objectives
         "prediction": tables.prediction(summaries),
+        "canaries": tables.canaries(summaries),
     }
     traffic: list[Block] = []
     traffic += [table for table in (tables.traffic(summaries), tables.interference(summaries)) if table.rows]
@@ -448,8 +460,9 @@ def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[
     return blocks
 
 
-SHOWN_NOTES = ("distribution", "capped")
-"""Notes that the first screen of the page shows with a grey dot, because a check or the target was not possible."""
+SHOWN_NOTES = ("client", "distribution", "capped")
+"""Notes that the first screen of the page shows with a grey dot, because a check or the target was not possible. The
+finding `client` is a note if no client took part."""
 SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused")
 """Server fields that the generic list of server facts omits. Limits and addresses are shown in separate ways."""
 

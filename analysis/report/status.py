@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from loadgen.analysis.format import percent, pluralise, scale_of, significant
 from loadgen.analysis.objectives import ObjectiveVerdict
-from loadgen.analysis.report import Chip, Level, findings
+from loadgen.analysis.report import Chip, Finding, Level, findings
 from loadgen.analysis.summary import Summary
 
 NAMED_OBJECTIVES = 2
@@ -29,36 +29,51 @@ def run_chips(summaries: Sequence[Summary]) -> list[Chip]:
 
 
 def validity(summaries: Sequence[Summary]) -> Chip:
-    """Return the chip that says whether the measurement is valid, and how many warnings there are.
+    """Return the chip that says whether the measurement is valid, and how many errors and warnings there are.
 
-    Every finding with the level `warning` or `error` counts as a warning. The page marks these findings.
+    The finding on incomplete requests does not count, because the chip `Requests` states it. A simulation in virtual
+    time is neither valid nor invalid, because no client took part.
     """
-    verdicts, warnings = [], 0
-    ids = set[str]()
+    invalid = list[Finding]()
+    warned = list[Finding]()
     for summary in summaries:
         known = findings.findings(summary)
-        verdicts.append(findings.verdict(summary, known))
-        warned = [finding for finding in known if finding.level in ("warning", "error")]
-        warnings += len(warned)
-        ids |= {finding.id for finding in warned}
-    invalid = [verdict for verdict in verdicts if verdict.level == "error"]
+        warned += [finding for finding in known if finding.level in ("warning", "error") and finding.id != "complete"]
+        verdict = findings.verdict(summary, known)
+        invalid += [verdict] if verdict.level == "error" else []
+    ids = {finding.id for finding in warned}
     named = [text for name, text in NAMED_WARNINGS.items() if name in ids]
-    if not invalid and all(summary.server.virtual for summary in summaries):
+    measured = [summary for summary in summaries if not summary.server.virtual]
+    if not invalid and not measured:
         text = "; ".join([MODELLED.text, *named])
         return Chip(MODELLED.label, text, "warning") if named else MODELLED
-    noted = f", {pluralise(warnings, 'warning')}" if warnings else ""
+    noted = f", {findings.concerns_text(warned)}" if warned else ""
     if named:
-        noted += f": {', '.join(named)}{', …' if warnings > len(named) else ''}"
+        noted += f": {', '.join(named)}{', …' if len(warned) > len(named) else ''}"
     if len(summaries) == 1:
         if invalid:
             reason = invalid[0].sentence.removeprefix("Invalid: ").rstrip(".")
             return Chip("Measurement", f"invalid: {reason}", "error")
-        return Chip("Measurement", f"valid{noted}", "warning" if warnings else "ok")
-    valid = len(summaries) - len(invalid)
-    level: Level = "warning" if warnings else "ok"
+        return Chip("Measurement", f"valid{_server_kind(measured)}{noted}", "warning" if warned else "ok")
+    modelled = len(summaries) - len(measured)
+    level: Level = "warning" if warned else "ok"
     if invalid:
         level = "error"
-    return Chip("Measurement", f"{valid:,} of {pluralise(len(summaries), 'run')} valid{noted}", level)
+    if modelled:
+        verdict_text = f"{len(invalid):,} invalid" if invalid else "all valid"
+        text = f"{pluralise(modelled, 'run')} modelled, {len(measured):,} measured, {verdict_text}{noted}"
+        return Chip("Measurement", text, level)
+    text = f"{len(summaries) - len(invalid):,} of {pluralise(len(summaries), 'run')} valid"
+    return Chip("Measurement", f"{text}{_server_kind(measured)}{noted}", level)
+
+
+def _server_kind(measured: Sequence[Summary]) -> str:
+    """Return the text ` (simulated server)` if every server was a simulated one, else an empty string.
+
+    The client of such a run is real, so its measurement is valid or invalid, although the figures are those of a
+    model."""
+    is_simulated = bool(measured) and all(summary.server.simulated for summary in measured)
+    return " (simulated server)" if is_simulated else ""
 
 
 def requests(summaries: Sequence[Summary]) -> Chip:
@@ -77,20 +92,34 @@ def requests(summaries: Sequence[Summary]) -> Chip:
 
 
 def objectives(summaries: Sequence[Summary]) -> list[Chip]:
-    """Return a chip with the number of failed objectives and the worst of them, or an empty list without objectives."""
+    """Return a chip with the number of failed objectives and the worst of them, or an empty list without objectives.
+
+    An objective judges a figure of the whole run. The label says so for a run that also has bounds on each request
+    (goodput)."""
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:
         return []
-    failed = sorted((entry for entry in judged if entry.verdict == "fail"), key=_miss_factor, reverse=True)
+    failed = failed_objectives(judged)
     unclear = [entry for entry in judged if entry.verdict == "inconclusive"]
+    label = "Objectives of the run" if len(summaries) == 1 and summaries[0].goodput else "Objectives"
     if not failed and not unclear:
-        return [Chip("Objectives", "met" if len(judged) == 1 else f"all {len(judged):,} met", "ok", "objectives")]
+        number = len({entry.objective for entry in judged})
+        runs = f" in each of {len(summaries):,} runs" if len(summaries) > 1 else ""
+        text = f"{number:,} of {number:,} met{runs}"
+        if len(judged) != number * len(summaries):  # the runs have different objectives
+            text = f"{len(judged):,} of {len(judged):,} met"
+        return [Chip(label, text, "ok", "objectives")]
     word, entries = ("failed", failed) if failed else ("inconclusive", unclear)
     worst = list({entry.objective: entry for entry in reversed(entries)}.values())[::-1]  # one per objective
     named = ", ".join(failure_text(entry) for entry in worst[:NAMED_OBJECTIVES])
     more = ",\u00a0…" if len(worst) > NAMED_OBJECTIVES else ""
     text = f"{len(entries):,} of {len(judged):,} {word}: {named}{more}"
-    return [Chip("Objectives", text, "error" if failed else "warning", "objectives")]
+    return [Chip(label, text, "error" if failed else "warning", "objectives")]
+
+
+def failed_objectives(judged: Sequence[ObjectiveVerdict]) -> list[ObjectiveVerdict]:
+    """Return the objectives that failed, the one that is missed by the largest factor first."""
+    return sorted((entry for entry in judged if entry.verdict == "fail"), key=_miss_factor, reverse=True)
 
 
 def _miss_factor(entry: ObjectiveVerdict) -> float:

@@ -96,7 +96,7 @@ def cards(summary: Summary) -> dict[str, Card]:
     for entry in summary.objectives:
         if entry.verdict == "fail":
             name = CARD_OF_FIGURE.get(entry.figure, entry.figure)
-            failed.setdefault(name, []).append(status.failure_text(entry))
+            failed.setdefault(name, []).append(f"objective {status.failure_text(entry)}")
     return {name: replace(card, failed=failed.get(name, [])) for name, card in _cards(summary).items()}
 
 
@@ -156,8 +156,12 @@ def _goodput_card(summary: Summary) -> Card:
     result, span_s = summary.goodput, summary.throughput.span_s
     assert result is not None
     bounds = " and ".join(result.bounds)
-    good = f"{result.good:,} of {result.requests:,} requests met {bounds} ({percent(result.attainment)})"
+    noun = "bound" if len(result.bounds) == 1 else "bounds"
+    share = percent(result.attainment)
+    good = f"{result.good:,} of {result.requests:,} requests ({share}) met the {noun} on each request, {bounds},"
     rate = ""
+    if span_s is None or not summary.window.whole:
+        good = good.removesuffix(",")
     if result.per_s is not None and span_s is not None and not summary.window.whole:
         rate = f"{round(result.per_s * span_s):,} of these ended in the window of {duration(span_s, 4)}"
     elif span_s is not None:
@@ -166,17 +170,22 @@ def _goodput_card(summary: Summary) -> Card:
 
 
 def _output_card(summary: Summary) -> Card:
+    """Return the card of the output throughput over the whole run.
+
+    If the throughput before the drain differs, the card contains it as a second figure. Runs of different length are
+    comparable by this figure, because the drain is a larger part of a short run."""
     throughput = summary.throughput
-    tokens, without_drain = "", ""
+    tokens, before_drain = "", None
     if throughput.output_tokens is not None:
         tokens = f"{throughput.output_tokens:,} tokens in {duration(throughput.span_s, 4)}"
     rate_per_s, steady_per_s = throughput.output_tokens_per_s, throughput.steady_output_tokens_per_s
     if rate_per_s and steady_per_s is not None and abs(steady_per_s / rate_per_s - 1) >= DRAIN_CHANGE_MIN:
-        steady = significant(steady_per_s, 4)
-        without_drain = f"{steady} excluding drain ({percent(throughput.tail_share)} of the run)"
+        drain = f"before the drain, the last {percent(throughput.tail_share)} of the run"
+        before_drain = (significant(steady_per_s, 4), drain)
     interval = _interval(summary, "output_tokens_per_s")
-    note = _joined(tokens, interval, without_drain, _timing_error(summary))
-    return Card("Output throughput", significant(throughput.output_tokens_per_s, 4), "tokens/s", note)
+    note = _joined(f"whole run: {tokens}" if before_drain and tokens else tokens, interval, _timing_error(summary))
+    value = significant(throughput.output_tokens_per_s, 4)
+    return Card("Output throughput", value, "tokens/s", note, second=before_drain)
 
 
 def _timing_error(summary: Summary) -> str:
@@ -708,6 +717,25 @@ def lengths(summaries: Summaries) -> Table:
         notes.append(f"{pluralise(incomplete, 'incomplete request')} {verb} requested but not compared.")
     title = "Tokens, as counted by the server"
     return table(title, heads, rows, several=len(summaries) > 1, id="lengths", notes=notes)
+
+
+def canaries(summaries: Summaries) -> Table:
+    """Return the table of the answers to canaries (--verify) by level of load: the requests in flight."""
+    rows: list[Cells] = []
+    for index, summary in enumerate(summaries):
+        for level in summary.canaries.levels if summary.canaries else ():
+            low, high = (f"{end * 100:.3g}" for end in level.same_ci95)
+            in_flight = (
+                f"{level.low:,}" if level.low == level.high else interval_text(f"{level.low:,}", f"{level.high:,}")
+            )
+            wrong = TableCell(f"{level.wrong:,}", level.wrong, level="error" if level.wrong else "")
+            share = percent(level.same / level.answers)
+            cells = (_run(index), TableCell(in_flight, level.low), f"{level.answers:,}", f"{level.same:,}")
+            rows.append([*cells, share, f"{interval_text(low, high)}%", wrong])
+    columns = number_columns("answers", "same as without load", "share", "95% CI", "wrong")
+    heads: Mapping[str, ColumnKind] = {"run": "text", "requests in flight": "head", **columns}
+    notes = ["An answer that begins in the same way and then differs is neither the same nor wrong."]
+    return table("Answers by load", heads, rows, several=len(summaries) > 1, id="canaries", notes=notes if rows else [])
 
 
 def client(summaries: Summaries, names: Sequence[str]) -> Table:

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadgen.analysis.format import printable
-from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph, Table, TableCell
+from loadgen.analysis.report import Block, Cards, Document, Findings, Paragraph, Table, TableCell, card_note
 from loadgen.analysis.report.narrow_tables import MANY_COLUMNS, MIN_NUMBER_WIDTH, column_gap, fit
 
 STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "error": "red", "": ""}
@@ -63,7 +63,7 @@ def _parts(block: Block, document: Document, width: int) -> Iterator[RenderableT
             table.add_column(style="dim")
             table.add_column(justify="right", style="bold", no_wrap=True)
             for card in cards:
-                row = card.label, f"{card.value} {card.unit}".rstrip(), card.note
+                row = card.label, f"{card.value} {card.unit}".rstrip(), card_note(card)
                 table.add_row(*(Text(printable(text)) for text in row))
             yield table
 

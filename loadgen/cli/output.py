@@ -301,7 +301,7 @@ class Output:
             unanswered = has_unanswered(summary)
             finding_ids = {"interrupted", "client"} | ({"complete"} if unanswered else set())
             for finding in findings(summary):
-                if finding.id in finding_ids and finding.level != "ok":
+                if finding.id in finding_ids and finding.level in ("warning", "error"):
                     print_error(prefix + finding.sentence)
             for row in failures(summary).rows if unanswered else ():
                 print_error(f"{prefix}{row.key}: {'; '.join(row.cells[-1].lines)}")

@@ -43,11 +43,32 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison
     return folder / "page.html", found
 
 
+@pytest.mark.parametrize("width", [360, 1024, 1600])
+def test_a_and_b_are_named_above_the_verdict(browser: Browser, compared: tuple[Path, Comparison], width: int) -> None:
+    """The first screen says which server, version, model and load A and B are, and of how many runs. The verdict is on
+    the same screen."""
+    with browser.new_context(viewport={"width": width, "height": 780}) as context:
+        page = context.new_page()
+        page.goto(compared[0].as_uri())
+        names = dict(
+            zip(page.locator(".names dt").all_inner_texts(), page.locator(".names dd").all_inner_texts(), strict=True)
+        )
+        assert names["A"].startswith("a · tgi 3.3.5, tiny · ")
+        assert names["A"].endswith(" · 2 runs")
+        assert names["B"].startswith("b · tgi 3.3.5, ")
+        assert names["Load"].startswith("per run 700 requests of ")
+        box, verdict = page.locator(".names").bounding_box(), page.locator("#comparison .findings").bounding_box()
+        assert box is not None
+        assert verdict is not None
+        assert box["y"] + box["height"] <= verdict["y"] < 700
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1600, "light")])
 def test_the_comparison_opens_and_says_what_was_found(
     browser: Browser, compared: tuple[Path, Comparison], width: int, scheme: Any, tmp_path: Path
 ) -> None:
-    """The verdict first, A and B overlaid under one entry of the legend each, details below at most three screens; no
+    """The verdict first, A and B overlaid under one entry of the legend each, details within three screens of the verdict; no
     complaint, the table equal to the comparison, hostile words without effect, no sideways scrolling."""
     path, found = compared
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -66,8 +87,8 @@ def test_the_comparison_opens_and_says_what_was_found(
     assert ([line["name"] for line in lines], legend) == (["A: a", "A: a", "B: b", "B: b"], ["A: a", "B: b"])
     assert {line["line"]["width"] for line in lines} == {1}
     if width == 1600:
-        details = page.evaluate("document.querySelector('#method').getBoundingClientRect().top + scrollY")
-        assert details <= 3 * 900
+        top = "document.querySelector('{}').getBoundingClientRect().top"
+        assert page.evaluate(f"{top.format('#method')} - {top.format('#comparison')}") <= 2.85 * 900
     assert page.locator("#runs tbody th a").count() == 4
     assert path.stat().st_size < 1_500_000
     assert complaints == []

@@ -55,7 +55,7 @@ def test_both_bounds_are_drawn_with_the_share_on_each_side(opened: Opened) -> No
 def test_the_hardware_limit_is_a_bar_per_figure(opened: Opened) -> None:
     """The width of each bar is the share that its text states, and the bars are visible."""
     bars = opened.page.locator("#answer .bullets dl > div")
-    assert [text.split("\n")[0] for text in bars.all_inner_texts()] == ["Output throughput", "TPOT", "TTFT"]
+    assert [text.split("\n")[0] for text in bars.all_inner_texts()] == ["Output throughput", "Mean TPOT", "Mean TTFT"]
     for bar in bars.all():
         whole: Any = bar.locator(".whole").bounding_box()
         part: Any = bar.locator(".part").bounding_box()

@@ -13,6 +13,8 @@ from loadgen.analysis.canaries import Kind, classify, compare_canaries
 from loadgen.analysis.frame import build_frame
 from loadgen.analysis.objectives import parse
 from loadgen.analysis.report.findings import canary_findings, expected_finding
+from loadgen.analysis.report.run_document import page_document
+from loadgen.analysis.report.tables import canaries as canaries_table
 from loadgen.analysis.run import runfile
 from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.record import Record
@@ -20,8 +22,9 @@ from loadgen.analysis.slo import judge
 from loadgen.analysis.stats import wilson_interval
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import Summary
+from loadgen.analysis.telemetry import growth_by_canaries
 from tests.support.runs import MILLISECOND_NS as MS
-from tests.support.runs import burst, complete, footer, header, healthy, run_of, write
+from tests.support.runs import burst, complete, footer, header, healthy, part_of, run_of, write
 
 ANSWERS = ("bado1000 and a long sentence", "fiku1001 and another sentence", "solo1002 with its own end")
 
@@ -107,6 +110,33 @@ def summary_of(folder: Path, canaries: list[Canary]) -> Summary:
     records = burst(20, 8)
     write(folder, [header(20), *records, *canaries, *healthy(), footer(records)])
     return summarise(runfile.read(folder))
+
+
+def test_the_page_has_a_table_of_answers_by_load(tmp_path: Path) -> None:
+    """One row per level of load. A level with wrong answers is marked. A run without canaries has no such section."""
+    records = ramp()
+    during = [canary(0, ANSWERS[0] if at_ms < 640 else ANSWERS[1], at_ms=at_ms) for at_ms in (5, 155, 305, 755)]
+    lines = [header(100), *records, *BEFORE, *during, *AFTER, *healthy(), footer(records)]
+    run = runfile.read(write(tmp_path / "run", lines))
+    table = canaries_table([summarise(run)])
+    assert [[cell.text for cell in row.cells][:4] for row in table.rows] == [
+        ["1", "1", "1", "100%"],
+        ["16", "1", "1", "100%"],
+        ["31", "1", "1", "100%"],
+        ["76", "1", "0", "0%"],
+    ]
+    assert [row.cells[-1].level for row in table.rows] == ["", "", "", "error"]
+    sections = {section.id: section.title for section in page_document([part_of(run)]).sections}
+    assert sections["canaries"] == "Canaries"
+    without = run_of(tmp_path / "without", burst(20, 4))
+    assert "canaries" not in {section.id for section in page_document([part_of(without)]).sections}
+
+
+def test_the_server_counts_rejected_canaries() -> None:
+    """A server that rejects canaries counts them as rejections, which the load does not contain."""
+    asked = [canary(0, "", state="rejected"), canary(1, "", state="failed"), canary(2, ANSWERS[2])]
+    counters = ("rejections", "requests_finished")
+    assert [growth_by_canaries(asked, counter) for counter in counters] == [1, 1]
 
 
 def test_a_run_file_keeps_canaries_apart_from_the_load(tmp_path: Path) -> None:

@@ -172,18 +172,19 @@ def test_bars_are_shares_of_the_limit(tmp_path: Path) -> None:
     """Throughput is a share of the maximum. For latencies, the minimum is a share of the measured mean."""
     limit: HardwareLimit = limit_of(tmp_path, plan={"gpu_model": "H100"})
     bars = hardware_limit_bars(limit)
-    assert [bullet.label for bullet in bars.bullets] == ["Output throughput", "TPOT", "TTFT"]
+    assert [bullet.label for bullet in bars.bullets] == ["Output throughput", "Mean TPOT", "Mean TTFT"]
     shares = (limit.throughput_share, 1 / (limit.tpot_ratio or 0), 1 / (limit.ttft_ratio or 0))
     assert tuple(bullet.share for bullet in bars.bullets) == shares
-    assert bars.bullets[1].text == "23%, minimum 4.58 ms"
-    assert [bullet.label for bullet in hardware_limit_bars(replace(limit, tpot_ratio=None)).bullets][1:] == ["TTFT"]
+    assert bars.bullets[1].text == "23%: minimum 4.58 ms, measured 20.0 ms"
+    without_tpot = hardware_limit_bars(replace(limit, tpot_ratio=None))
+    assert [bullet.label for bullet in without_tpot.bullets][1:] == ["Mean TTFT"]
 
 
 def test_a_sentence_holds_ratio_share_and_overhead(tmp_path: Path) -> None:
     """In a reader's words."""
     found: HardwareLimit = limit_of(tmp_path, plan={"gpu_model": "H100"})
     said = hardware_limit_sentence(found)
-    assert "TPOT is 4.4 times the memory limit of 4.5" in said
+    assert "Mean TPOT is 4.4 times the memory limit of 4.5" in said
     assert "MBU 23%, MFU 4.5%; with 7.4 requests decoding" in said
     assert "of a step is overhead" in said
 

@@ -365,7 +365,7 @@ def test_the_window_is_named_with_its_reason(tmp_path: Path) -> None:
     ("records", "changes", "level", "sentence"),
     [
         (burst(30, 4), {}, "ok", "Valid: every check passed."),
-        ([*burst(30, 4), failed(30)], {}, "warning", "Valid, with 1 warning below."),
+        ([*burst(30, 4), failed(30)], {}, "warning", "Valid, with 1 error below."),
         ([failed(0), dropped(1)], {}, "error", "Invalid: no request was complete."),
         (
             burst(30, 4),

@@ -59,5 +59,5 @@ def test_objectives_are_counted_over_the_repeats(tmp_path: Path) -> None:
     joint = joint_objectives([summary, summary])
     assert joint is not None
     assert joint.level == "error"
-    assert joint.sentence == "e2e.p50 < 1000s passed in 2 of 2 repeats; e2e.p50 < 1us passed in 0 of 2 repeats."
+    assert joint.sentence == "`e2e.p50 < 1000s` met in 2 of 2 repeats; `e2e.p50 < 1us` met in 0 of 2 repeats."
     assert joint_objectives([repeat(tmp_path, 1)]) is None

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from loadgen.analysis.compare import Comparison
 from loadgen.analysis.compare import _chips as compare_chips
 from loadgen.analysis.compare.gates import GateResult
+from loadgen.analysis.frame import build_frame
+from loadgen.analysis.goodput import goodput
 from loadgen.analysis.held_back import HeldBack
-from loadgen.analysis.objectives import ObjectiveVerdict
-from loadgen.analysis.report import findings, status, tables
+from loadgen.analysis.objectives import ObjectiveVerdict, parse_bounds
+from loadgen.analysis.report import findings, run_document, status, tables
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import burst, failed, healthy, run_of, summarise, typed
 
@@ -63,13 +66,57 @@ def test_a_warning_that_concerns_every_latency_is_named(tmp_path: Path) -> None:
     assert not any("Valid" in finding.sentence for finding in findings.findings(summary))
 
 
+def test_the_chip_counts_the_lines_that_the_page_marks(tmp_path: Path) -> None:
+    """Errors are red lines and warnings are amber ones. The chip on requests states the incomplete ones already."""
+    summary = summary_of(tmp_path, [*burst(30, 4), failed(30)])
+    assert [finding.id for finding in findings.findings(summary) if finding.level == "error"] == ["complete"]
+    assert (status.validity([summary]).text, status.validity([summary]).level) == ("valid", "ok")
+    summary.window.unsteady = "9 requests were in flight in the first half, 90 later"
+    assert status.validity([summary]).text == "valid, 1 warning"
+    known = findings.findings(summary)
+    assert findings.verdict(summary, known).sentence == "Valid, with 1 error and 1 warning below."
+
+
+def test_a_chip_names_a_simulated_server(tmp_path: Path) -> None:
+    """The client of such a run is real. Runs in virtual time have none, so they are counted apart."""
+    summary = summary_of(tmp_path, burst(30, 4), simulated=True)
+    assert status.validity([summary]).text == "valid (simulated server)"
+    modelled = replace(summary, server=replace(summary.server, virtual=True))
+    chip = status.validity([summary, modelled, modelled])
+    assert (chip.text, chip.level) == ("2 runs modelled, 1 measured, all valid", "ok")
+
+
+def test_a_tile_shows_the_throughput_before_the_drain(tmp_path: Path) -> None:
+    """Readers compare runs by this figure, so it is a figure of its own and not part of the small print."""
+    summary = summary_of(tmp_path, burst(30, 4))
+    summary.throughput.output_tokens_per_s, summary.throughput.steady_output_tokens_per_s = 900.0, 1000.0
+    summary.throughput.tail_share = 0.1
+    card = tables.cards(summary)["output"]
+    assert card.second == ("1,000", "before the drain, the last 10% of the run")
+    assert card.note.startswith("whole run: 120 tokens in ")
+    summary.throughput.steady_output_tokens_per_s = 901.0
+    assert tables.cards(summary)["output"].second is None
+
+
+def test_goodput_and_objectives_say_what_they_judge(tmp_path: Path) -> None:
+    """Both may be on TTFT: a bound judges each request, and an objective judges a figure of the run."""
+    summary = summary_of(tmp_path, burst(30, 4))
+    summary.objectives = [verdict("ttft.p99 < 1s", 0.5, 1.0, result="pass")]
+    assert status.objectives([summary])[0].label == "Objectives"
+    frame = build_frame(burst(30, 4))
+    summary = replace(summary, goodput=goodput(frame, parse_bounds(["ttft < 1000s"])))
+    assert status.objectives([summary])[0].label == "Objectives of the run"
+    note = tables.cards(summary)["goodput"].note
+    assert "30 of 30 requests (100%) met the bound on each request, ttft < 1000s" in note
+
+
 def test_tiles_name_the_objectives_that_failed(tmp_path: Path) -> None:
     """The tile shows the median, so it names the percentile that failed."""
     summary = summary_of(tmp_path, burst(30, 4))
     summary.objectives = [verdict("ttft.p99 < 200ms", 0.653, 0.2), verdict("complete > 99%", 0.5, 0.99, "share")]
     cards = tables.cards(summary)
-    assert cards["ttft_s"].failed == ["`ttft.p99` 653 > 200 ms"]
-    assert cards["requests"].failed == ["`complete` 50% < 99%"]
+    assert cards["ttft_s"].failed == ["objective `ttft.p99` 653 > 200 ms"]
+    assert cards["requests"].failed == ["objective `complete` 50% < 99%"]
     assert cards["tpot_s"].failed == []
 
 
@@ -120,8 +167,12 @@ def test_a_failure_has_the_unit_of_its_bound(
 def test_objectives_that_are_met_or_inconclusive(tmp_path: Path) -> None:
     """Inconclusive objectives are a warning if none failed."""
     summary = summary_of(tmp_path, burst(12, 4))
-    summary.objectives = [verdict("ttft.p99 < 1s", 0.5, 1.0, result="pass")] * 3
-    assert status.objectives([summary])[0].text == "all 3 met"
+    names = ("ttft.p99 < 1s", "tpot.p99 < 1s", "e2e.p99 < 1s")
+    summary.objectives = [verdict(name, 0.5, 1.0, result="pass") for name in names]
+    assert status.objectives([summary])[0].text == "3 of 3 met"
+    assert status.objectives([summary] * 5)[0].text == "3 of 3 met in each of 5 runs"
+    other = replace(summary, objectives=summary.objectives[:1])
+    assert status.objectives([summary, other])[0].text == "4 of 4 met"
     summary.objectives = [verdict("ttft.p99 < 1s", 0.5, 1.0, result="inconclusive")]
     (chip,) = status.objectives([summary])
     assert (chip.text, chip.level) == ("1 of 1 inconclusive: `ttft.p99` 0.500 < 1 s", "warning")
@@ -132,6 +183,10 @@ def test_a_simulation_in_virtual_time_claims_no_validity(tmp_path: Path) -> None
     summary = summary_of(tmp_path, burst(30, 4), simulated=True)
     summary.server.virtual = True
     assert status.validity([summary]) == status.MODELLED
+    known = findings.findings(summary)
+    assert (known[0].id, known[0].level) == ("client", "note")
+    assert (findings.verdict(summary, known).id, findings.verdict(summary, known).level) == ("simulated", "note")
+    assert run_document.list_title([summary]) == "Checks"
     assert "valid" not in status.MODELLED.text.lower()
     summary.window.unsteady, summary.window.overloaded = "9 requests were in flight in the first half, 90 later", True
     chip = status.validity([summary])

@@ -256,6 +256,8 @@ class MatrixReport:
         more = ", …" if len(invalid) > NAMED_CELLS else ""
         measured = sum(1 for cell in cells if cell.runs)
         validity = f"{measured - len(invalid):,} of {pluralise(measured, 'measured cell')} valid"
+        if measured and all(cell.simulated for cell in cells if cell.runs):
+            validity += " (simulated servers)"  # the client is real, so its measurement is valid or invalid
         # `sent` is not an outcome: each request that was sent is also counted by its outcome.
         ended = sum(count for cell in cells for state, count in cell.requests.items() if state != "sent")
         complete = sum(cell.requests.get("complete", 0) for cell in cells)

@@ -346,7 +346,8 @@ def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
     steps = [step for sweep in sweeps for step in sweep.steps]
     valid = sum(step.client == "ok" for step in steps)
     validity: doc.Level = "ok" if valid == len(steps) else "error"
-    text = f"{valid:,} of {pluralise(len(steps), 'step')} valid"
+    simulated = " (simulated server)" if all(sweep.mark not in ("", VIRTUAL) for sweep in sweeps) else ""
+    text = f"{valid:,} of {pluralise(len(steps), 'step')} valid{simulated}"
     chips = [doc.Chip("Measurement", text, validity)]
     if valid == len(steps) and all(sweep.mark == VIRTUAL for sweep in sweeps):
         chips = [status.MODELLED]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant
+from loadgen.analysis.format import byte_size, duration, percent, pluralise, significant, typeset_minus
 from loadgen.analysis.hardware import align_columns
 from loadgen.dissect.inference_report import link_sentences, mean_and_margin, wrap_lines
 
 if TYPE_CHECKING:
-    from loadgen.analysis.report import Document
+    from loadgen.analysis.report import Card, Document, TableRow
     from loadgen.dissect.results import TechniqueResult, TrainingResult
 
 TIME_HEADS = ("technique", "step", "±", "forward", "backward", "optimiser", "collectives", "tokens/s", "predicted")
@@ -147,6 +147,8 @@ def format_text(result: TrainingResult) -> str:
 
 def build_document(result: TrainingResult) -> Document:
     """Return the HTML page, with tables and charts of measured and predicted values."""
+    from msgspec.structs import replace
+
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.tables import number_columns, table
 
@@ -165,11 +167,16 @@ def build_document(result: TrainingResult) -> Document:
         parts_rows(result),
         several=True,
     )
+    memory = replace(memory, rows=[_with_true_minus(row) for row in memory.rows])
     size: Any = "tall" if len(measured) > MIN_BARS else "wide"
     time_chart = doc.ChartRef("time", "Where a step goes", [TIME_CHART], size)
     memory_chart = doc.ChartRef("memory", "What memory holds at its peak", [MEMORY_CHART], size)
     sections = [
-        doc.Section("answer", "A training step", [time_chart, *map(doc.Paragraph, sentences(result)), times]),
+        doc.Section(
+            "answer",
+            "A training step",
+            [doc.Cards(_cards(result)), time_chart, *map(doc.Paragraph, sentences(result)), times],
+        ),
         doc.Section("peak", "Memory", [memory_chart, memory, doc.Paragraph(MEANING)]),
         doc.Section("model", "Predicted and measured", [parts]),
     ]
@@ -190,6 +197,43 @@ def build_document(result: TrainingResult) -> Document:
         data,
         version("llm-loadgen"),
     )
+
+
+def _cards(result: TrainingResult) -> list[Card]:
+    """Return the cards of the page: the fastest technique, the one with the least memory, and the largest errors of the
+    predictions."""
+    from loadgen.analysis.report import Card
+
+    measured = _measured(result)
+    step_s = {_label(technique): mean_and_margin(step_times_s(technique))[0] for technique in measured}
+    peaks = {_label(technique): sum(technique.memory_bytes.values()) for technique in measured}
+    time_errors = {
+        _label(technique): sum(technique.predicted_s.values()) / step_s[_label(technique)] - 1 for technique in measured
+    }
+    memory_errors = {_label(technique): peak_error(technique) for technique in measured}
+    fastest, smallest = min(step_s, key=lambda name: step_s[name]), min(peaks, key=lambda name: peaks[name])
+    step, _, step_unit = duration(step_s[fastest]).partition(" ")
+    peak, _, peak_unit = byte_size(peaks[smallest]).partition(" ")
+    tokens = significant(result.batch * result.sequence / step_s[fastest])
+    several = len(measured) > 1
+    cards = [
+        Card("Shortest step" if several else "Step", step, step_unit, fastest),
+        Card("Throughput", tokens, "tokens/s", fastest),
+        Card("Lowest peak memory" if several else "Peak memory", peak, peak_unit, f"{smallest}, of one process"),
+    ]
+    for title, errors in (("Time", time_errors), ("Memory", memory_errors)):
+        worst = max(errors, key=lambda name: abs(errors[name]))
+        value = typeset_minus(f"{100 * errors[worst]:+.1f}%")
+        largest = f"{worst}, the largest difference" if several else worst
+        cards.append(Card(f"{title}, predicted", value, "compared with measured", largest))
+    return cards
+
+
+def _with_true_minus(row: TableRow) -> TableRow:
+    """Return the table row with true minus signs, for the page."""
+    from msgspec.structs import replace
+
+    return replace(row, cells=[replace(cell, text=typeset_minus(cell.text)) for cell in row.cells])
 
 
 def _run(result: TrainingResult, title: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_a_and_b_are_named_above_the_verdict(browser: Browser, compared: tuple[P
 def test_the_comparison_opens_and_says_what_was_found(
     browser: Browser, compared: tuple[Path, Comparison], width: int, scheme: Any, tmp_path: Path
 ) -> None:
-    """The verdict first, A and B overlaid under one entry of the legend each, details within three screens of the verdict; no
+    """The verdict first, A and B overlaid under one entry of the legend each, details close to the verdict; no
     complaint, the table equal to the comparison, hostile words without effect, no sideways scrolling."""
     path, found = compared
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -48,6 +48,11 @@ def test_each_technique_is_a_bar_with_its_prediction(browser: Browser, tmp_path:
             expect(page.locator(f"#chart-{chart} .barlayer .trace")).to_have_count(4)
             expect(page.locator(f"#chart-{chart} .barlayer .point")).to_have_count(8)
             expect(page.locator(f"#chart-{chart} .scatterlayer .points path")).to_have_count(4)  # each has an edge
+        tiles = [" ".join(text.split()) for text in page.locator("#answer .card").all_inner_texts()]
+        assert tiles[0] == "Shortest step 3.50 s naive"
+        assert tiles[2] == "Lowest peak memory 1.49 GiB zero3 x 2, of one process"
+        assert tiles[4].startswith("Memory, predicted \N{MINUS SIGN}5.0% compared with measured naive")
+        expect(page.locator("table.memory")).to_contain_text("\N{MINUS SIGN}5.0%")
         drawn = page.evaluate("document.getElementById('chart-time').data.map(({name, x}) => [name, ...x])")
         parts = {
             "forward": [1.0, 1.5],

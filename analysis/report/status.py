@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from loadgen.analysis.format import percent, pluralise, scale_of, significant
+from loadgen.analysis.format import duration, percent, pluralise, scale_of, significant
 from loadgen.analysis.objectives import ObjectiveVerdict
 from loadgen.analysis.report import Chip, Finding, Level, findings
 from loadgen.analysis.summary import Summary
 
 NAMED_OBJECTIVES = 2
 """Maximum number of objectives that a chip names."""
+OTHER_UNIT_MIN = 10_000
+"""Minimum value in the unit of its bound from which a measured time has its own unit, such as 75.7 s > 500 ms."""
 NAMED_WARNINGS = {findings.OVERLOADED: "server overloaded", findings.HELD_BACK: "tokens held back"}
 """Warnings that the chip names, by the id of the finding, because they change the meaning of every latency."""
 MODELLED = Chip("Simulated", "figures of a model", "note")
@@ -143,6 +145,8 @@ def failure_text(entry: ObjectiveVerdict) -> str:
         sign = ">" if entry.measured > entry.bound else "<"
     if entry.unit == "s":
         factor, unit = scale_of(entry.bound)
+        if entry.measured * factor >= OTHER_UNIT_MIN:
+            return f"`{name}` {duration(entry.measured)} {sign} {entry.bound * factor:,.6g} {unit}"
         return f"`{name}` {significant(entry.measured * factor)} {sign} {entry.bound * factor:,.6g} {unit}"
     if entry.unit == "share":
         return f"`{name}` {entry.measured * 100:.4g}% {sign} {entry.bound * 100:.6g}%"

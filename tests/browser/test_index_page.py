@@ -149,6 +149,21 @@ def test_figures_are_on_the_first_screen_at_every_width(browser: Browser, groups
         assert page.locator(".index").evaluate("(table) => table.getBoundingClientRect().right <= innerWidth")
 
 
+@pytest.mark.parametrize("width", [360, 1024, 1600])
+def test_a_group_without_figures_is_readable(browser: Browser, groups: Path, width: int) -> None:
+    """No two cells of the row of a sweep overlap."""
+    with browser.new_context(viewport={"width": width, "height": 900}) as context:
+        page = context.new_page()
+        page.goto(groups.as_uri())
+        cells = page.locator(".index tbody tr:visible", has_text="2 steps").locator("th, td").all()
+        boxes = [box for cell in cells if (box := cell.bounding_box())]
+        for index, one in enumerate(boxes):
+            for other in boxes[index + 1 :]:
+                apart_x = min(one["x"] + one["width"], other["x"] + other["width"]) - max(one["x"], other["x"])
+                apart_y = min(one["y"] + one["height"], other["y"] + other["height"]) - max(one["y"], other["y"])
+                assert apart_x <= 1 or apart_y <= 1
+
+
 def test_the_status_strip_counts_the_runs_and_their_failures(browser: Browser, tmp_path: Path) -> None:
     """The strip says how many runs are valid and why most requests failed. It names a failed objective once, at its
     worst. A difference above 100% is a factor, and a lower value has a true minus sign."""

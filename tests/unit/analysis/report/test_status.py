@@ -155,6 +155,7 @@ def test_failed_objectives_are_named_the_worst_first(tmp_path: Path) -> None:
         ("complete >= 99%", 0.96, 0.99, "share", "`complete` 96% < 99%"),
         ("failed <= 1", 3.0, 1.0, "requests", "`failed` 3 > 1"),
         ("ttft.p99 < 1s", None, 1.0, "s", "`ttft.p99` not measured"),
+        ("ttft.p99 < 500ms", 75.73, 0.5, "s", "`ttft.p99` 75.7 s > 500 ms"),
     ],
 )
 def test_a_failure_has_the_unit_of_its_bound(

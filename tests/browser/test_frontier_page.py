@@ -94,7 +94,7 @@ def test_chips_of_a_sweep_that_failed(sweeps: list[Path], browser: Browser, tmp_
     )
     page, complaints = opened(browser, written(tmp_path / "missed.html", missed))
     assert chips(page) == [
-        ("error", "Measurement 0 of 4 steps valid"),
+        ("error", "Measurement 0 of 4 steps valid (simulated server)"),
         ("error", "Capacity below 2.00 requests/s, the lowest load"),
         ("error", "Objectives not met at any load: tpot.p99 < 50ms"),
     ]

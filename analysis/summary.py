@@ -968,6 +968,42 @@ class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
     fell."""
 
 
+class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one figure recovered after a command of --at. The figure is computed in short time windows."""
+
+    figure: str
+    """The figure, as in --assert: `ttft.p99`, `e2e.p99`, `output_tokens_per_s`, `requests_per_s` or `attainment`. In
+    `ttft.p99`, requests that did not complete count as infinitely slow."""
+    limit: float
+    """End of the range of the windows before the command: the worst of them, and a margin of 10% of their median."""
+    disturbed: bool
+    """True if the figure left the range after the command."""
+    worst: float | None = None
+    """Worst window after the command. Omitted for a figure that was not disturbed, or if the value is infinite."""
+    recovered_s: float | None = None
+    """Time from the command to the first of three windows in a row inside the range. Omitted if there are none before
+    the next command or the end of the load."""
+    window_s: float | None = None
+    """Length of a time window, which is the resolution of `recovered_s`."""
+
+
+class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that ran at an instant of the run (--at), and how the server recovered after it."""
+
+    command: str
+    at_s: float
+    """Time at which the command started, in seconds from the start of the run."""
+    took_s: float | None
+    exit_code: int | None
+    """Exit code of the shell, negative for a signal. None if the command was ended with the run, or not started."""
+    ended_with_run: bool
+    """True if the command was still running at the end of the run, and was ended."""
+    output: str
+    """End of the standard output and standard error. The run file contains more."""
+    figures: list[RecoveredFigure]
+    """Empty if the run is too short before or after the command."""
+
+
 class RunCourse(msgspec.Struct, frozen=True, kw_only=True):
     """How a long run went: changes and drifts of its figures, and restarts of the server."""
 
@@ -1026,6 +1062,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Parts of TTFT by the server's own times. None without `--server-timing`."""
     response_groups: ResponseGroups | None = None
     """Two separate groups of requests with different TTFT, as behind a URL with unequal replicas."""
+    commands: list[CommandEffect] = []
+    """Commands that ran at an instant of the run (--at)."""
     course: RunCourse | None = None
     """None if no figure changed or drifted, and the server did not restart."""
     canaries: CanaryFigures | None = None

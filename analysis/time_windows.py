@@ -77,7 +77,7 @@ def latency_windows(frame: Frame, metric: Metric, statistic: str, share: float |
     span_ns = loaded_span_ns(frame)
     assert span_ns is not None
     rows = np.flatnonzero(frame.sampled)
-    index = _window_index(frame.due_ns[rows], span_ns, count)
+    index = window_index(frame.due_ns[rows], span_ns, count)
     offsets = metric.groups(frame)
     if offsets is None:
         samples = metric.rows(frame)[rows]
@@ -111,7 +111,7 @@ def rate_windows(frame: Frame, name: str, count: int) -> WindowSeries:
     return _series(span_ns, batch_rates(part, count)[name])
 
 
-def _window_index(instants_ns: Floats, span_ns: tuple[float, float], count: int) -> Integers:
+def window_index(instants_ns: Floats, span_ns: tuple[float, float], count: int) -> Integers:
     """Return the index of the window that contains each instant. Instants outside belong to the nearest window."""
     begins, ends = span_ns
     return np.clip((instants_ns - begins) / (ends - begins) * count, 0, count - 1).astype(np.int64)

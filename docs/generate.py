@@ -40,12 +40,12 @@ def run_file() -> str:
     """Return the page of all fields of a run file, from the annotations and docstrings of its structs."""
     modules = [
         ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8"))
-        for name in ("runfile.py", "record.py", "canary.py")
+        for name in ("runfile.py", "record.py", "canary.py", "command_record.py")
     ]
     structs = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     sections = [
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
-        for name in ("Header", "Record", "Canary", "Telemetry", "Footer")
+        for name in ("Header", "Record", "Canary", "CommandRecord", "Telemetry", "Footer")
     ]
     return "\n".join([f"# Run file\n\n{NOTE}\n\n{RUN_FILE}\n", *sections])
 

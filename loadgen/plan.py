@@ -52,6 +52,7 @@ from loadgen.servers.proxy import normalise_proxy_url
 from loadgen.servers.server_url import check_server_url, fixed_number
 from loadgen.servers.session_identity import check_captures, check_header_name, check_session_headers
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
+from loadgen.timed_commands import check_timed_commands
 from loadgen.workloads import arrivals, cancellation, lengths, model_mix, workload
 from loadgen.workloads.arrival_facts import Arrivals
 from loadgen.workloads.canaries import MAX_CANARIES
@@ -369,6 +370,9 @@ class Plan:
     """Read this machine's GPUs through NVML. Default: only if the server runs on this machine."""
     server_pid: Annotated[tuple[int, ...], TUPLE, RunOption("Advanced")] = ()
     """PID of a server process on this machine, to record its memory and that of its children. Repeatable."""
+    at: Annotated[tuple[str, ...], TUPLE, check_timed_commands, RunOption("Advanced")] = ()
+    """Time and shell command to run then, such as --at 10m 'kubectl delete pod vllm-0'. Repeatable. The report shows
+    the output and the time to recover. What still runs at the end of the run is ended."""
     objectives: Annotated[tuple[str, ...], TUPLE] = ()
     """Objectives of the run, as for --assert. `loadgen report` judges the run by them again."""
     confidence: Annotated[float | None, CONFIDENCE] = None

@@ -236,6 +236,7 @@ def load_and_summarise(
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.goodput import add_part_goodput, goodput
     from loadgen.analysis.interference import add_interference
+    from loadgen.analysis.recovery import describe_commands
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
     from loadgen.analysis.slo import judge
     from loadgen.analysis.steady_window import load_run
@@ -250,6 +251,7 @@ def load_and_summarise(
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     add_part_goodput(run, frame, summary, bounds)
     add_interference(run, frame, summary)
+    summary.commands = describe_commands(run, frame, bounds)
     if objectives:
         summary.objectives = judge(objectives, frame, summary, confidence)
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})

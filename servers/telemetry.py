@@ -65,8 +65,8 @@ PHASE_COUNTERS = tuple(f"{phase}_s_{part}" for phase in _PHASES for part in ("su
 _DRAFTS = ("draft_steps", "draft_tokens", "accepted_draft_tokens")
 COUNTERS = frozenset((*_WORK, *_LIVE_WORK, *_DRAFTS, "preemptions", "rejections", *PHASE_COUNTERS))
 """Metrics that grow until the server restarts. Other metrics are gauges."""
-SETTINGS = frozenset({"taken_share"})
-"""Values that every replica states about itself. They are equal, and adding them makes no sense."""
+SETTINGS = frozenset({"taken_share", "process_start_s"})
+"""Values that every replica states about itself. The largest one counts, because adding them makes no sense."""
 AVERAGED = frozenset({"kv_used", "acceptance_length", "acceptance_rate"})
 """Metrics that are averaged over engines, which have equal size. Other metrics are added."""
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")

@@ -1,4 +1,4 @@
-"""Findings on the course of a long run: changes and drifts of its figures, and restarts of the server.
+"""Findings on the course of a run: changes, drifts, restarts of the server, and commands that ran at an instant.
 
 The same events are marked on the chart of the run over time, and listed in a table.
 """
@@ -10,13 +10,17 @@ from typing import Any
 
 import msgspec
 
-from loadgen.analysis.format import duration, elapsed, figure_title, percent, significant
+from loadgen.analysis.format import duration, elapsed, figure_title, percent, printable, significant
 from loadgen.analysis.metrics import metric_by_key
 from loadgen.analysis.report import Finding, Level
-from loadgen.analysis.summary import FigureChange, FigureDrift, RunCourse, ServerRestart, Summary
+from loadgen.analysis.summary import CommandEffect, FigureChange, FigureDrift, RunCourse, ServerRestart, Summary
 
 SAME_INSTANT_WINDOWS = 1.5
 """Distance of two changes, in time windows, up to which they are reported as one event."""
+
+
+MAX_TEXT = 80
+"""Maximum number of characters of a command or of its output in a sentence."""
 
 
 class CourseEvent(msgspec.Struct, frozen=True):
@@ -31,20 +35,16 @@ class CourseEvent(msgspec.Struct, frozen=True):
 
 def course_findings(summary: Summary) -> list[Finding]:
     """Return a finding for each event in the course of the run, and for each figure that drifts."""
-    course = summary.course
-    if course is None:
-        return []
     result = [Finding(event.label, event.level, event.sentence, "course") for event in course_events(summary)]
-    return result + [_drift_finding(drift) for drift in course.drifts]
+    return result + [_drift_finding(drift) for drift in (summary.course.drifts if summary.course else ())]
 
 
 def course_events(summary: Summary) -> list[CourseEvent]:
     """Return the events in the course of the run in order of time."""
-    course = summary.course
-    if course is None:
-        return []
-    events = [_restart_event(restart) for restart in course.restarts]
-    events += [_change_event(group) for group in _groups(course)]
+    events = [_command_event(command) for command in summary.commands]
+    if summary.course:
+        events += [_restart_event(restart) for restart in summary.course.restarts]
+        events += [_change_event(group) for group in _groups(summary.course)]
     return sorted(events, key=lambda event: event.at_s)
 
 
@@ -65,6 +65,44 @@ def _groups(course: RunCourse) -> list[list[FigureChange]]:
         else:
             groups.append([change])
     return groups
+
+
+def _command_event(command: CommandEffect) -> CourseEvent:
+    """Return the event of a command of --at, with its exit code and the time to recover of each figure."""
+    text = f"`{shortened(command.command)}` ran at {elapsed(command.at_s)}"
+    level: Level = "note"
+    if command.ended_with_run:
+        text += " and was ended with the run."
+    elif command.exit_code is None:
+        text, level = f"{text.replace(' ran ', ' could not run ')}: {command.output}.", "warning"
+    else:
+        text += f" (exit code {command.exit_code}, {duration(command.took_s)})."
+    if command.exit_code:
+        level = "warning"
+        text += f" Its output ends with: {shortened(command.output.splitlines()[-1])}." if command.output else ""
+    disturbed = [figure for figure in command.figures if figure.disturbed]
+    lost = [figure for figure in disturbed if figure.recovered_s is None]
+    if lost:
+        level = "warning"
+        text += f" Not recovered by the end: {', '.join(figure_title(figure.figure) for figure in lost)}."
+    back = [
+        f"{figure_title(figure.figure)} after {elapsed(figure.recovered_s)}"
+        for figure in disturbed
+        if figure.recovered_s is not None
+    ]
+    if back:
+        text += f" Recovered: {', '.join(back)} (± {duration(disturbed[0].window_s)})."
+    elif not command.figures:
+        text += " The run is too short to see an effect."
+    elif not disturbed:
+        text += " No figure left its range of before."
+    return CourseEvent(command.at_s, "command", text, level)
+
+
+def shortened(text: str) -> str:
+    """Return the text on one line, cut to MAX_TEXT characters. Non-printable characters become spaces."""
+    line = " ".join(printable(text).replace("`", "'").split())
+    return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
 
 
 def _restart_event(restart: ServerRestart) -> CourseEvent:

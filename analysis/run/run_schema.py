@@ -89,7 +89,7 @@ _PLAN = {
     "seed_choice": Literal["fixed", "stated", "random"],
     "ignore_eos simulated": bool,
     "window_s": tuple[_Real, _Real] | None,
-    "objectives goodput": [str],
+    "objectives goodput at": [str],
     "confidence": Annotated[float, msgspec.Meta(gt=0, lt=1)] | None,
 }
 _NICE = Annotated[int, msgspec.Meta(ge=-20, le=19)]

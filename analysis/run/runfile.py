@@ -7,6 +7,7 @@ has part files and no footer, and can be read like a finished run. Readers skip 
     {"type":"header", "format":1, "plan":{...}, "server":{...}, ...}
     {"type":"request", ...}          a Record (loadgen.analysis.run.record)
     {"type":"telemetry", "source":"client", ...}
+    {"type":"command", ...}          a CommandRecord (loadgen.analysis.run.command_record)
     {"type":"footer", ...}
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 import msgspec
 
 from loadgen.analysis.run.canary import Canary
+from loadgen.analysis.run.command_record import CommandRecord
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.record import Count, Integer, Record
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
@@ -278,9 +280,12 @@ class Run(msgspec.Struct):
     """True if a process on this machine is still writing the run."""
     canaries: list[Canary] = []
     """Answers to canaries (--verify), which are in no figure of the load."""
+    commands: list[CommandRecord] = []
+    """Commands that ran at an instant of the run (--at)."""
 
 
-_LINE = msgspec.json.Decoder(Header | Record | Canary | Telemetry | Footer)
+_Line = Header | Record | Canary | CommandRecord | Telemetry | Footer
+_LINE = msgspec.json.Decoder(_Line)
 
 
 class RunWriter:
@@ -296,7 +301,7 @@ class RunWriter:
         self.error: OSError | None = None
         """Error of the last flush, or None if every line was written."""
 
-    def add(self, item: Record | Canary | Telemetry | Footer) -> None:
+    def add(self, item: Record | Canary | CommandRecord | Telemetry | Footer) -> None:
         """Encode an item and add it to the buffer. The buffer is written to disk once it holds FLUSH_BYTES."""
         self.add_line(self._encoder.encode(item) + b"\n")
 
@@ -374,6 +379,8 @@ def scan(
                 on_record(item)
         elif isinstance(item, Canary):
             run.canaries.append(item)
+        elif isinstance(item, CommandRecord):
+            run.commands.append(item)
         elif isinstance(item, Telemetry):
             run.telemetry.append(item)
         elif isinstance(item, Footer):
@@ -393,9 +400,9 @@ def _note_simulated(run: Run) -> None:
             return
 
 
-def _decoded(line: bytes) -> Header | Record | Canary | Telemetry | Footer:
+def _decoded(line: bytes) -> _Line:
     """Decode and check a line. Raises one of DECODE_ERRORS for a malformed or inconsistent line."""
-    item: Header | Record | Canary | Telemetry | Footer = _LINE.decode(line)
+    item: _Line = _LINE.decode(line)
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
         raise msgspec.ValidationError("Expected a token count for each chunk")
     if isinstance(item, Telemetry):

@@ -149,7 +149,7 @@ def main() -> None:
         for word in sys.argv:
             _check_argument(word)
         try:
-            app(prog_name="loadgen")
+            app(_arguments(), prog_name="loadgen")
         finally:
             gc.freeze()  # saves 30 ms at exit, because the interpreter does not collect all imported modules
     except KeyboardInterrupt:
@@ -171,6 +171,15 @@ def main() -> None:
         if hint:
             print(f"  {hint}", file=sys.stderr)
         sys.exit(code)
+
+
+def _arguments() -> list[str]:
+    """Return the words of the command line. The two values of an option --at are joined to one."""
+    if "--at" not in sys.argv:
+        return sys.argv[1:]
+    from loadgen.timed_commands import join_arguments
+
+    return join_arguments(sys.argv[1:])
 
 
 def _check_argument(word: str) -> None:

@@ -60,6 +60,7 @@ PLACEHOLDERS = {
     "balance": "HOW",
     "connections": "USE",
     "cancel": "SHARE",
+    "at": "T COMMAND",
     "path": "PATH",
     "proxy": "URL",
     "ca_file": "FILE",

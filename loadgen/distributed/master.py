@@ -27,6 +27,7 @@ from loadgen.distributed.protocol import VARIABLE, Address, ClockSample, Event, 
 from loadgen.engine import prepare
 from loadgen.engine.client_health import INTEGER_NAMES, LiveCounters, sum_counters
 from loadgen.engine.clock import ClockPairs
+from loadgen.engine.command_runner import CommandRunner
 from loadgen.engine.merge_parts import WorkerExit, merge_parts
 from loadgen.engine.prepare import OnProgress
 from loadgen.engine.priority import least_raised
@@ -183,6 +184,7 @@ class Master:
         """
         outcome, kept_all = "the master failed", False
         self._sampler = sampler
+        commands = CommandRunner(self._header.plan.get("at", ()))
         try:
             sampler.idle()
             self._assemble()
@@ -190,8 +192,9 @@ class Master:
             self._header.telemetry = sampler.facts
             self._start()
             sampler.begin(self._header.start_ns, self._folder, self.counts)
+            commands.begin(self._header.start_ns, self._folder)
             self._watch()
-            telemetry_parts = sampler.end(patient=not self.interrupts.count)
+            telemetry_parts = [*sampler.end(patient=not self.interrupts.count), *commands.end()]
             self._measure()
             footer = self._gather(telemetry_parts)
             outcome, kept_all = "the run is over", True
@@ -201,6 +204,7 @@ class Master:
             raise
         finally:
             sampler.stop()
+            commands.end()
             for node in self._joined:
                 machine = self._known.get(node)
                 took_part = machine is not None and bool(machine.tasks)

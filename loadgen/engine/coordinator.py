@@ -23,6 +23,7 @@ from loadgen.analysis.run.runfile import Footer, Header, SchedulingFacts, open_r
 from loadgen.engine.balance import InFlightTable
 from loadgen.engine.client_health import LiveCounters, sum_counters
 from loadgen.engine.clock import ClockPairs
+from loadgen.engine.command_runner import CommandRunner
 from loadgen.engine.merge_parts import WorkerExit, merge_parts
 from loadgen.engine.priority import least_raised
 from loadgen.engine.signals import Interrupts
@@ -79,6 +80,7 @@ def run(
     The first interrupt ends the run and keeps the results so far. The second interrupt also kills the workers.
     """
     telemetry = Sampler({})
+    commands = CommandRunner(header.plan.get("at", ()))
     ended_ns: int | None = None
     telemetry_parts: Sequence[Path] = ()
     notes: list[str] = []
@@ -96,6 +98,7 @@ def run(
         start_ns = time.monotonic_ns() + START_LEAD_NS + CONNECTION_CHECK_NS * max_connections
         open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         telemetry.begin(header.start_ns, folder, lambda: sum_counters(worker.counts for worker in workers))
+        commands.begin(header.start_ns, folder)
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
@@ -109,7 +112,7 @@ def run(
     def end() -> None:
         nonlocal ended_ns, telemetry_parts
         ended_ns = time.monotonic_ns()
-        telemetry_parts = telemetry.end(patient=not interrupts.count)
+        telemetry_parts = [*telemetry.end(patient=not interrupts.count), *commands.end()]
 
     interrupts = Interrupts()
     with interrupts.counting():
@@ -117,6 +120,7 @@ def run(
             exits = run_workers(tasks, begin, interrupts, show, end, sample_idle)
         finally:
             telemetry.stop()
+            commands.end()
         return merge_parts(
             exits,
             header,

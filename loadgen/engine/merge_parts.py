@@ -61,6 +61,7 @@ def merge_parts(
 
     A request that was due but has no Record gets a Record with the state `failed`. `ended_ns` is the time when the last
     request ended (CLOCK_MONOTONIC, default: now). `notes` are stored in the footer.
+    `telemetry_parts` are the files with telemetry, and with the results of the commands of --at.
 
     Raises OutputError if `main` cannot be written. In this case the part files are kept, and `loadgen report` can read
     them.

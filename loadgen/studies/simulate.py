@@ -523,6 +523,8 @@ def _prompts(plan: Plan) -> Prompts:
         raise PlanError("--cold: the prefix cache of a run in virtual time is always empty", "Leave --cold out.")
     if plan.verify:
         raise PlanError("--verify: virtual time has no texts", "Leave --verify out, or use loadgen run --simulated.")
+    if plan.at:
+        raise PlanError("--at: virtual time runs no commands", "Leave --at out, or use loadgen run.")
     spec = WorkloadSpec(
         raw_requests_of(plan) or plan.prompt_source,
         plan.input_lengths,

@@ -1,0 +1,56 @@
+"""Parses commands that run at an instant of a run (--at), such as `10m kubectl delete pod vllm-0`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from loadgen.workloads.spec_syntax import WorkloadError, parse_seconds
+
+OPTION = "--at"
+
+
+class TimedCommand(msgspec.Struct, frozen=True):
+    """A shell command and the instant of the run at which it starts."""
+
+    at_s: float
+    """Seconds from the start of the run."""
+    command: str
+
+
+def parse(text: str) -> TimedCommand:
+    """Parse a time and a shell command, separated by a space. Raises ValueError for other text."""
+    instant, _, command = text.strip().partition(" ")
+    try:
+        at_s = parse_seconds(instant)
+    except WorkloadError:
+        at_s = -1.0
+    if at_s < 0 or not command.strip():
+        raise ValueError("must be a time and a command, such as '10m kubectl delete pod vllm-0'")
+    return TimedCommand(at_s, command.strip())
+
+
+def check_timed_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts unchanged if each is a time and a command. Raises ValueError for other text."""
+    for text in texts:
+        parse(text)
+    return texts
+
+
+def join_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which each `--at TIME COMMAND` is `--at 'TIME COMMAND'`.
+
+    The option takes two values, and a repeatable option of typer takes one.
+    """
+    result = list[str]()
+    index = 0
+    while index < len(arguments):
+        word = arguments[index]
+        if word == OPTION and index + 2 < len(arguments) and " " not in arguments[index + 1].strip():
+            result += [word, f"{arguments[index + 1].strip()} {arguments[index + 2]}"]
+            index += 3
+        else:
+            result.append(word)
+            index += 1
+    return result

@@ -497,6 +497,36 @@ class FrameBuilder:
             replicas=self._replicas.labels(),
         )
 
+    def close(self) -> None:
+        """Convert the last Records to columns, so that the builder can be sent to another process."""
+        self._close_block()
+
+    def absorb(self, later: FrameBuilder) -> None:
+        """Add the rows of another builder after those of this one. Call `close` on both builders first."""
+        mapping = np.zeros(max(1, len(later._indices)), np.uint16)
+        for outcome, count in later._outcomes.items():
+            target = outcome
+            if outcome not in self._outcomes and len(self._outcomes) >= MAX_DETAILS:
+                target = outcome._replace(detail=OTHER_DETAIL)
+            count_before, first_id = self._outcomes.get(target, (0, count.first_id))
+            self._outcomes[target] = OutcomeCount(count_before + count.requests, first_id)
+            mapping[later._indices[outcome]] = self._indices.setdefault(target, len(self._indices))
+        for name in list(later._columns):
+            column = later._columns.pop(name)  # frees its memory as soon as it has been copied
+            values = mapping[column.array()] if name == "outcome_index" else column.array()
+            self._columns.setdefault(name, GrowingArray(values.dtype)).extend(values)
+        self._sources.update(later._sources)
+        for name, values_by_row in later._marks.items():
+            own = self._marks.setdefault(name, {})
+            own.update((row + self._rows, value) for row, value in values_by_row.items())
+        self._graphs.absorb(later._graphs, self._rows)
+        for error, count_of_error in later._output_errors.items():
+            known = error in self._output_errors or len(self._output_errors) < MAX_DETAILS
+            self._output_errors[error if known else OTHER_DETAIL] += count_of_error
+        self._models.absorb(later._models)
+        self._replicas.absorb(later._replicas)
+        self._rows += later._rows
+
     def _mark_column(self, values: Mapping[int, int]) -> Floats:
         column = np.full(self._rows, np.nan)
         column[np.fromiter(values, np.int64)] = np.fromiter(values.values(), np.float64)

@@ -55,6 +55,18 @@ class GraphColumnsBuilder:
             for column, value in zip(self._edges, edge_values, strict=True):
                 column.append(value)
 
+    def absorb(self, later: GraphColumnsBuilder, rows: int) -> None:
+        """Add the requests of another builder, whose rows follow the first `rows` rows of the Frame."""
+        indices = []
+        for role in later._roles:
+            known = role if role in self._roles or len(self._roles) < ROLES_SHOWN else "other"
+            indices.append(self._roles.setdefault(known, len(self._roles)))
+        changes = {0: lambda row: row + rows, 2: lambda role: indices[role]}
+        for position, (column, values) in enumerate(zip(self._requests, later._requests, strict=True)):
+            column.extend(map(changes.get(position, int), values))
+        for position, (column, values) in enumerate(zip(self._edges, later._edges, strict=True)):
+            column.extend(map(changes[0] if position == 0 else int, values))
+
     def columns(self) -> GraphColumns | None:
         """Return the columns, or None if no request belongs to a session that is a graph."""
         if not self._requests[0]:

@@ -13,6 +13,7 @@ from loadgen.analysis.chunk_columns import GrowingArray
 MAX_NAMES = 100
 """Maximum number of different names. Rows with further names are grouped under OTHER_NAME."""
 OTHER_NAME = "(other)"
+BLOCK = 1 << 16
 
 
 class RowLabels(msgspec.Struct, frozen=True, eq=False):
@@ -53,6 +54,15 @@ class RowLabelsBuilder:
             self._index.extend(np.zeros(self._unnamed, np.uint8))
             self._unnamed = 0
         self._index.extend(np.array([self._position(name) for name in names], np.uint8))
+
+    def absorb(self, later: RowLabelsBuilder) -> None:
+        """Add the rows of another builder after those of this one."""
+        labels = later.labels()
+        if labels is None:
+            self.extend([""] * later._unnamed)
+        else:
+            for first in range(0, len(labels.index), BLOCK):
+                self.extend([labels.names[index] for index in labels.index[first : first + BLOCK].tolist()])
 
     def _position(self, name: str) -> int:
         if name not in self._names and len(self._names) >= MAX_NAMES:

@@ -37,9 +37,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.analysis.frame import NS_PER_S, Floats, Frame, FrameBuilder, Integers, Window, build_frame
+from loadgen.analysis.frame import NS_PER_S, Floats, Frame, Integers, Window, build_frame
 from loadgen.analysis.frame_parts import label_rows
-from loadgen.analysis.run.runfile import Header, Run, scan
+from loadgen.analysis.parallel_scan import read_columns
+from loadgen.analysis.run.runfile import Header, Run
 from loadgen.analysis.stats import MAX_BATCHES, MIN_BATCHES, RESIDENCE_TIMES_PER_BATCH, has_trend, round_to_ns
 from loadgen.analysis.summary import OutsideWindow
 from loadgen.workloads.arrival_facts import LoadFacts
@@ -82,9 +83,8 @@ def load_run(path: Path) -> tuple[Run, Frame]:
 
     Raises RunFileError if there is no readable run.
     """
-    builder = FrameBuilder()
-    run = scan(path, builder.add)
-    return run, with_window(builder.frame(), run.header)
+    run, frame = read_columns(path)
+    return run, with_window(frame, run.header)
 
 
 def frame_of_run(run: Run) -> Frame:

@@ -28,6 +28,7 @@ import msgspec
 from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.command_record import CommandRecord
 from loadgen.analysis.run.errors import OutputError, RunFileError
+from loadgen.analysis.run.id_set import IdSet
 from loadgen.analysis.run.record import Count, Integer, Record
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
 from loadgen.servers.auth import hide_secrets
@@ -43,6 +44,7 @@ FORMAT = 1
 FLUSH_BYTES = 1 << 20
 LINE_BYTES = 1 << 28
 """Maximum length of a line in bytes. A Record of ten million chunks is shorter."""
+WHOLE_FILE: tuple[int, int | None] = (0, None)
 STAMPS_RENAMED = {"kernel": "socket"}
 """Names of timestamp sources in older runs, with their current names."""
 
@@ -284,6 +286,17 @@ class Run(msgspec.Struct):
     """Commands that ran at an instant of the run (--at)."""
 
 
+def add_rest(run: Run, rest: Run) -> None:
+    """Add to a Run what `scan` has read from the rest of its file."""
+    run.telemetry += rest.telemetry
+    run.canaries += rest.canaries
+    run.commands += rest.commands
+    run.damaged_lines += rest.damaged_lines
+    run.footer = rest.footer or run.footer
+    run.going_on = run.footer is None and rest.going_on
+    _note_simulated(run)
+
+
 _Line = Header | Record | Canary | CommandRecord | Telemetry | Footer
 _LINE = msgspec.json.Decoder(_Line)
 
@@ -351,11 +364,16 @@ def read(path: Path) -> Run:
 
 
 def scan(
-    path: Path, on_record: Callable[[Record], object], on_header: Callable[[Header], object] = lambda _: None
+    path: Path,
+    on_record: Callable[[Record], object],
+    on_header: Callable[[Header], object] = lambda _: None,
+    span: tuple[int, int | None] = WHOLE_FILE,
 ) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
-    The header is passed to `on_header` before the first Record. Raises RunFileError if there is no readable header."""
+    The header is passed to `on_header` before the first Record. `span` contains the offsets of the first line to read
+    and of the line after the last one, in `run.jsonl`. With a span, part files are not read, and the header is read in
+    any case. Raises RunFileError if there is no readable header."""
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(
@@ -364,8 +382,12 @@ def scan(
     lines = _lines(main, pipes=main == path)
     run = Run(main, _header(main, next(lines, b"")), [], [], None)
     on_header(run.header)
-    parts = sorted(main.parent.glob("part-*.jsonl"))
-    seen: set[int] = set()  # If the disk filled up, part files remain whose lines are also in run.jsonl.
+    parts = sorted(main.parent.glob("part-*.jsonl")) if span == WHOLE_FILE else []
+    if span != WHOLE_FILE:
+        lines = _lines(main, span=span)
+        if not span[0]:
+            next(lines)  # the header
+    seen = IdSet()  # If the disk filled up, part files remain whose lines are also in run.jsonl.
     for line in chain(lines, *map(_lines, parts)):
         try:
             item = _decoded(line)
@@ -373,21 +395,26 @@ def scan(
             run.damaged_lines += 1
             continue
         if isinstance(item, Record):
-            if item.id not in seen:
-                seen.add(item.id)
+            if seen.add(item.id):
                 item.stamps = STAMPS_RENAMED.get(item.stamps, item.stamps)
                 on_record(item)
-        elif isinstance(item, Canary):
-            run.canaries.append(item)
-        elif isinstance(item, CommandRecord):
-            run.commands.append(item)
-        elif isinstance(item, Telemetry):
-            run.telemetry.append(item)
-        elif isinstance(item, Footer):
-            run.footer = item
+        else:
+            _store(run, item)
     run.going_on = run.footer is None and any(map(_being_written, (main, *parts)))
     _note_simulated(run)
     return run
+
+
+def _store(run: Run, item: _Line) -> None:
+    """Store a line that is not a Record in the Run. Further headers are ignored."""
+    if isinstance(item, Canary):
+        run.canaries.append(item)
+    elif isinstance(item, CommandRecord):
+        run.commands.append(item)
+    elif isinstance(item, Telemetry):
+        run.telemetry.append(item)
+    elif isinstance(item, Footer):
+        run.footer = item
 
 
 def _note_simulated(run: Run) -> None:
@@ -433,12 +460,20 @@ def _header(main: Path, line: bytes) -> Header:
     return header
 
 
-def _lines(file: Path, *, pipes: bool = False) -> Iterator[bytes]:
-    """Yield the lines that are not blank. Raises RunFileError for an unreadable file or a line over LINE_BYTES."""
+def _lines(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = WHOLE_FILE) -> Iterator[bytes]:
+    """Yield the lines that are not blank. Raises RunFileError for an unreadable file or a line over LINE_BYTES.
+
+    `span` contains the offsets of the first line and of the line after the last one. None means the end of the file."""
+    position, end = span
     try:
         with open_input(file, pipes=pipes) as stream:
+            if position:
+                stream.seek(position)
             for number in count(1):
+                if end is not None and position >= end:
+                    return
                 line = stream.readline(LINE_BYTES + 1)
+                position += len(line)
                 if not line:
                     return
                 if len(line) > LINE_BYTES:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadgen.analysis.run.id_set import IdSet
 from loadgen.analysis.run.record import ErrorKind, unsent_record
 from loadgen.analysis.run.runfile import Footer, Header, append_lines
 from loadgen.errors import OutputError
@@ -107,7 +108,7 @@ def _all_records(
     With `interrupted`, such a request counts as cancelled and not as lost. The number of measured requests per state is
     added to `counts`. Messages about missing Records are added to `notes`.
     """
-    seen: set[int] = set()
+    seen = IdSet()
     task = worker_exit.task
     lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.number}")
     for line in lines if worker_exit.convert is None else map(worker_exit.convert, lines):

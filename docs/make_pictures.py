@@ -127,7 +127,8 @@ def swept(folder: Path) -> Path:
 
 
 def take(page: Page, picture: Picture) -> None:
-    """Draw all charts of the page, and save the screenshot of the part that `picture` names."""
+    """Open the folded sections, draw all charts, and save the screenshot of the part that `picture` names."""
+    page.evaluate("document.querySelectorAll('details.whole').forEach((fold) => { fold.open = true; })")
     page.evaluate("Report.drawAll()")
     if picture.name == "closer":
         page.evaluate("Plotly.relayout('chart-timeline', {'xaxis.range': [0, 4], 'yaxis.range': [270, 246]})")

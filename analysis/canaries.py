@@ -33,7 +33,8 @@ MIN_PREFIX = 0.1
 LEVEL_FACTOR = 4
 """The upper end of each level of load is this factor above that of the level below it."""
 
-IntervalOf = Callable[[int, int], tuple[float, float]]
+IntervalOf = Callable[[float, int], tuple[float, float]]
+"""Returns the 95% interval of a share, from the number of successes and the number of independent trials."""
 
 
 class CanaryLevel(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,7 @@ class CanaryLevel(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int
     """Number of answers that are wrong, which does not include those that diverge."""
     same_ci95: tuple[float, float]
-    """95% interval of the share of equal answers (Wilson)."""
+    """95% interval of the share of equal answers (Wilson). Each canary counts as one trial."""
 
 
 class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,8 @@ class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None
     """`same / answers`. None if there are no answers under load."""
     share_ci95: tuple[float, float] | None
-    """95% interval of the share (Wilson)."""
+    """95% interval of the share (Wilson). Each canary counts as one trial, even if it was asked several times, because
+    the answers to one prompt are not independent."""
     common_prefix: float | None
     """Mean length of the beginning that an unequal answer shares with the answer without load, as a share of that
     answer's length. None if every answer is equal."""
@@ -126,10 +128,10 @@ def compare_canaries(canaries: Sequence[Canary], frame: Frame, interval: Interva
         answers=len(during),
         same=same,
         share=same / len(during) if during else None,
-        share_ci95=interval(same, len(during)) if during else None,
+        share_ci95=_interval(same, [canary.number for canary in during], interval) if during else None,
         common_prefix=round(float(np.mean(prefixes)), 4) if prefixes else None,
         kinds={kind: kinds.count(kind) for kind in dict.fromkeys(kinds) if kind != "same"},
-        levels=_levels(loads, kinds, interval),
+        levels=_levels(loads, kinds, [canary.number for canary in during], interval),
         right_to=right_to,
         wrong_from=int(loads[wrong].min()) if wrong.any() else None,
         alone=len(after),
@@ -174,9 +176,20 @@ def _prefix_share(text: str, expected: str) -> float:
     return common / len(expected) if expected else 0.0
 
 
-def _levels(loads: Floats, kinds: Sequence[Kind], interval: IntervalOf) -> list[CanaryLevel]:
+def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[float, float]:
+    """Return the 95% interval of the share of equal answers. `numbers` are the canaries of all answers.
+
+    Answers to one canary are alike: a prompt whose answer is sensitive to rounding errors differs often, and another
+    prompt never differs. A canary therefore counts as one trial. Otherwise a few canaries that are asked often would
+    seem to prove more than they do.
+    """
+    trials = len(set(numbers))
+    return interval(same / len(numbers) * trials, trials)
+
+
+def _levels(loads: Floats, kinds: Sequence[Kind], numbers: Sequence[int], interval: IntervalOf) -> list[CanaryLevel]:
     """Return the levels of load that have answers. The first level has no request in flight, the next ones up to 4, up
-    to 16, and so on."""
+    to 16, and so on. `numbers` are the canaries of the answers."""
     by_level: dict[int, list[int]] = {}
     for index, load in enumerate(loads):
         high = 0
@@ -193,7 +206,7 @@ def _levels(loads: Floats, kinds: Sequence[Kind], interval: IntervalOf) -> list[
                 answers=len(rows),
                 same=same,
                 wrong=sum(kinds[row] in WRONG for row in rows),
-                same_ci95=interval(same, len(rows)),
+                same_ci95=_interval(same, [numbers[row] for row in rows], interval),
             )
         )
     return levels

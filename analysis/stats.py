@@ -449,7 +449,7 @@ def mean_of_differences(a: Sequence[float], b: Sequence[float]) -> tuple[float, 
     return mean, (deviation or 0.0) / math.sqrt(len(a)), len(a) - 1
 
 
-def wilson_interval(successes: int, count: int) -> tuple[float, float]:
+def wilson_interval(successes: float, count: int) -> tuple[float, float]:
     """Return the 95% confidence interval of a share by Wilson's method.
 
     The source is Wilson, "Probable inference, the law of succession, and statistical inference", 1927.

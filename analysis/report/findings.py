@@ -94,7 +94,8 @@ RTT_SHOWN_S = 0.001
 RTT_SHARE_MAX = 0.2
 """Round-trip time, as a share of the median TTFT, from which TTFT says more about the network than it should."""
 OUTSIDE_SHARE, OUTSIDE_MIN_S = 0.2, 0.01
-"""A remainder of TTFT outside the server's queue and prefill is a warning from this share of TTFT and this time on."""
+"""A remainder of TTFT outside the server's queue and prefill is a warning from this share of TTFT and this time on. It
+is a note in a burst, because an HTTP server reads the requests of a burst one after the other."""
 LONGER_SHARE = 0.1
 """Share of the responses whose stated times exceed the measured latency, from which a report warns."""
 NO_TIMES = "This server or gateway is not known to state them; a proxy can add a `Server-Timing` header."
@@ -808,7 +809,7 @@ def server_timing_finding(summary: Summary) -> Finding | None:
             "they mean something else or the server's clock is wrong."
         )
     elif _much_is_outside(timing):
-        level = "warning"
+        level = "note" if summary.run.load.burst else "warning"
         text += (
             f" Much of {latency} is spent outside the server's queue and "
             f"{'prefill' if timing.latency == 'ttft' else 'inference'}: in a gateway, the HTTP server or the tokenizer."

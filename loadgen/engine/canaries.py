@@ -1,6 +1,7 @@
 """Asks canaries (--verify) before, during and after the load, and checks the texts of all responses.
 
-The first worker of a run asks the canaries on connections that no request of the load uses. Before and after the load
+The first worker of a run, or of each class of traffic with its own endpoint or model, asks the canaries on connections
+that no request of the load uses. Before and after the load
 it asks each canary alone, one after the other. During the load, a few clients ask canary after canary.
 """
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from loadgen.engine.driver import Driver
     from loadgen.servers.wire.transport import Exchange
 
+SERIALS = 1_000_000
+"""Number of ids that are reserved for the requests with one canary."""
 CLIENTS = 8
 """Maximum number of canaries that are in flight together, in addition to the load."""
 THINK_NS = 500_000_000
@@ -69,12 +72,13 @@ class CanaryLoop(ClosedLoop):
 class CanaryLog:
     """Collects the answers to canaries until the start time of the run is known."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, first_serial: int = 0) -> None:
+        """Create an empty log. Ids of requests begin at `first_serial`, so that those of two workers differ."""
         self.canaries: list[Canary] = []
         """The answers so far, with times of CLOCK_MONOTONIC."""
         self.moment: Moment = "before"
         self._dialect = dialect
-        self._serial = count()
+        self._serial = count(first_serial)
         self._prompts: dict[int, CanaryPrompt] = {}
         """The canary of each request that has not been answered, by the id of the request."""
 
@@ -140,6 +144,7 @@ class CanaryAsker:
         self._encode = encode
         self._build_driver = build_driver
         self._loop: CanaryLoop | None = None
+        self._driver: Driver | None = None
 
     async def ask_alone(self, moment: Moment) -> None:
         """Ask each canary once, one after the other."""
@@ -151,9 +156,10 @@ class CanaryAsker:
         await self._run("during", self._slots(cycle(self._task.prompts), start_ns + DELAY_NS), clients)
 
     def stop(self) -> None:
-        """End `ask_during` once the canaries in flight are answered."""
-        if self._loop is not None:
+        """End `ask_during` as soon as the canaries in flight are answered."""
+        if self._loop is not None and self._driver is not None:
             self._loop.stop()
+            self._driver.drop_thinking()
 
     def _slots(self, prompts: Iterable[CanaryPrompt], due_ns: int = 0) -> Iterator[ScheduledRequest]:
         for prompt in prompts:
@@ -162,9 +168,9 @@ class CanaryAsker:
     async def _run(self, moment: Moment, slots: Iterator[ScheduledRequest], clients: int) -> None:
         self.log.moment = moment
         self._loop = CanaryLoop(slots, clients, THINK_NS if moment == "during" else 0)
-        driver = self._build_driver(self._loop, clients)
-        await driver.open()
-        await driver.run(0)  # times of the canaries are those of CLOCK_MONOTONIC until the run's start is known
+        self._driver = self._build_driver(self._loop, clients)
+        await self._driver.open()
+        await self._driver.run(0)  # times of the canaries are those of CLOCK_MONOTONIC until the run's start is known
 
 
 def suspect_marks(text: str, finish_reason: str) -> dict[str, int]:

@@ -205,6 +205,11 @@ class Driver:
             self._give_up(slot, *NOT_SENT)
         self._check_done()
 
+    def drop_thinking(self) -> None:
+        """Send no requests that wait for the end of a think time. They leave no Records."""
+        self._thinking = []
+        self._check_done()
+
     # Before requests are due.
 
     def _take_group(self) -> None:
@@ -699,7 +704,7 @@ class Driver:
         self._clock.at(self._recorder.start_ns + slot.due_ns, lambda: self._on_thought(slot))
 
     def _on_thought(self, slot: ScheduledRequest) -> None:
-        if not self._interrupted:
+        if slot in self._thinking:  # not after an interrupt or `drop_thinking`
             self._thinking.remove(slot)
             self._prepare([slot])
             self._send([slot], look=False)

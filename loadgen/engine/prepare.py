@@ -213,7 +213,7 @@ def prepare(
         if len(replicas) > 1:
             say(describe_balance(plan, len(replicas)))
         emptied = empty_caches(plan, replicas, say) if plan.cold else ""
-        canaries = canary_task(plan, ready[0].task.dialect, say)
+        canaries = canary_tasks(plan, [load.task for load in ready], [load.plan.extra_body for load in loads], say)
         tasks = [  # workers take requests (or whole sessions) in turn, so that all have the same mix
             replace(
                 load.task,
@@ -222,7 +222,7 @@ def prepare(
                 dealer=dealer_for(load.task, plan, worker),
                 schedule=load.task.schedule.share_for(worker, plan.workers),
                 part=folder / f"part-{len(ready) * worker + index}.jsonl",
-                canaries=canaries if worker == index == 0 else None,
+                canaries=canaries.get(index) if worker == 0 else None,
             )
             for worker in range(plan.workers)
             for index, load in enumerate(ready)
@@ -547,19 +547,36 @@ def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
     return max(results, key=[*EMPTIED_WORDS].index)
 
 
-def canary_task(plan: Plan, dialect: Dialect, say: Say) -> CanaryTask | None:
-    """Return the canaries of a plan, or None if it has none. Raises PlanError if the responses have no text."""
+def canary_tasks(
+    plan: Plan, tasks: Sequence[WorkerTask], bodies: Sequence[Mapping[str, Any]], say: Say
+) -> dict[int, CanaryTask]:
+    """Return the canaries of a plan, by the index of the class of traffic that asks them.
+
+    `tasks` has a task of each class, and `bodies` the fields that the user adds to its requests. A run without classes
+    has one. Classes with the same endpoint and model share their canaries. Responses without text, such as embeddings,
+    have none. Raises PlanError if no response has text.
+    """
     from loadgen.engine.canaries import CanaryTask
     from loadgen.servers.auth import fill_fields
 
     if not plan.verify:
-        return None
-    if not dialect.streams:
+        return {}
+    destinations: dict[tuple[str, str, str], int] = {}
+    for index, task in enumerate(tasks):
+        if task.dialect.streams:
+            destinations.setdefault((task.dialect.endpoint, task.dialect.path, task.model), index)
+    if not destinations:
         raise PlanError(
-            f"--verify: responses of --endpoint {dialect.endpoint} have no text", "Leave --verify out, or use chat."
+            f"--verify: responses of --endpoint {tasks[0].dialect.endpoint} have no text",
+            "Leave --verify out, or use chat.",
         )
-    say(f"{plan.verify} canar{'y' if plan.verify == 1 else 'ies'} before, during and after the load (--verify)")
-    return CanaryTask(build_canaries(plan.verify, plan.seed), fill_fields(plan.extra_body))
+    each = f" for each of {len(destinations)} endpoints or models" if len(destinations) > 1 else ""
+    say(f"{plan.verify} canar{'y' if plan.verify == 1 else 'ies'} before, during and after the load (--verify){each}")
+    prompts = build_canaries(plan.verify * len(destinations), plan.seed)
+    return {
+        index: CanaryTask(prompts[number * plan.verify : (number + 1) * plan.verify], fill_fields(bodies[index]))
+        for number, index in enumerate(destinations.values())
+    }
 
 
 def _describe_prompts(plan: Plan, schedule: Schedule, prompts: Prompts, model: str) -> str:

@@ -5,7 +5,7 @@ imports, encodes                reads the server's metrics for the first time
             <── ("connect",) ──
 connect ... ── ("ready", (stamps, scheduling)) ──>
             <── ("start", start_ns) ──      or ("stop",) at any time
-drive   ... ── ("drained", None) ──>        only the worker that asks canaries
+drive   ... ── ("drained", None) ──>        only workers that ask canaries
             <── ("go on",) ──               when every worker has ended its load
 canaries... ── ("done", rescue) ──>         and exit
 """
@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from loadgen.analysis.run.record import encoding_problem, shift_record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.balance import Dealer, InFlightTable, LeastBusy
-from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryTask, TextChecker
+from loadgen.engine.canaries import SERIALS, CanaryAsker, CanaryLog, CanaryTask, TextChecker
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop, GraphRequests, RequestQueue, SessionQueue, Turns
 from loadgen.engine.priority import raised_priority
@@ -492,7 +492,7 @@ def _canary_asker(
     A driver that is built after the order to stop sends nothing."""
     from loadgen.engine.record_buffer import RecordBuffer
 
-    log = CanaryLog(task.dialect)
+    log = CanaryLog(task.dialect, canaries.prompts[0].number * SERIALS)
 
     def build(queue: RequestQueue, clients: int) -> Driver:
         drivers.append(build_driver(queue, RecordBuffer(), LiveCounters(), clients, log))

@@ -59,6 +59,35 @@ def test_a_correct_server_answers_as_without_load(server: str, tmp_path: Path) -
     assert "canaries had the same answer under load as without load (100%" in text
 
 
+def test_every_class_with_text_is_checked(tmp_path: Path) -> None:
+    """Canaries are asked on each endpoint of a plan with classes. Classes with one endpoint and model share them."""
+    plan = tmp_path / "plan.toml"
+    loads = "n = 40\narrivals = 'constant:20'\ninput_tokens = 16\noutput_tokens = 8\n"
+    classes = (("first", "completions"), ("second", "chat"), ("third", "chat"))
+    tables = (f"[[traffic]]\nname = '{name}'\nendpoint = '{endpoint}'\n{loads}" for name, endpoint in classes)
+    plan.write_text("".join(tables))
+    with running(SimulatedConfig(server="vllm", ttft_s=0.05, itl_s=0.01)) as server:
+        words = (str(plan), "--url", server.url, "--verify", "3")
+        code, out, err = burst(tmp_path, *words, command="run")
+    assert code in SUCCESS, err
+    canaries = json.loads((tmp_path / "run" / "summary.json").read_text())["canaries"]
+    assert "3 canaries before, during and after the load (--verify) for each of 2 endpoints or models" in err + out
+    assert canaries["canaries"] == canaries["alone"] == canaries["alone_same"] == 6
+    assert canaries["same"] == canaries["answers"] > 0
+    asked = runfile.read(tmp_path / "run").canaries
+    assert {canary.number for canary in asked if canary.moment == "during"} == set(range(6))
+
+
+def test_no_canary_waits_for_its_turn_after_the_load(tmp_path: Path) -> None:
+    """When the load ends, clients that wait before their next canary send it no more, so that they do not delay the
+    end of the run. At most one canary is sent between the last response and its Record."""
+    measured(tmp_path, "vllm", "")
+    run = runfile.read(tmp_path / "run")
+    load_end_ns = max(record.end_ns or 0 for record in run.records)
+    late = [canary for canary in run.canaries if canary.moment == "during" and (canary.sent_ns or 0) > load_end_ns]
+    assert len(late) <= 1
+
+
 def test_responses_without_text_have_no_canaries(tmp_path: Path) -> None:
     """Embeddings have no text. Several machines cannot share the canaries, and virtual time has no texts."""
     with running(SimulatedConfig(server="tei", ttft_s=0.01, itl_s=0.01)) as server:

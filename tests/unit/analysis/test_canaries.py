@@ -64,6 +64,18 @@ def ramp() -> list[Record]:
     ]
 
 
+def test_answers_to_one_canary_are_one_trial() -> None:
+    """Three canaries that are asked ten times each prove as much as three trials, not as thirty."""
+    during = [canary(number, ANSWERS[number], at_ms=5 + at_ms) for number in range(3) for at_ms in range(10)]
+    figures = compare_canaries([*BEFORE, *during, *AFTER], build_frame(ramp()), wilson_interval)
+    assert figures is not None
+    assert (figures.answers, figures.share) == (30, 1)
+    assert figures.share_ci95 == pytest.approx(wilson_interval(3, 3))
+    once = compare_canaries([*BEFORE, *during[::10], *AFTER], build_frame(ramp()), wilson_interval)
+    assert once is not None
+    assert once.share_ci95 == figures.share_ci95
+
+
 def test_wrong_answers_name_the_level_of_load() -> None:
     """Right answers up to 64 requests in flight and wrong ones above: the figures name the levels next to the fault."""
     frame = build_frame(ramp())

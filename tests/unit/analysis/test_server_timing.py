@@ -62,11 +62,14 @@ def test_ttft_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     assert len(server_timing([summary]).rows) == 5
 
 
-def test_much_time_outside_the_server_is_a_warning(tmp_path: Path) -> None:
-    """The remainder is a warning from a fifth of TTFT on."""
-    finding = server_timing_finding(summary_with(tmp_path, 0.5))
+@pytest.mark.parametrize(("is_burst", "level"), [(False, "warning"), (True, "note")])
+def test_much_time_outside_the_server_is_a_warning(tmp_path: Path, is_burst: bool, level: str) -> None:
+    """The remainder is a warning from a fifth of TTFT on, except in a burst, which waits in the HTTP server."""
+    summary = summary_with(tmp_path, 0.5)
+    summary.run.load = replace(summary.run.load, burst=is_burst)
+    finding = server_timing_finding(summary)
     assert finding is not None
-    assert finding.level == "warning"
+    assert finding.level == level
     assert "outside the server's queue and prefill" in finding.sentence
 
 

@@ -277,6 +277,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         protocol=server.get("protocol") or "",
         addresses=server.get("addresses") or [],
         addresses_unused=server.get("addresses_unused") or {},
+        replicas={replica.get("url", ""): replica.get("addresses") or [] for replica in server.get("replicas") or ()},
         endpoint=server.get("endpoint") or plan.get("endpoint"),
         simulated=bool(server.get("simulated", False)),
         speed=server.get("speed"),

@@ -103,7 +103,7 @@ def _joint_scorecard(summaries: Sequence[Summary], repeats: RepeatsSummary) -> S
     return Scorecard(
         run=0,
         subheading=first.server.model or "",
-        facts=" · ".join(filter(None, (start_time(first), first.server.url, took))),
+        facts=" · ".join(filter(None, (start_time(first), ", ".join(first.server.replicas) or first.server.url, took))),
         cards=[
             _with_bounds(card, first) if card.label == figure_title("goodput") else card for card in _cards(repeats)
         ],

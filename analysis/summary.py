@@ -122,6 +122,8 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     socket. Empty for runs of older versions."""
     addresses_unused: dict[str, str] = {}
     """Addresses of the host that the connections did not use, each with the reason."""
+    replicas: dict[str, list[str]] = {}
+    """If --url was repeated: the addresses of each replica that the connections used in turn, by its URL."""
     endpoint: str | None
     simulated: bool
     speed: float | None

@@ -314,12 +314,21 @@ def connection_findings(server: ServerInfo) -> list[Finding]:
 def addresses_sentence(server: ServerInfo) -> str:
     """Return a sentence on the addresses to which the server's host name resolves.
 
-    Return an empty string if the host name has only one address."""
-    if len(server.addresses) < 2 and not server.addresses_unused:
-        return ""
-    verb = "went in turn to" if len(server.addresses) > 1 else "went to"
+    Return an empty string if the host name has only one address. If the run had several URLs, the sentence names those
+    whose host name has several addresses."""
     unused = [f"{address} was not used ({reason})" for address, reason in server.addresses_unused.items()]
-    return "; ".join([f"Connections {verb} {', '.join(server.addresses)}", *unused]) + "."
+    used = [
+        f"connections to {url} went in turn to {', '.join(addresses)}"
+        for url, addresses in server.replicas.items()
+        if len(addresses) > 1
+    ]
+    if not server.replicas:
+        if len(server.addresses) < 2 and not unused:
+            return ""
+        verb = "went in turn to" if len(server.addresses) > 1 else "went to"
+        used = [f"connections {verb} {', '.join(server.addresses)}"]
+    text = "; ".join([*used, *unused])
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _lengths_level(summary: Summary) -> Level:

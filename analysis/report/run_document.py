@@ -281,7 +281,8 @@ def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
 
 
 def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
-    facts = " · ".join(filter(None, (start_time(summary), summary.server.url, f"took {summary.run.duration_s:.1f} s")))
+    url = ", ".join(summary.server.replicas) or summary.server.url
+    facts = " · ".join(filter(None, (start_time(summary), url, f"took {summary.run.duration_s:.1f} s")))
     known = findings.findings(summary)
     shown = [finding for finding in known if finding.level != "note" or finding.id in SHOWN_NOTES]
     shown.sort(key=lambda finding: ("error", "warning", "note", "ok").index(finding.level))
@@ -463,8 +464,8 @@ def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[
 SHOWN_NOTES = ("client", "distribution", "capped")
 """Notes that the first screen of the page shows with a grey dot, because a check or the target was not possible. The
 finding `client` is a note if no client took part."""
-SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused")
-"""Server fields that the generic list of server facts omits. Limits and addresses are shown in separate ways."""
+SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused", "replicas")
+"""Server fields that the generic list of server facts omits. They are shown in separate ways."""
 
 
 def _reproduce(runs: Sequence[ReportedRun]) -> Section:

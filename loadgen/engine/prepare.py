@@ -523,11 +523,15 @@ def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> 
     """Return what the header of a run stores about the addresses of the server, and about each replica."""
     if len(replicas) == 1:
         return targets[0].facts
+    addresses = dict.fromkeys(address for target in targets for address in target.facts.get("addresses", ()))
+    unused = {address: reason for target in targets for address, reason in target.unused.items()}
     return targets[0].facts | {
+        "addresses": [*addresses],
+        "addresses_unused": unused,
         "replicas": [
             {"url": facts.url, "query": facts.query, "pids": facts.pids, **target.facts}
             for facts, target in zip(replicas, targets, strict=True)
-        ]
+        ],
     }
 
 

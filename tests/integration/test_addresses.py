@@ -95,6 +95,24 @@ def test_every_address_of_a_name_gets_its_share(arrivals: str, tmp_path: Path, r
     assert {part["name"]: part["requests"]["complete"] for part in summary["replicas"]} == answered
 
 
+def test_several_urls_of_which_one_has_several_addresses(tmp_path: Path, resolve: Resolver) -> None:
+    """Each URL gets half of the requests. The addresses of a URL share its half, and are named with the URL."""
+    resolve(["127.0.0.2", "127.0.0.3"])
+    with replicas("127.0.0.1", "127.0.0.2", "127.0.0.3") as servers:
+        port = servers[0].port
+        urls = (f"http://{NAME}:{port}", f"http://127.0.0.1:{port}")
+        words = (*LOAD, "--url", urls[0], "--url", urls[1], "--expect-replicas", "3")
+        _, out, err = burst(tmp_path, *words, "--n", "20")
+    named = [f"{urls[0]} 127.0.0.2", f"{urls[0]} 127.0.0.3", urls[1]]
+    assert f"3 replicas answer: {', '.join(named)}" in out, err
+    assert Counter(record.replica for record in read(tmp_path / "run").records) == dict(
+        zip(named, (5, 5, 10), strict=True)
+    )
+    assert f"Connections to {urls[0]} went in turn to 127.0.0.2, 127.0.0.3." in " ".join(out.split())
+    expected = {urls[0]: ["127.0.0.2", "127.0.0.3"], urls[1]: ["127.0.0.1"]}
+    assert summary_of(tmp_path)["server"]["replicas"] == expected
+
+
 def test_a_header_names_the_replica(tmp_path: Path) -> None:
     """A balancer names the replica in a header of any spelling. Figures per replica add up, and one can be judged."""
 

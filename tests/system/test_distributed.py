@@ -160,6 +160,25 @@ def test_machines_share_the_concurrency(tmp_path: Path, started: list[Process]) 
     assert "requests waited because of --concurrency" in " ".join(out.split())
 
 
+@pytest.mark.parametrize("balance", ["even", "least-busy"])
+def test_machines_share_the_replicas(balance: str, tmp_path: Path, started: list[Process]) -> None:
+    """Both machines get both URLs. Even dealing is exact over all machines, and counters of both replicas are read."""
+    config = SimulatedConfig(server="tgi", ttft_s=0.1, itl_s=0.005)
+    with running(config) as one, running(config) as other:
+        machines = Machines(tmp_path, started, one.url, 2, "--url", other.url, "--n", "40", "--balance", balance)
+        workers = [machines.worker(name) for name in ("a", "b")]
+        for process in (*workers, machines.master):
+            code, _, err = end_of(process)
+            assert code in (0, 5), err
+    run = runfile.read(tmp_path / "run")
+    answered = Counter(record.replica for record in run.records)
+    if balance == "even":
+        assert answered == {one.url: 20, other.url: 20}
+    assert answered.total() == 40
+    assert min(answered[url] for url in (one.url, other.url)) >= 19
+    assert summary_of(tmp_path)["server_counters"]["requests_finished"]["agree"]
+
+
 def test_more_workers_than_requests_in_flight_are_refused(tmp_path: Path) -> None:
     """A worker without a share would send nothing. The master says so before it waits for machines."""
     with running(SimulatedConfig(server="tgi")) as simulated:

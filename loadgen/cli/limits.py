@@ -21,6 +21,7 @@ LOAD = "Load"
 TRAINING = "Training"
 """Headings of options in the help."""
 NO_P2P = "NVLink 4 without P2P"
+PCIE_NO_P2P = "PCIe without P2P"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ class LimitsOptions:
         Literal["mean", "median"],
         Option(rich_help_panel=LOAD, help="Summary of the TTFT and TPOT of all requests."),
     ] = "mean"
+    first_chunk: Annotated[
+        int, Option(min=1, rich_help_panel=LOAD, help="Tokens in the first chunk (TensorRT-LLM: stream_interval).")
+    ] = 1
     memory_fraction: Annotated[
         float,
         Option(min=0.1, max=1, rich_help_panel=LOAD, help="Fraction of GPU memory for weights and KV cache."),
@@ -195,7 +199,7 @@ def _serving(options: LimitsOptions) -> Any:
         deployment = deployment.with_kv_format(options.kv_format)
     if not options.p2p:
         link = deployment.gpu.link
-        slow_link = gpu_links()[NO_P2P] if link.name.startswith("NVLink") else deployment.gpu.pcie
+        slow_link = gpu_links()[NO_P2P if link.name.startswith("NVLink") else PCIE_NO_P2P]
         slow_gpu = replace(deployment.gpu, link=replace(slow_link, bytes_per_s=link.bytes_per_s))
         deployment = replace(deployment, gpu=slow_gpu)
     load = Load(
@@ -205,6 +209,7 @@ def _serving(options: LimitsOptions) -> Any:
         spread=options.spread,
         rounds=options.rounds,
         statistic=options.statistic,
+        first_chunk=options.first_chunk,
     )
     result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expected_times)
     if options.page:

@@ -72,6 +72,9 @@ class Architecture:
     tile_s: float  # Time to start and end one tile of a GEMM
     attention_launch_s: float  # Time to start and end attention, which is often two kernels
     attention_turn_s: float  # Minimum time for one sequence and KV head in decode attention
+    attention_token_s: float = (
+        0.0  # Time per cached token for a sequence and KV head on one SM, without a split context
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ class Framework:
     nccl: float  # 1 if all-reduces use NCCL, 0 if GPUs read from each other directly
     fp8_kv: float  # 1 if models in fp8 and fp4 have an fp8 KV cache, otherwise 0
     kv_per_query_head: float  # 1 if decode attention reads the KV cache again for each query head of a group
+    whole_context: float  # 1 if one SM reads the whole context of a sequence and KV head, 0 if contexts are split
+    fp8_kv_cost: float  # Time to read and convert a value of an fp8 KV cache, relative to half of a 16-bit value
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +475,7 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
         link = replace(gpu_links()[row.get("link") or DEFAULT_LINK], bytes_per_s=1e9 * link_gb_per_s / 2)
     else:
         _read_number(name, row, "pcie_GBps")  # raises if missing: the GPU needs link_GBps or pcie_GBps
-        link = pcie
+        link = replace(gpu_links()[row.get("link") or "PCIe"], bytes_per_s=pcie.bytes_per_s)
     peaks = {"bf16": 1e12 * _read_number(name, row, "bf16_TFLOPs")}
     for compute_type, column in {"fp8": "fp8_TFLOPs", "int8": "int8_TOPs", "fp4": "fp4_TFLOPs"}.items():
         rate = 1e12 * _read_number(name, row, column, 0)

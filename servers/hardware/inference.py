@@ -34,6 +34,7 @@ from loadgen.servers.hardware.kernels import (
     prefill_attention_s,
     rates,
     ring_s,
+    whole_context_attention_s,
 )
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, where
 
@@ -45,6 +46,11 @@ ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 
 - `ladder`: each all-reduce runs during the next block.
 - `no-communication`: there are no all-reduces, which shows the maximum gain.
 """
+LARGE_GPU_BYTES = 70 * 2**30
+SMALL_GPU_TOKENS = 2048
+"""Maximum tokens in one step on GPUs with less than LARGE_GPU_BYTES (vLLM, `get_batch_defaults`)."""
+SAMPLED_SEQUENCES = 256
+"""Sequences for which an engine reserves memory to sample the next token."""
 HEAD_FORMAT = "bf16"
 """Engines keep the output head in 16 bits when they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
 
@@ -148,13 +154,31 @@ class Deployment:
         others = model.layer_parameters - model.attention_parameters
         return attention + others * self.weights.weight_bytes + heads_bytes * self.attention_data
 
+    @property
+    def step_tokens(self) -> int:
+        """Maximum tokens in one step: `chunk_tokens` of the engine, or SMALL_GPU_TOKENS on a GPU with less memory."""
+        tokens = int(self.framework.chunk_tokens)
+        return tokens if self.gpu.memory_bytes >= LARGE_GPU_BYTES else min(SMALL_GPU_TOKENS, tokens)
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes on each GPU that a step of maximum size takes for activations and for sampling.
+
+        The activations of one layer exist at a time: the hidden state twice, and the input and the output of the
+        activation function of the MLP, in 16 bits. Sampling keeps three copies of the logits in 32 bits.
+        """
+        model = self.model
+        per_token = 2.0 * (2 * model.hidden + model.mlp_matrices * model.intermediate / self.tensor)
+        return self.step_tokens * per_token + SAMPLED_SEQUENCES * model.vocabulary * 3 * 4.0
+
     def kv_tokens(self, memory_fraction: float) -> int:
         """Return the number of tokens that the KV cache of all GPUs can hold.
 
-        Weights and KV cache may use `memory_fraction` of the GPU memory. Raises HardwareError if not even one token
-        fits.
+        Weights, activations and KV cache may use `memory_fraction` of the GPU memory. Raises HardwareError if not even
+        one token fits.
         """
-        free_bytes = self.gpus * self.gpu.memory_bytes * memory_fraction - self.weight_bytes
+        per_gpu_bytes = self.gpu.memory_bytes * memory_fraction - self.activation_bytes
+        free_bytes = self.gpus * per_gpu_bytes - self.weight_bytes
         tokens = int(free_bytes / self.kv_token_bytes)
         if tokens < 1:
             needed = self._gpus_for_weights(memory_fraction)
@@ -253,7 +277,8 @@ def predict_step(
     attention_gemms, mlp_gemms, head_gemm = _gemm_times(deployment, rows, sequences)
     attention = _attention_time(deployment, prompts, tokens, decoding, context, before)
     message = rows * model.hidden * 2.0
-    elementwise = rows * _elementwise_bytes(deployment) / rates(deployment.gpu, deployment.weights).bytes_per_s
+    elementwise_bytes_per_s = rates(deployment.gpu, deployment.weights).bytes_per_s * constant("elementwise_share")
+    elementwise = rows * _elementwise_bytes(deployment) / elementwise_bytes_per_s
     speed = where(prompts > 0, framework.prefill_share, 1.0)
     attention_block = attention_gemms / speed + (elementwise + framework.layer_s) / 2 + attention
     mlp_block = mlp_gemms / speed + (elementwise + framework.layer_s) / 2
@@ -273,6 +298,18 @@ def predict_step(
         layers=model.layers * framework.layer_s + 0 * rows,
         step=framework.step_s + framework.sequence_s * sequences * deployment.pipeline,
     )
+
+
+def start_times_s(deployment: Deployment) -> tuple[float, float, float]:
+    """Return three times per step, in seconds: to start all GEMMs, all attention kernels, and all all-reduces."""
+    architecture = deployment.gpu.architecture
+    layers = deployment.model.layers
+    gemms = sum(gemm.count for gemm in model_gemms(deployment)) * architecture.launch_s
+    library = "nccl" if deployment.framework.nccl else "custom"
+    reduce = float(all_reduce_s(deployment.gpu.link_for(deployment.tensor), deployment.tensor, 0.0, library))
+    if deployment.tensor > 1:
+        reduce += deployment.framework.sync_s
+    return gemms, layers * architecture.attention_launch_s, ARCHITECTURES[deployment.architecture] * layers * reduce
 
 
 def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
@@ -296,12 +333,15 @@ def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding:
     gpu = deployment.gpu
     head_dim = deployment.model.head_dim
     heads = -(-deployment.model.heads // deployment.tensor)
-    heads_read = heads if deployment.framework.kv_per_query_head else deployment.kv_heads
-    decode = decode_attention_s(gpu, decoding / deployment.pipeline, context, heads_read, head_dim, deployment.kv_bytes)
+    framework = deployment.framework
+    heads_read = heads if framework.kv_per_query_head else deployment.kv_heads
+    kv_bytes = deployment.kv_bytes * (framework.fp8_kv_cost if deployment.kv_bytes < 2 else 1)
+    attention_s = whole_context_attention_s if framework.whole_context else decode_attention_s
+    decode = attention_s(gpu, decoding / deployment.pipeline, context, heads_read, head_dim, kv_bytes)
     prefill = prefill_attention_s(
         gpu, prompts / deployment.pipeline, elementwise_max(tokens, 1), heads, head_dim, before
     )
-    return where(decoding > 0, decode, 0) / deployment.framework.kv_share + where(prompts > 0, prefill, 0)
+    return where(decoding > 0, decode, 0) / framework.kv_share + where(prompts > 0, prefill, 0)
 
 
 def _elementwise_bytes(deployment: Deployment) -> float:

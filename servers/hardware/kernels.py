@@ -143,6 +143,21 @@ def decode_attention_s(gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_d
     return gpu.architecture.attention_launch_s + _smooth_max(reading, turns, constant("attention_overlap")) + splitting
 
 
+def whole_context_attention_s(
+    gpu: Gpu, batch: Any, context: Any, kv_heads: Any, head_dim: Any, kv_bytes: Any
+) -> Seconds:
+    """Return the duration of attention in a decode step if contexts are not split over several SMs.
+
+    One SM reads the whole context of a sequence and KV head, as in the masked multi-head attention of TensorRT-LLM
+    without its multi-block mode. A single long context therefore takes as long as this SM needs for all of its tokens.
+    """
+    rate = rates(gpu, _ANY_FORMAT)
+    reading = 2.0 * batch * context * kv_heads * head_dim * kv_bytes / rate.bytes_per_s
+    turn = gpu.architecture.attention_turn_s + context * gpu.architecture.attention_token_s
+    turns = ceiling(batch * kv_heads / gpu.sms) * turn
+    return gpu.architecture.attention_launch_s + _smooth_max(reading, turns, constant("attention_overlap"))
+
+
 def prefill_attention_s(gpu: Gpu, batch: Any, tokens: Any, heads: Any, head_dim: Any, before: Any = 0) -> Seconds:
     """Return the duration of causal attention for `tokens` new tokens per sequence, after `before` cached tokens.
 

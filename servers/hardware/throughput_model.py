@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from loadgen.servers.hardware import constant
-from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step
+from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step, start_times_s
 from loadgen.servers.hardware.numeric import ceiling, elementwise_max, elementwise_min
 
 
@@ -45,6 +45,8 @@ class Load:
     """Requests that each client of a closed loop sends, one after the other. All clients start at the same time."""
     statistic: Literal["mean", "median"] = "mean"
     """How the TTFT and the TPOT of all requests are summarised."""
+    first_chunk: int = 1
+    """Tokens in the first chunk of a response. TensorRT-LLM sends chunks of `stream_interval` tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +97,19 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
     tpot = decode + elementwise_min(prompts_per_step, 1) * (mixed - decode)
     server = framework.server_s + framework.request_s * load.in_flight
     queueing = framework.queueing * _queueing_time(deployment, prompt, batch, prompt_alone)
-    ttft = server + decode_of_others / 2 + mixed + queueing
-    return _with_kv_wait(
+    tpot = elementwise_max(tpot, limit.tpot_s)
+    ttft = elementwise_max(server + decode_of_others / 2 + mixed + queueing, limit.prompt_prefill_s)
+    times = _with_kv_wait(
         load,
         batch,
-        elementwise_max(ttft, limit.prompt_prefill_s),
-        elementwise_max(tpot, limit.tpot_s),
+        ttft,
+        tpot,
         prefill=elementwise_max(static_batch, limit.prefill_s),
         prompt_prefill=elementwise_max(prompt_alone, limit.prompt_prefill_s),
         decode_step=elementwise_max(decode, limit.decode_step_s),
     )
+    waited_tokens = min(load.first_chunk, load.output_tokens) - 1
+    return replace(times, ttft_s=times.ttft_s + waited_tokens * tpot)
 
 
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
@@ -144,20 +149,26 @@ def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9)
 
 
 def decode_step_parts(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> dict[str, float]:
-    """Return the expected seconds of a decode step that are due to compute, memory, network and overhead."""
+    """Return the expected seconds of a decode step that are due to compute, memory, network, latency and overhead.
+
+    Latency is the time to start GEMMs, attention and all-reduces, which does not depend on their size. Overhead is the
+    time of the engine outside of kernels: gaps between kernels, scheduling and sampling.
+    """
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
     step = predict_step(deployment, decoding=batch, context=context)
     bounds = lower_bounds_s(deployment, 0, 0, batch, context)
     gemm_bound = "compute" if bounds["compute"] > bounds["memory"] else "memory"
+    gemm_starts, attention_starts, reduce_starts = start_times_s(deployment)
     seconds = {
         "compute": 0.0,
-        "memory": float(step.attention + step.elementwise),
-        "network": float(step.all_reduce),
+        "memory": max(0.0, float(step.attention - attention_starts)) + float(step.elementwise),
+        "network": max(0.0, float(step.all_reduce - reduce_starts)),
+        "latency": gemm_starts + min(attention_starts, float(step.attention)) + min(reduce_starts, step.all_reduce),
         "overhead": float(step.layers + step.step),
     }
-    seconds[gemm_bound] += float(step.gemm)
-    return seconds
+    seconds[gemm_bound] += max(0.0, float(step.gemm) - gemm_starts)
+    return {name: float(value) for name, value in seconds.items()}
 
 
 def _with_kv_wait(

@@ -204,12 +204,13 @@ def predict_iteration(training: TrainingSetup) -> IterationTime:
 def mfu(training: TrainingSetup, seconds: float) -> float:
     """Return the model FLOPs utilisation of an iteration that takes `seconds` (arXiv 2204.02311).
 
-    The utilisation is `flops / (seconds * peak FLOP/s of all GPUs)`. `flops` consists of 6 FLOPs per parameter and
-    token, plus the FLOPs of attention.
+    The utilisation is `flops / (seconds * peak FLOP/s of all GPUs)`. `flops` consists of 6 FLOPs per trained parameter
+    and token, and of the FLOPs of attention. A frozen parameter counts 4 FLOPs, because its gradient is not computed.
     """
     model = training.model
     tokens = training.batch * training.sequence
-    flops = 6 * (model.layer_parameters + model.head_parameters) * tokens
+    base = model.layer_parameters + model.head_parameters
+    flops = (4 * base + 6 * adapter_parameters(training)) * tokens if training.adapter_rank else 6 * base * tokens
     flops += 12 * model.layers * model.heads * model.head_dim * training.sequence * tokens
     return flops / (seconds * training.gpus * training.gpu.flops_per_s)
 
@@ -304,14 +305,19 @@ def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
 
 
 def _optimiser_s(training: TrainingSetup) -> float:
-    """Return the duration of the optimiser step, which reads and writes every state once.
+    """Return the duration of the optimiser step, which reads and writes every state of the trained parameters once.
 
-    With offloading, the states are in host memory. Gradients and parameters are then transferred over PCIe.
+    The frozen base of LoRA adapters is not read. With offloading, the states are in host memory. Gradients and
+    parameters are then transferred over PCIe.
     """
     memory = predict_memory(training)
+    parameter_bytes = memory.parameters
+    if training.adapter_rank:
+        trained = adapter_parameters(training) / (training.tensor * training.pipeline)
+        parameter_bytes = trained * WEIGHT_BYTES / (training.data if training.zero >= 3 else 1)
     if not training.offload:
         bytes_per_s = rates(training.gpu, number_format("bf16")).bytes_per_s
-        return (2 * memory.optimiser + memory.gradients + memory.parameters) / bytes_per_s
-    moved = memory.gradients + memory.parameters
+        return (2 * memory.optimiser + memory.gradients + parameter_bytes) / bytes_per_s
+    moved = memory.gradients + parameter_bytes
     pcie = training.gpu.pcie
     return moved / (pcie.bytes_per_s * pcie.share) + moved * 2 / constant("host_bytes_per_s")

@@ -111,7 +111,7 @@ def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[R
     longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
     kv_tokens = max(deployment.kv_tokens(memory_fraction), 2 * policy.block_size + longest)
     engine = VirtualEngine(Scheduler(policy, kv_tokens), _step_time(deployment))
-    return [_latencies(times) for times in _Clients(deployment.framework, load).run(engine)]
+    return [_latencies(times, load.first_chunk) for times in _Clients(deployment.framework, load).run(engine)]
 
 
 class _Clients:
@@ -162,7 +162,10 @@ def _lengths(load: Load) -> Iterator[tuple[int, int]]:
         yield prompt, output
 
 
-def _latencies(times: TokenTimes) -> ReplayedRequest:
-    first_ns, last_ns, tokens = times.instants[0], times.instants[-1], len(times.instants)
+def _latencies(times: TokenTimes, first_chunk: int) -> ReplayedRequest:
+    """Return the latencies of a request. Its first chunk has `first_chunk` tokens, or all tokens if it has fewer."""
+    tokens = len(times.instants)
+    first_ns, last_ns = times.instants[0], times.instants[-1]
     tpot_s = (last_ns - first_ns) / 1e9 / (tokens - 1) if tokens > 1 else 0.0
-    return ReplayedRequest((first_ns - times.job.owner) / 1e9, tpot_s, tokens)
+    chunk_ns = times.instants[min(first_chunk, tokens) - 1]
+    return ReplayedRequest((chunk_ns - times.job.owner) / 1e9, tpot_s, tokens)

@@ -17,11 +17,12 @@ from loadgen.servers.hardware.inference import (
 )
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, ring_s
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
-from loadgen.servers.hardware.throughput_model import Load, formula_times, limit_times
+from loadgen.servers.hardware.throughput_model import Load, decode_step_parts, formula_times, limit_times
 from loadgen.servers.hardware.training import (
     NF4_BYTES,
     TrainingSetup,
     adapter_parameters,
+    mfu,
     predict_iteration,
     predict_memory,
 )
@@ -257,3 +258,64 @@ def test_names_as_people_write_them() -> None:
     assert [framework(name).name for name in ("vllm", "trtllm", "nim")] == ["vLLM", "TensorRT-LLM", "NIM"]
     assert Deployment(gpu("MI300X"), model("llama-3.1-70b"), number_format("fp8"), framework("vllm")).gpus == 1
     assert gpu_links()["PCIe"].bytes_per_s == 32e9
+
+
+def test_one_sm_reads_a_whole_context_without_a_split() -> None:
+    """NIM's kernel takes longest for one long context; vLLM's splits it. Full batches are bound by memory in both."""
+    nim, vllm = (make_deployment("H100", "llama-3.1-8b", framework_name=name) for name in ("nim", "vllm"))
+    nim, vllm = (replace(made, framework=replace(made.framework, kv_share=1.0)) for made in (nim, vllm))
+    long, short = ([predict_step(made, 0, 0, 1, context).attention for made in (nim, vllm)] for context in (16000, 200))
+    assert long[0] - short[0] > 3 * (long[1] - short[1])
+    per_token_s = (long[0] - short[0]) / 32 / 15800
+    assert per_token_s == pytest.approx(nim.gpu.architecture.attention_token_s, rel=0.2)
+    full = [predict_step(made, 0, 0, 256, 4000).attention for made in (nim, vllm)]
+    assert full[0] == pytest.approx(full[1], rel=0.3)
+
+
+def test_the_kernels_of_2023_read_the_cache_once_per_query_head() -> None:
+    """70B at TP 4 has eight query heads per KV head; a model without groups takes the same time as before."""
+    made = make_deployment("A800", "llama-2-70b", tensor=4)
+    old = replace(made, framework=replace(made.framework, kv_per_query_head=1.0))
+    new_s, old_s = (float(predict_step(each, 0, 0, 256, 600).attention) for each in (made, old))
+    assert 6 < old_s / new_s <= 8.5
+    whole = make_deployment("A800", "llama-2-13b")
+    same = replace(whole, framework=replace(whole.framework, kv_per_query_head=1.0))
+    assert predict_step(whole, 0, 0, 64, 600) == predict_step(same, 0, 0, 64, 600)
+
+
+def test_the_cache_has_no_room_for_activations() -> None:
+    """vLLM reports 41,408 tokens for Llama-3.1-8B on an RTX 4090 with --gpu-memory-utilization 0.92."""
+    assert make_deployment("RTX 4090", "llama-3.1-8b").kv_tokens(0.92) == pytest.approx(41_408, rel=0.01)
+
+
+def test_a_shared_power_limit_does_not_raise_the_clock() -> None:
+    """The 900 W of GH200 are those of GPU and CPU together, so large GEMMs take as long as on H100."""
+    times = [float(gemm_s(gpu(name), number_format("bf16"), 8192, 8192, 8192)) for name in ("GH200", "H100")]
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+def test_cards_without_peer_access_copy_over_the_host() -> None:
+    """An all-reduce between two RTX 4090 is slower than between two L40S with the same PCIe."""
+    slow, fast = (float(all_reduce_s(gpu(name).link, 2, 32e6, "nccl")) for name in ("RTX 4090", "L40S"))
+    assert slow > 1.3 * fast
+
+
+def test_a_small_model_on_many_gpus_is_bound_by_latency_or_overhead() -> None:
+    """Starting kernels and all-reduces is a part of its own, and no part is negative."""
+    parts = decode_step_parts(
+        make_deployment("H100", "llama-3.1-8b", tensor=8, framework_name="trtllm"), Load(500, 100, 1)
+    )
+    assert max(parts, key=lambda name: parts[name]) in ("latency", "overhead")
+    assert parts["latency"] > parts["network"] >= 0
+    made = make_deployment("H100", "llama-3.1-8b")
+    total = float(predict_step(made, decoding=8, context=550).total)
+    assert sum(decode_step_parts(made, Load(500, 100, 8)).values()) == pytest.approx(total)
+
+
+def test_a_frozen_base_is_neither_optimised_nor_differentiated() -> None:
+    """With LoRA the optimiser step reads the adapters alone, and a frozen parameter counts four FLOPs per token."""
+    full = TrainingSetup(gpu=gpu("A100"), model=model("llama-2-7b"), batch=1)
+    lora = replace(full, adapter_rank=16)
+    adapters = adapter_parameters(lora)
+    assert predict_iteration(lora).optimiser_s < 2 * 30 * adapters / (0.7 * lora.gpu.memory_bytes_per_s)
+    assert mfu(lora, 1.0) / mfu(full, 1.0) == pytest.approx(0.68, abs=0.03)

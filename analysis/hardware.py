@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,6 +94,13 @@ def sentences(result: Limits) -> list[str]:
     return lines
 
 
+def accuracy_sentence(result: Limits) -> str:
+    """Return a sentence that says how far the expected figures were off in published measurements."""
+    from loadgen.servers.hardware.validation import describe
+
+    return f"Accuracy of `expected` for {result.framework} on {result.gpu}: {describe(result.accuracy)}."
+
+
 def format_limits(result: Limits) -> str:
     """Format the result of `loadgen limits` as text for a terminal.
 
@@ -108,7 +116,7 @@ def format_limits(result: Limits) -> str:
     blocks = [
         f"{title}\n{load}",
         align_columns([("", "limit", "expected"), *rows(result)]),
-        "\n".join(sentences(result)),
+        "\n".join([*sentences(result), fill(accuracy_sentence(result), 100)]),
         align_columns([GEMM_HEADS, *gemm_rows(result)]),
         align_columns([("in flight", "TTFT", "TPOT", "tokens/s"), *by_load]),
     ]
@@ -127,6 +135,7 @@ def format_training(result: Mapping[str, Any]) -> str:
         f"{result['tokens_per_s']:,.0f} tokens/s, MFU {100 * result['mfu']:.1f}%",
         align_columns(times),
         align_columns(sizes),
+        f"Accuracy of the iteration time on {result['gpu']}: {_accuracy_text(result['accuracy'])}.",
     ]
     if not memory["fits"]:
         lines.append(
@@ -134,6 +143,12 @@ def format_training(result: Mapping[str, Any]) -> str:
             "--zero, --sequence-parallel), or offload."
         )
     return "\n\n".join(lines)
+
+
+def _accuracy_text(values: Mapping[str, Any]) -> str:
+    from loadgen.servers.hardware.validation import Accuracy
+
+    return str(Accuracy(**values))
 
 
 def align_columns(table: Sequence[Sequence[str]]) -> str:
@@ -164,7 +179,7 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
         several=True,
     )
     cards = doc.Cards([_ttft_card(result), _tpot_card(result), _throughput_card(result)])
-    spent, *notes = sentences(result)
+    spent, *notes = [*sentences(result), accuracy_sentence(result)]
     charts = [
         doc.ChartRef("step", "Expected time of a decode step", [spent, STEP], zoom="none"),
         doc.ChartRef("curve", "TPOT by throughput", [CURVE]),

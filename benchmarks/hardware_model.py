@@ -155,27 +155,43 @@ def mi300x() -> list[Point]:
 
 @cache
 def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Point]:
-    """Return points of closed loops with up to 64 requests in flight. `quantity` is `TPOT` or `TTFT`.
+    """Return points of closed loops with up to 128 requests in flight. `quantity` is `TPOT`, `TTFT` or `tokens/s`.
 
     `only` is the name of a framework; by default, the points of all frameworks are returned.
     """
+    rows = [
+        row for row in _rows("closed_loops") if (row["format"] == "nvfp4") == nvfp4 and only in ("", row["framework"])
+    ]
+    return closed_loop_points(rows, quantity)
+
+
+def closed_loop_points(rows: Rows, quantity: str) -> list[Point]:
+    """Return one point per row. The rows have the columns of closed_loops.csv. `quantity` is as in `closed_loops`."""
     points = []
     key = ("source", "framework", "gpu", "model", "format", "tp", "input", "output")
-    for names, rows in _grouped(_rows("closed_loops"), key):
-        source, engine, card, shape, stored, tp, prompt, output = names
-        if (stored == "nvfp4") != nvfp4 or only not in ("", engine):
-            continue
-        made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
-        in_flight = np.array([int(row["in_flight"]) for row in rows])
-        chunk = STREAM_INTERVAL if (engine, output) == ("TensorRT-LLM", "922") and int(tp) < 8 else 1
-        load = Load(int(prompt), int(output), in_flight, spread=SPREAD.get(source, 0.0), first_chunk=chunk)
-        found = expected_times(made, load)
-        predicted = found.tpot_s if quantity == "TPOT" else found.ttft_s
-        for row, seconds in zip(rows, predicted, strict=True):
+    for names, group in _grouped(rows, key):
+        source, engine, _, shape, stored, _, prompt, output = names
+        for row, times in zip(
+            group, _closed_loop_times(names, tuple(int(row["in_flight"]) for row in group)), strict=True
+        ):
             case = f"{shape} {stored} {prompt}/{output}, {row['in_flight']} in flight"
-            measured = float(row[f"{quantity.lower()}_ms"]) / 1000
-            points.append(_point(f"{source}, {engine}", quantity, row, measured, float(seconds), case))
+            ttft_s, tpot_s = (float(row[column]) / 1000 for column in ("ttft_ms", "tpot_ms"))
+            measured = {"TTFT": ttft_s, "TPOT": tpot_s}
+            measured["tokens/s"] = int(row["in_flight"]) * int(output) / (ttft_s + (int(output) - 1) * tpot_s)
+            points.append(_point(f"{source}, {engine}", quantity, row, measured[quantity], times[quantity], case))
     return points
+
+
+@cache
+def _closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[dict[str, float]]:
+    """Return the predicted TTFT, TPOT and tokens per second for each number of clients. `names` is a key of rows."""
+    source, engine, card, shape, stored, tp, prompt, output = names
+    made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
+    chunk = STREAM_INTERVAL if (engine, output) == ("TensorRT-LLM", "922") and int(tp) < 8 else 1
+    load = Load(int(prompt), int(output), np.array(clients), spread=SPREAD.get(source, 0.0), first_chunk=chunk)
+    found = expected_times(made, load)
+    columns = {"TTFT": found.ttft_s, "TPOT": found.tpot_s, "tokens/s": found.output_tokens_per_s}
+    return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(clients))]
 
 
 LLAMA_2 = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 HEADINGS = ("GPUs", "type", "TP", "requests/s each", "per hour", "per 1M tokens")
 DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """GPUs to try if none is named."""
+LINE_WIDTH = 80
 ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. They assume
 Poisson arrivals, spread evenly over replicas without a shared cache, and no
 spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f}%
@@ -79,6 +81,7 @@ def run_capacity(
     from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
+    from loadgen.servers.hardware.validation import describe
     from loadgen.studies import capacity
     from loadgen.studies.simulate import ServerModel
 
@@ -111,6 +114,9 @@ def run_capacity(
     load = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
     goals = ", ".join(objective.text for objective in objectives)
     assumptions = ASSUMPTIONS.format(share=100 * constant("step_error"))
+    by_gpu = {option.gpu: describe(option.accuracy) for option in options if option.accuracy}
+    for name, text in by_gpu.items():
+        assumptions += "\n" + textwrap.fill(f"Accuracy of the model on {name}: {text}.", LINE_WIDTH)
     if page is not None:
         from loadgen.analysis.report.page import render
         from loadgen.studies.capacity_page import capacity_document

@@ -104,7 +104,8 @@ class LimitsOptions:
         ),
     ] = "standard"
     training: Annotated[
-        bool, Option("--training", rich_help_panel=TRAINING, help="Compute one training iteration instead of serving.")
+        bool,
+        Option("--training", rich_help_panel=TRAINING, help="Compute one training iteration instead of serving."),
     ] = False
     batch: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Sequences per iteration.")] = 64
     sequence: Annotated[int, Option(min=1, rich_help_panel=TRAINING, help="Tokens per sequence.")] = 2048
@@ -120,7 +121,11 @@ class LimitsOptions:
     ] = False
     flash: Annotated[
         bool,
-        Option("--flash", rich_help_panel=TRAINING, help="Use fused attention, which does not store attention scores."),
+        Option(
+            "--flash",
+            rich_help_panel=TRAINING,
+            help="Use fused attention, which does not store attention scores.",
+        ),
     ] = False
     zero: Annotated[int, Option(min=0, max=3, rich_help_panel=TRAINING, help="ZeRO stage.")] = 0
     offload: Annotated[
@@ -234,6 +239,8 @@ def _serving(options: LimitsOptions) -> Any:
 def _training(options: LimitsOptions) -> dict[str, Any]:
     """Compute and print the time and memory of one training iteration. Return both as a dict."""
     from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
+    from loadgen.servers.hardware.validation import TRAINING as TRAINED
+    from loadgen.servers.hardware.validation import accuracy
 
     setup = _setup(options)
     times = predict_iteration(setup)
@@ -247,6 +254,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
         "tokens_per_s": tokens / times.total_s,
         "tokens_per_s_per_gpu": tokens / times.total_s / setup.gpus,
         "mfu": mfu(setup, times.total_s),
+        "accuracy": asdict(accuracy(TRAINED, setup.gpu.name, "dense", "iteration")),
         "seconds": asdict(times),
         "memory_bytes": asdict(used) | {"total": used.total, "fits": used.total <= setup.gpu.memory_bytes},
     }

@@ -26,8 +26,9 @@ from loadgen.plan import Plan
 from loadgen.servers.hardware import HardwareError, constant, gpu
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import Load, formula_times
+from loadgen.servers.hardware.validation import Accuracy
 from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
-from loadgen.studies.simulate import ResolvedModel, ServerModel, resolve_model, run_in_memory
+from loadgen.studies.simulate import ResolvedModel, ServerModel, model_accuracy, resolve_model, run_in_memory
 
 RATE_STEP = 1.03
 """The search tries the rates `RATE_STEP**power` in requests per second, where `power` is an integer."""
@@ -93,6 +94,8 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     """Currency of the costs: a sign such as `$` or a code such as `EUR`. Empty if the price did not name it."""
     cost_per_million_tokens: float | None = None
     """Cost of a million output tokens at the requested rate."""
+    accuracy: dict[str, Accuracy] = {}
+    """How far predicted latencies were off in published measurements of this engine and GPU type."""
     figures: list[float | None] = []
     """Predicted value for each objective if `gpus` GPUs share the requested rate."""
 
@@ -185,6 +188,7 @@ def capacity_option(
     result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
     server_model = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
     engine, deployment = _deployment(plan, server_model)
+    result.accuracy = model_accuracy(plan.server, server_model.vintage or CURRENT, deployment)
     try:
         engine.kv_tokens(deployment)
     except HardwareError as error:

@@ -55,6 +55,7 @@ from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
 from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.validation import Accuracy, accuracy, describe, models_like
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
@@ -347,7 +348,11 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
         path_s=deployment.framework.server_s,
         version=engine.version,
         model=deployment.model.name,
-        hardware={**_hardware_facts(deployment), "vintage": vintage},
+        hardware={
+            **_hardware_facts(deployment),
+            "vintage": vintage,
+            "accuracy": describe(model_accuracy(server, vintage, deployment)),
+        },
     )
 
 
@@ -401,6 +406,16 @@ def _hardware_facts(deployment: Deployment | None) -> dict[str, Any]:
     }
 
 
+def model_accuracy(server: str, vintage: str, deployment: Deployment) -> dict[str, Accuracy]:
+    """Return how far the latencies of a simulated server were off in published measurements.
+
+    Only the current engines of vLLM and SGLang have rows in the table. Other engines are not validated there.
+    """
+    engine = deployment.framework.name if vintage == CURRENT and deployment.framework.name.lower() == server else ""
+    names = (engine, deployment.gpu.name, models_like(deployment))
+    return {figure: accuracy(*names, figure) for figure in ("TTFT", "TPOT")}
+
+
 def describe_server(plan: Plan, server_model: ServerModel) -> str:
     """Return a one-line description of the server model. Raises the errors of `resolve_model`."""
     resolved = resolve_model(plan, server_model)
@@ -409,7 +424,8 @@ def describe_server(plan: Plan, server_model: ServerModel) -> str:
     model = resolved.model
     if "gpu" in hardware:
         model = f"{hardware['tensor_parallel']} x {hardware['gpu']}: {model}, {hardware['format']}"
-    return f"{plan.server} ({origin}) on {model}"
+    accurate = f"; model: {hardware['accuracy']}" if "accuracy" in hardware else ""
+    return f"{plan.server} ({origin}) on {model}{accurate}"
 
 
 def _header(load: VirtualLoad, server_model: ServerModel, resolved: ResolvedModel, command: list[str]) -> Header:

@@ -28,6 +28,7 @@ from loadgen.servers.hardware.throughput_model import (
     formula_times,
     limit_times,
 )
+from loadgen.servers.hardware.validation import Accuracy, accuracies
 
 MEMORY_FRACTION = 0.9
 """Share of the GPU memory that weights and KV cache may use."""
@@ -108,6 +109,8 @@ class Limits:
     shares: Mapping[str, float]
     """Shares of compute, memory, network and overhead in the expected decode step."""
     gemms: Sequence[GemmBound]
+    accuracy: Mapping[str, Accuracy]
+    """How far expected figures were off in published measurements of this framework, GPU and kind of model."""
     curve: Mapping[str, Sequence[float]]
     """Expected TTFT, TPOT and tokens/s by requests in flight, and the hardware limits of TPOT and tokens/s."""
 
@@ -179,6 +182,7 @@ def compute_limits(
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
+        accuracy=accuracies(deployment),
         curve=_curve(deployment, load, memory_fraction, replicas, expect),
     )
 

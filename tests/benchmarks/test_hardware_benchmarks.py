@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks import hardware_fit, hardware_model
+from benchmarks import hardware_fit, hardware_goals, hardware_model
 
 
 def test_the_model_is_held_against_its_budgets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,3 +26,20 @@ def test_the_constants_are_fitted_again(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(hardware_fit.inference, "gemm_s", hardware_fit.inference.gemm_s)
     assert hardware_fit.main(["--held-out"]) == 0
     assert "vLLM               TP 8" in capsys.readouterr().out
+
+
+def test_the_goals_are_compared_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By framework, from the rows in the repository or from a folder with whole files."""
+    assert hardware_goals.main([]) == 0
+    printed = capsys.readouterr().out
+    assert [printed.count(f"  {name} ") for name in hardware_goals.FRAMEWORKS] == [2, 2, 2, 2]
+    head = "gpu,tp,model,precision,framework,isl,osl,concurrency,ttft_ms,tpot_ms\n"
+    rows = {
+        "e2e_inferencex_dense": "B200-SXM,8,meta-llama/Llama-3.1-70B,fp8,vllm,1024,1024,8,155.6,6.9\n",
+        "e2e_nim_llama3": "A100-SXM-80GB,1,meta-llama3-8b-instruct,fp16,NVIDIA NIM (x),200,1000,5,75.4,12.7\n",
+        "e2e_sglang_open": "H100-SXM-80GB,4,Qwen/Qwen3-32B,bf16?,sglang 0.5.1.post1,1024,128,16,492.8,10.6\n",
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.csv").write_text(head + row, "utf-8")
+    assert hardware_goals.main(["--measured", str(tmp_path)]) == 0
+    assert "closed loops: TPOT                                3" in capsys.readouterr().out

@@ -1,0 +1,180 @@
+"""Compares the errors of the hardware model with the goals for its accuracy, in one table.
+
+    python -m benchmarks.hardware_goals                     # the measurements in benchmarks/data, half a minute
+    python -m benchmarks.hardware_goals --measured FOLDER   # all closed loops of a folder with published measurements
+    python -m benchmarks.hardware_goals --write             # generate servers/hardware/validation.csv
+
+FOLDER has the files `e2e_inferencex_dense.csv`, `e2e_nim_llama3.csv` and `e2e_sglang_open.csv` with the columns of
+`CLOSED_LOOP_FILES`. An error is |predicted - measured| / measured. `benchmarks.hardware_model` has budgets for more
+quantities, and `benchmarks.hardware_fit --held-out` fits that leave out one GPU, TP or model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import hardware_model as bench
+from benchmarks import schedulers
+from loadgen.servers.hardware import gpu, model
+from loadgen.servers.hardware.validation import COLUMNS, TABLE, TRAINING
+
+Points = list[bench.Point]
+CLOSED_LOOP_FILES = {
+    "e2e_inferencex_dense": "InferenceX",
+    "e2e_nim_llama3": "NIM",
+    "e2e_sglang_open": "InferenceX (32B)",
+}
+"""Source of the rows of each file. Lengths of the source InferenceX are 0.9 of the nominal ones on average."""
+ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "NVIDIA": "NIM", "sglang": "SGLang"}
+"""Framework by the first word of its name in these files."""
+FRAMEWORKS = ("vLLM", "SGLang", "TensorRT-LLM", "NIM")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Limits of the median, p90 and mean error of a quantity. `by` splits the points into groups with a line each."""
+
+    name: str
+    points: Callable[[], Points]
+    median: float = np.inf
+    p90: float = np.inf
+    mean: float = np.inf
+    by: Callable[[bench.Point], str] | None = None
+
+
+def published_closed_loops(folder: Path) -> bench.Rows:
+    """Return the closed loops of a folder with published measurements, in the columns of closed_loops.csv."""
+    rows = []
+    for name, source in CLOSED_LOOP_FILES.items():
+        with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
+            rows += [_closed_loop(row, source) for row in csv.DictReader(lines)]
+    return rows
+
+
+def _closed_loop(row: dict[str, str], source: str) -> dict[str, str]:
+    engine = row["framework"]
+    if engine.startswith("trtllm 1"):
+        source = "InferenceX (8B)"
+    share = 0.9 if source == "InferenceX" else 1.0
+    return {
+        "source": source,
+        "framework": ENGINES[engine.partition(" ")[0]],
+        "gpu": gpu(row["gpu"].replace("B200-SXM", "B200")).name,
+        "model": model(row["model"].replace("llama3", "llama-3")).name,
+        "format": row["precision"].replace("bf16?", "bf16"),
+        "tp": row["tp"],
+        "input": str(round(share * int(row["isl"]))),
+        "output": str(round(share * int(row["osl"]))),
+        "in_flight": row["concurrency"],
+        "ttft_ms": row["ttft_ms"],
+        "tpot_ms": row["tpot_ms"],
+    }
+
+
+def goals(rows: bench.Rows) -> list[Goal]:
+    """Return all goals. `rows` are the closed loops that are compared."""
+
+    def loops(quantity: str) -> Callable[[], Points]:
+        return partial(bench.closed_loop_points, rows, quantity)
+
+    def fp8_cache() -> Points:
+        return [point for point in bench.decode_attention() if point.case.startswith("fp8")]
+
+    return [
+        Goal("closed loops: TPOT", loops("TPOT"), 0.05, 0.16, by=framework_of),
+        Goal("closed loops: TTFT", loops("TTFT"), 0.12, 0.35, by=framework_of),
+        Goal("decode attention, fp8 KV", fp8_cache, 0.15),
+        Goal("prefill attention", bench.prefill_attention, 0.15),
+        Goal("GEMM, bf16 and fp8", bench.gemms, 0.08),
+        Goal("static batches, TensorRT-LLM 0.9: TPOT", lambda: bench.static("TPOT"), 0.12, 0.30),
+        Goal("static batches, TensorRT-LLM 0.9: prefill", lambda: bench.static("prefill"), 0.12, 0.30),
+        Goal("bursts on engines of 2023, 13B: tokens/s", burst_points, mean=0.08),
+    ]
+
+
+def framework_of(point: bench.Point) -> str:
+    """Return the framework of a closed loop, such as `NIM` for the source `NIM, NIM`."""
+    return point.source.rpartition(", ")[2]
+
+
+def burst_points() -> Points:
+    """Return points of bursts of 1000 requests on the engines of 2023 (llm-infer-bench)."""
+    return [
+        bench.Point(
+            "llm-infer-bench", "tokens/s", "A800", 1, f"{each.group}, {each.case}", each.measured, each.simulated
+        )
+        for each in schedulers.bursts()
+    ]
+
+
+def line(name: str, points: Points, goal: Goal | None = None) -> str:
+    """Format one line of the table. Without a goal, the line shows the errors of a group."""
+    errors = np.array([point.error for point in points])
+    p50, p90 = np.quantile(errors, (0.5, 0.9))
+    bias = float(np.median([point.predicted / point.measured - 1 for point in points]))
+    shown = f"{name:44} {len(points):6,} {p50:7.1%} {p90:7.1%} {errors.mean():7.1%} {bias:+7.1%}"
+    if goal is None:
+        return shown
+    limits = {"median": (p50, goal.median), "p90": (p90, goal.p90), "mean": (errors.mean(), goal.mean)}
+    wanted = [f"{what} {limit:.0%}" for what, (_, limit) in limits.items() if limit < np.inf]
+    kept = all(error <= limit for error, limit in limits.values())
+    return f"{shown}  {'kept' if kept else 'NOT KEPT'}: {', '.join(wanted)}"
+
+
+def validation_rows() -> list[list[str]]:
+    """Return the rows of validation.csv, from the measurements in benchmarks/data."""
+    found: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    figures = {"TTFT": "TTFT", "TPOT": "TPOT", "tokens/s": "output tokens/s"}
+    every = bench._rows("closed_loops")
+    for quantity, figure in figures.items():
+        for point in bench.closed_loop_points(every, quantity):
+            key = (framework_of(point), point.gpu, "dense", figure)
+            found.setdefault(key, []).append((point.error, point.source.partition(",")[0]))
+    for quantity, figure in {"prefill": "prefill", "TPOT": "decode step"}.items():
+        for point in bench.static(quantity):
+            found.setdefault((point.source, point.gpu, "dense", figure), []).append((point.error, "static_trtllm09"))
+    for point in bench.training_times():
+        found.setdefault((TRAINING, gpu(point.gpu).name, "dense", "iteration"), []).append((point.error, point.source))
+    for point in bench.mt_nlg():
+        found.setdefault((TRAINING, gpu(point.gpu).name, "dense", "iteration"), []).append((point.error, point.source))
+    return [_validation_row(key, errors) for key, errors in sorted(found.items())]
+
+
+def _validation_row(key: tuple[str, ...], errors: list[tuple[float, str]]) -> list[str]:
+    p50, p90 = np.quantile([error for error, _ in errors], (0.5, 0.9))
+    sources = "; ".join(sorted({source for _, source in errors}))
+    return [*key, str(len(errors)), f"{p50:.3f}", f"{p90:.3f}", sources]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, or generate validation.csv."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measured", metavar="FOLDER", type=Path, help="folder with published measurements")
+    parser.add_argument("--write", action="store_true", help=f"generate {TABLE.name}")
+    options = parser.parse_args(arguments)
+    if options.write:
+        with TABLE.open("w", encoding="utf-8", newline="") as lines:
+            csv.writer(lines, lineterminator="\n").writerows([COLUMNS, *validation_rows()])
+        return 0
+    rows = published_closed_loops(options.measured) if options.measured else bench._rows("closed_loops")
+    print(f"{'':44} {'rows':>6} {'median':>7} {'p90':>7} {'mean':>7} {'bias':>7}")
+    for goal in goals(rows):
+        points = goal.points()
+        print(line(goal.name, points, goal))
+        for group in sorted({goal.by(point) for point in points}) if goal.by else []:
+            print(line(f"  {group}", [point for point in points if goal.by and goal.by(point) == group]))
+    kept, pairs = schedulers.order_kept(schedulers.bursts())
+    print(f"bursts: {kept} of {pairs} pairs of servers in the measured order")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

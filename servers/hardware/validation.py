@@ -1,0 +1,77 @@
+"""Tells how far predictions of the hardware model were from published measurements.
+
+validation.csv has one row per framework, GPU, kind of model and figure that was compared with measurements.
+`python -m benchmarks.hardware_goals --write` generates the table. A combination without a row is not validated.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from loadgen.servers.hardware import FOLDER
+from loadgen.servers.hardware.inference import Deployment
+
+TABLE = FOLDER / "validation.csv"
+COLUMNS = ("framework", "gpu", "models", "figure", "rows", "error_p50", "error_p90", "source")
+FIGURES = ("TTFT", "TPOT", "output tokens/s", "prefill", "decode step")
+"""Figures of a deployment that the table may contain."""
+TRAINING = "training"
+"""Framework of the rows about training iterations. Their figure is `iteration`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Errors of one predicted figure for a framework, a GPU and a kind of model, relative to the measured values."""
+
+    validated: bool
+    """False if no published measurement of this combination was compared. The other values are then 0 or empty."""
+    rows: int = 0
+    error_p50: float = 0.0
+    error_p90: float = 0.0
+    source: str = ""
+
+    def __str__(self) -> str:
+        if not self.validated:
+            return "not validated"
+        return f"{100 * self.error_p50:.0f}% (p50) and {100 * self.error_p90:.0f}% (p90) off in {self.rows:,} rows"
+
+
+def accuracies(deployment: Deployment) -> dict[str, Accuracy]:
+    """Return how far each figure was off for the framework, the GPU and the kind of model of a deployment."""
+    names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
+    return {figure: accuracy(*names, figure) for figure in FIGURES}
+
+
+def describe(found: Mapping[str, Accuracy]) -> str:
+    """Return a sentence about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`."""
+    known = [f"{figure} {each}" for figure, each in found.items() if each.validated]
+    unknown = [figure for figure, each in found.items() if not each.validated]
+    return "; ".join([*known, *([f"{', '.join(unknown)} not validated"] if unknown else [])])
+
+
+def models_like(deployment: Deployment) -> str:
+    """Return the kind of the deployed model, as in the column `models`: `dense` or `mixture of experts`."""
+    return "mixture of experts" if deployment.model.experts else "dense"
+
+
+def accuracy(framework: str, gpu: str, models: str, figure: str) -> Accuracy:
+    """Return how far a figure was off. The arguments are values of the first four columns of validation.csv."""
+    return _table().get((framework, gpu, models, figure), Accuracy(validated=False))
+
+
+@cache
+def _table() -> dict[tuple[str, ...], Accuracy]:
+    with TABLE.open(encoding="utf-8", newline="") as lines:
+        return {
+            tuple(row[column] for column in COLUMNS[:4]): Accuracy(
+                validated=True,
+                rows=int(row["rows"]),
+                error_p50=float(row["error_p50"]),
+                error_p90=float(row["error_p90"]),
+                source=row["source"],
+            )
+            for row in csv.DictReader(lines)
+        }

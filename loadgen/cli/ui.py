@@ -5,6 +5,7 @@ With --headless, the test runs without the page.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, run_command, seconds
+from loadgen.cli.options import ADVANCED, LOAD, OUTPUT, PlanFile, merge_settings, run_command, seconds
 from loadgen.cli.output import Assertions, Confidence, Inconclusive, Output, Quiet, write_results
 from loadgen.errors import EXIT_USAGE, PlanError, install_hint
 from loadgen.workloads import lengths
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from loadgen.plan import Plan
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
+PLAN_SETTINGS = ("traffic", "objectives", "confidence", "goodput")
+"""Settings of a plan file that are no options of Locust."""
+LOAD_SETTINGS = ("arrivals", "rate", "concurrency", "n", "duration_s", "max_in_flight", "workers", "repeats")
+"""Settings of a plan file that the users of the page replace."""
 STOP_TIMEOUT_S = 60
 """Time for users to finish their requests at the end of a --headless run. Then the requests are cancelled."""
 
@@ -48,6 +53,7 @@ def _output(
 @run_command(_output, interactive=True, defaults={"label": "ui"}, also={"output_tokens": ("--n-tokens",)})
 def ui(
     settings: dict[str, Any],
+    plan: PlanFile = None,
     users: Annotated[int, Option(help="Initial number of users. The page can change it during a run.", **LOAD)] = 1,
     spawn_rate: Annotated[float, Option(help="Users to start per second.", **LOAD)] = 10.0,
     run_time_s: Annotated[
@@ -81,9 +87,17 @@ def ui(
     from loadgen.interactive import check_users, interactive_plan
 
     check_users(users, spawn_rate)
-    plan = interactive_plan(settings)  # reports mistakes before Locust is started
+    settings, plan_settings, ignored = _with_plan_file(plan, settings)
+    try:
+        checked = interactive_plan({**plan_settings, **settings})  # reports mistakes before Locust is started
+    except PlanError as error:
+        raise PlanError(f"{plan}:\n{error}" if plan else str(error), error.hint) from None
     _check_locustfile(locustfile)
+    shared["assertions"] = shared["assertions"] or list(checked.objectives) or None
+    shared["confidence"] = shared["confidence"] or checked.confidence
     output, report = _output(**shared)
+    if ignored:
+        output.say(f"{plan}: the users are the load, not {', '.join(ignored)}")
     words = ["-f", str(locustfile or LOCUSTFILE), "--users", str(users), "--spawn-rate", str(spawn_rate)]
     if headless:
         words += ["--headless", "--only-summary", "--stop-timeout", str(STOP_TIMEOUT_S)]
@@ -91,8 +105,8 @@ def ui(
         words += ["--web-host", host, "--web-port", str(port)]
     if run_time_s is not None:
         words += ["--run-time", str(max(1, round(run_time_s)))]
-    words += _setting_words(settings | {"out": out} if out else settings, plan)
-    session = _run_locust(words, quiet=shared["quiet"] or shared["as_json"])
+    words += _setting_words(settings | {"out": out} if out else settings, checked)
+    session = _run_locust(words, plan_settings, quiet=shared["quiet"] or shared["as_json"])
     if session.failed is not None and (headless or session.target is None):
         raise session.failed
     if headless and not session.folders:
@@ -101,6 +115,31 @@ def ui(
         raise Exit(write_results(output, session.folders[0], report=report))
     for folder in session.folders:
         output.say(str(folder / "run.jsonl"))
+
+
+def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the settings of the command line and of the plan file, in three parts.
+
+    The first part has the options of Locust. The second part has the other settings of the run: classes of traffic and
+    objectives. The third part has the names of settings of the load, which the users replace. Raises PlanError for a
+    setting that an interactive run cannot have.
+    """
+    from loadgen.plan import Plan
+    from loadgen.plan_fields import fields_of, run_options
+
+    if file is None:
+        return settings, {}, []
+    merged = merge_settings(file, None, settings)
+    options = [name for name, option in run_options(Plan).items() if option.interactive]
+    used = {name: value for name, value in merged.items() if name in options}
+    others = {name: value for name, value in merged.items() if name in PLAN_SETTINGS}
+    ignored = [name for name in merged if name in LOAD_SETTINGS]
+    known = {*fields_of(Plan), "rate"}
+    unusable = [name for name in merged if name in known and name not in {*used, *others, *ignored}]
+    if unusable:
+        raise PlanError(f"{file}: loadgen ui cannot use {', '.join(unusable)}", "Leave it out, or use loadgen run.")
+    unknown = {name: value for name, value in merged.items() if name not in known}
+    return used, others | unknown, ignored
 
 
 def _setting_words(settings: Mapping[str, Any], plan: Plan) -> list[str]:
@@ -114,7 +153,8 @@ def _setting_words(settings: Mapping[str, Any], plan: Plan) -> list[str]:
     for name, value in settings.items():
         option = locust_option(name)
         values = value if isinstance(value, list) else [value]
-        words += [option if item is True else f"{option}={item}" for item in values if item is not False]
+        texts = [json.dumps(item) if isinstance(item, dict) else item for item in values]
+        words += [option if item is True else f"{option}={item}" for item in texts if item is not False]
     if settings.get("ignore_eos") is False:
         words.append("--no-ignore-eos")
     return words
@@ -133,8 +173,8 @@ def _check_locustfile(file: Path | None) -> None:
         raise PlanError(f"cannot read {file}: {error.strerror}", "Name a Python file.") from None
 
 
-def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
-    """Run Locust until it ends, and return the session.
+def _run_locust(arguments: list[str], plan_settings: Mapping[str, Any], *, quiet: bool) -> LocustSession:
+    """Run Locust until it ends, and return the session. `plan_settings` are those that are no options of Locust.
 
     Locust patches this process with gevent, so asyncio cannot be used in it.
     """
@@ -150,6 +190,7 @@ def _run_locust(arguments: list[str], *, quiet: bool) -> LocustSession:
         arguments = [*arguments, "--loglevel", "ERROR"]
     own_arguments = sys.argv
     SESSION.command = redact(["loadgen", *own_arguments[1:]])
+    SESSION.plan_settings = plan_settings
     sys.argv = ["locust", *arguments]
     try:
         main()

@@ -5,20 +5,39 @@ live_run  the server under test, and one run from Start to Stop: its file, clien
 user      the base class for locustfiles, and the connection of a user.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
 from loadgen.errors import PlanError
 from loadgen.plan import MAX_REQUESTS, Plan
-from loadgen.plan_fields import option_name
+from loadgen.plan_fields import fields_of, option_name
+from loadgen.servers.backends import join_or
+from loadgen.traffic import read_tables
 
 WEEK_S = 7 * 86_400
+UNUSABLE_IN_TABLES = ("cancel", "connections", "duration_s", "max_in_flight", "warmup")
+"""Keys of `[[traffic]]` tables that interactive runs cannot use."""
 
 
 def interactive_plan(settings: Mapping[str, Any]) -> Plan:
     """Return the Plan of an interactive run with these settings. Raises PlanError, which names every mistake."""
+    _check_classes(read_tables(settings.get("traffic", ()), fields_of(Plan)))
     return Plan(**{**settings, "arrivals": "closed:1", "n": None, "duration_s": WEEK_S, "workers": 1})
+
+
+def _check_classes(tables: Iterable[Mapping[str, Any]]) -> None:
+    """Raise PlanError if a class of traffic has a load of its own, or a setting that only a run with a schedule has."""
+    for table in tables:
+        name = table["name"]
+        if "weight" not in table:
+            raise PlanError(
+                f"[[traffic]] {name!r} has its own load, but in loadgen ui the users are the load",
+                "Write weight = 30 instead: users choose the class of each request or session by the weights.",
+            )
+        unusable = [key for key in UNUSABLE_IN_TABLES if key in table]
+        if unusable:
+            raise PlanError(f"[[traffic]] {name!r}: loadgen ui cannot use {join_or(unusable)}", "Leave it out.")
 
 
 def check_users(count: int, spawn_rate: float) -> None:

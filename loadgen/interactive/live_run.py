@@ -14,10 +14,11 @@ contains every record.
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,7 +35,15 @@ from loadgen.analysis.frame import OTHER_DETAIL, build_frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.report.findings import INCOMPLETE
 from loadgen.analysis.run.record import ErrorKind, Record, encoding_problem, unsent_record
-from loadgen.analysis.run.runfile import Footer, RunWriter, Telemetry, load_facts, open_run, stamp_facts
+from loadgen.analysis.run.runfile import (
+    Footer,
+    RunWriter,
+    Telemetry,
+    TrafficFacts,
+    load_facts,
+    open_run,
+    stamp_facts,
+)
 from loadgen.analysis.run.token_counts import generated_tokens
 from loadgen.analysis.stats import DECIMALS, percentile, samples_needed
 from loadgen.analysis.timestamp_errors import max_ttft_errors_s, median_ttft_error_s, timestamp_error
@@ -65,8 +74,10 @@ from loadgen.servers.target import Target, connection_error, resolve_target
 from loadgen.servers.wire.addresses import Rotation, describe_addresses, select_addresses
 from loadgen.servers.wire.timestamps import RETRY_S, TimestampSource
 from loadgen.servers.wire.transport import Exchange
+from loadgen.traffic import TrafficClass, load_of_traffic, traffic_classes
 from loadgen.workloads.arrivals import INTERACTIVE
 from loadgen.workloads.datasets import Dataset
+from loadgen.workloads.random_streams import random_stream
 from loadgen.workloads.raw_requests import RawRequests
 from loadgen.workloads.request import Request, new_id_prefix
 from loadgen.workloads.session_files import SessionFile
@@ -117,6 +128,16 @@ class LiveTarget(msgspec.Struct):
     address: Target
     rotation: Rotation
     say: Callable[[str], None]
+    name: str = ""
+    """Name of the class of traffic. Empty for a plan without classes."""
+    share: float = 1.0
+    """Share of the class in the requests and sessions, by the weights."""
+    first_id: int = 0
+    """Id of the first request of the class."""
+    classes: tuple[LiveTarget, ...] = ()
+    """One LiveTarget for each class of traffic of the plan. Empty for a plan without classes."""
+    _draw: Callable[[], float] | None = None
+    """Random numbers that choose classes of traffic."""
     _dialects: dict[str, Dialect] = {}
     _headers: dict[str, dict[str, str]] = {}
     _prompts: dict[str, Prompts] = {}
@@ -222,12 +243,61 @@ class LiveTarget(msgspec.Struct):
 
     def with_plan(self, plan: Plan) -> LiveTarget:
         """Return a LiveTarget for the same server with another plan."""
-        plan = prepare.with_file_endpoint(plan)
-        return replace(self, plan=plan, _dialects={}, _headers={}, _prompts={}, _draws={}, _sessions={}, _ids=count())
+        own = self._of_class(plan, TrafficClass("", plan, 1.0, 0))
+        classes = [own._of_class(part.plan, part) for part in (traffic_classes(plan) if plan.traffic else ())]
+        return replace(own, classes=tuple(classes)).restarted()
+
+    def _of_class(self, plan: Plan, traffic_class: TrafficClass) -> LiveTarget:
+        """Return a LiveTarget for the same server that sends the requests of a class of traffic."""
+        model = plan.first_model
+        facts = self.facts if model in (None, self.facts.model) else replace(self.facts, model=model)
+        return replace(
+            self,
+            plan=prepare.with_file_endpoint(plan),
+            facts=facts,
+            name=traffic_class.name,
+            share=traffic_class.share,
+            first_id=traffic_class.first_id,
+            classes=(),
+            _dialects={},
+            _headers={},
+            _prompts={},
+            _draws={},
+            _sessions={},
+        )
 
     def restarted(self) -> LiveTarget:
-        """Return a copy of this target that starts again with the first prompt and the request id 0."""
-        return replace(self, _draws={}, _sessions={}, _ids=count())
+        """Return a copy of this target that starts again with the first prompt and the first request id."""
+        return replace(
+            self,
+            classes=tuple(part.restarted() for part in self.classes),
+            _draw=random_stream(self.plan.seed, "traffic"),
+            _draws={},
+            _sessions={},
+            _ids=count(self.first_id),
+        )
+
+    @property
+    def parts(self) -> tuple[LiveTarget, ...]:
+        """Return the LiveTarget of each class of traffic, or this LiveTarget for a plan without classes."""
+        return self.classes or (self,)
+
+    def next_class(self, *, sessions: bool | None = None) -> LiveTarget:
+        """Return the class of traffic of the next request or session. The weights and the seed choose the class.
+
+        For a plan without classes, return this LiveTarget. With `sessions`, choose only among the classes with
+        sessions, or with False among those without. Raises PlanError if there is no such class."""
+        if not self.classes:
+            return self
+        suitable = [part for part in self.classes if sessions in (None, part.plan.uses_sessions)]
+        if not suitable:
+            raise PlanError(
+                f"no class of traffic has {'sessions' if sessions else 'single requests'}",
+                "Call self.ask() for single requests, and self.run_session() for sessions.",
+            )
+        limits = list(accumulate(part.share for part in suitable))
+        assert self._draw is not None
+        return suitable[min(bisect(limits, self._draw() * limits[-1]), len(suitable) - 1)]
 
 
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
@@ -244,7 +314,7 @@ def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> Liv
     target = select_addresses(resolve_target(facts.url, access.tls, access.proxy))
     if len(target.addresses) > 1 or target.unused:
         say(describe_addresses(target))
-    return LiveTarget(plan, facts, target, Rotation(target.addresses), say)
+    return LiveTarget(plan, facts, target, Rotation(target.addresses), say).with_plan(plan)
 
 
 def _endless(prompts: Prompts) -> Iterator[Request]:
@@ -262,6 +332,19 @@ def _endless_sessions(prompts: Prompts) -> Iterator[SessionGraph | Session]:
         raise PlanError("the workload holds no session", "Name another file.")
     while True:
         yield from sessions()
+
+
+def _class_facts(part: LiveTarget) -> TrafficFacts:
+    """Return the facts about a class of traffic for the header of the run. Its load is its share of the users' load."""
+    facts = prepare.traffic_facts(
+        part.plan.replaced(arrivals=INTERACTIVE, duration_s=None),
+        part.name,
+        part.first_id,
+        0.0,
+        endpoint=part.dialect(None).endpoint,
+        model=part.facts.model or "",
+    )
+    return replace(facts, load=replace(facts.load, text=f"{100 * part.share:.3g}% of the users' load"))
 
 
 class NewestSamples:
@@ -458,9 +541,12 @@ class LiveRun:
         sampler: SamplerProcess,
     ) -> None:
         check_room(folder, MIN_FREE_BYTES)
-        dialect = target.dialect(None)
-        prompts = replace(target.prompts(dialect), counting_method=target.describe_prompts(dialect))
-        header = prepare.build_header(target.plan, target.facts, dialect, prompts)
+        parts = target.parts
+        dialect = parts[0].dialect(None)
+        methods = dict.fromkeys(part.describe_prompts(part.dialect(None)) for part in parts)
+        prompts = replace(parts[0].prompts(dialect), counting_method="; ".join(methods))
+        header = prepare.build_header(target.plan, parts[0].facts, dialect, prompts)
+        header.traffic = [_class_facts(part) for part in target.classes]
         header.server |= target.address.facts
         header.telemetry = sampler.facts(target.plan, header.server)
         self.folder = folder
@@ -491,7 +577,12 @@ class LiveRun:
         header.command = list(command)
         header.plan |= {"arrivals": INTERACTIVE, "duration_s": None}
         header.load = load_facts(header.plan["arrivals"], target.plan.workload)
-        self.identity = SessionIdentity(target.plan.session_header, target.plan.session_capture)
+        if header.traffic:
+            header.load = replace(load_of_traffic({facts.name: facts.load for facts in header.traffic}), finite=False)
+        self.identities = {
+            part.name: SessionIdentity(part.plan.session_header, part.plan.session_capture) for part in parts
+        }
+        """The values of session headers, by class of traffic."""
         self.id_prefix = header.client["request_ids"] = new_id_prefix()
         header.client["calibration"] = host.load_calibration(header.host, lambda _: None)
         with ExitStack() as raised:

@@ -110,6 +110,8 @@ class LocustSession:
         self.output_tokens = lengths.DEFAULT_OUTPUT_TOKENS
         self.command = list(sys.argv)
         """The command that the run file records."""
+        self.plan_settings: Mapping[str, Any] = {}
+        """Settings of the plan file that are no options of Locust: the classes of traffic, and objectives."""
         self.files: set[str] = set()
         """Files named on the command line. The form on Locust's start page may name only these."""
         self.stamps: TimestampSource = PLAIN
@@ -168,7 +170,8 @@ class LocustSession:
         settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}
         settings |= {field: str(form[field]) for field in _fields("form") if form and field in form}
         settings["server"] = settings["server"] or ("" if settings["url"] else SIMULATED_SERVER)
-        return interactive_plan({name: value for name, value in settings.items() if value not in (None, "")})
+        stated = {name: value for name, value in settings.items() if value not in (None, "")}
+        return interactive_plan({**self.plan_settings, **stated})
 
     def choose(self, plan: Plan, url: str = "") -> None:
         """Set the plan of the next run, and build its prompts now.
@@ -182,7 +185,7 @@ class LocustSession:
         assert self.target is not None
         target = self.target
         if url:
-            if access_for(plan).headers:
+            if any(access_for(part.plan).headers for part in target.with_plan(plan).parts):
                 raise PlanError(
                     "this server receives headers or an API key, which another server must not see",
                     "Restart loadgen ui to use another server.",
@@ -192,7 +195,8 @@ class LocustSession:
         plan = with_new_seed(plan, target.facts)
         if plan != target.plan:
             target = target.with_plan(plan)
-        target.prompts(target.dialect(None))
+        for part in target.parts:
+            part.prompts(part.dialect(None))
         self.target = target
         if url:
             self._environment.parsed_options.url = url

@@ -106,20 +106,38 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         """Send the next prompt of the workload that is chosen in the form on Locust's start page.
 
         If the workload has sessions, run the next session from its first to its last request. The end of the run time
-        cuts no session off, but the page's Stop button does."""
-        if SESSION.target is not None and SESSION.target.plan.uses_sessions:
-            self.run_session()
+        cuts no session off, but the page's Stop button does. If the plan has classes of traffic, a random class is
+        chosen by the weights."""
+        target = self._next_target(None)
+        if target.plan.uses_sessions:
+            self._run_session(target, None)
         else:
-            self.ask()
+            self._ask(target, None, None, None)
+
+    def _next_target(self, sessions: bool | None) -> LiveTarget:
+        """Return the server with the requests of a class of traffic. `sessions` is that of `LiveTarget.next_class`.
+
+        Raises StopUser if the run could not begin, or if there is no such class. The reason has been reported."""
+        if SESSION.target is None or SESSION.run is None:
+            raise StopUser
+        try:
+            return SESSION.target.next_class(sessions=sessions)
+        except EXPECTED as error:
+            SESSION.fail(error)
+            raise StopUser from None
 
     def run_session(self, endpoint: str | None = None) -> None:
         """Run the next session of the workload that is chosen in the form on Locust's start page.
 
         `endpoint` is the name of an endpoint, such as `chat`, as for `ask`."""
-        target = SESSION.target
-        if target is None or SESSION.run is None:
+        self._run_session(self._next_target(True), endpoint)
+
+    def _run_session(self, target: LiveTarget, endpoint: str | None) -> None:
+        """Run the next session of a class of traffic."""
+        if SESSION.run is None:
             raise StopUser
         try:
+            self._session_target = target
             self._session_dialect = dialect = target.dialect(endpoint)
             target.prompts(dialect)
             with SESSION.turn():
@@ -133,19 +151,18 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             else:
                 run_chat(self, session)
         finally:
-            SESSION.run.identity.forget(first_id_of(session))
+            SESSION.run.identities[target.name].forget(first_id_of(session))
 
     def send_in_session(self, request: Request, due_ns: int, on_sent: Callable[[int], object]) -> SentRequest:
         """Send a request of a session, wait for the end of its response, and return both.
 
         `on_sent` is called with the time of sending in ns (CLOCK_MONOTONIC)."""
-        target = SESSION.target
-        assert target is not None
+        target = self._session_target
         assert SESSION.run is not None
         request = target.with_model(request)
         connection = self._more_connections.pop() if self._more_connections else self._new_connection(target)
         try:
-            record, exchange = self._exchange(request, self._session_dialect, connection, due_ns, on_sent)
+            record, exchange = self._exchange(target, request, self._session_dialect, connection, due_ns, on_sent)
         finally:
             self._more_connections.append(connection)
         quoted = exchange is not None and record.state == "complete" and not request.raw
@@ -173,9 +190,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         `endpoint` is the name of an endpoint, such as `chat`. The default is the endpoint of the command line, or else
         the first endpoint that the server accepts.
         """
-        target, run = SESSION.target, SESSION.run
-        if target is None or run is None:
-            raise StopUser  # the run could not begin, and the reason has been reported
+        return self._ask(self._next_target(False), prompt, output_tokens, endpoint)
+
+    def _ask(self, target: LiveTarget, prompt: str | None, output_tokens: int | None, endpoint: str | None) -> Record:
+        """Send one request of a class of traffic, as `ask` does."""
         try:
             dialect = target.dialect(endpoint)
             if prompt is None:
@@ -186,10 +204,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         except EXPECTED as error:
             SESSION.fail(error)
             raise StopUser from None
-        return self._exchange(request, dialect, self._connection, None, lambda _: None)[0]
+        return self._exchange(target, request, dialect, self._connection, None, lambda _: None)[0]
 
     def _exchange(
         self,
+        target: LiveTarget,
         request: Request,
         dialect: Dialect,
         user_connection: UserConnection,
@@ -202,9 +221,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         `due_ns` is None, the request is due now, and gets its id when it is sent. `on_sent` is called with the time of
         sending.
         """
-        target, run = SESSION.target, SESSION.run
-        assert target is not None
+        run = SESSION.run
         assert run is not None
+        identity = run.identities[target.name]
+        user_connection.timeout_s = target.plan.timeout_s
         number = target.numbered if due_ns is None else _unchanged
         try:
             with SESSION.turn():
@@ -225,7 +245,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         request = number(request)
         address = target.address
         headers = dialect.media_headers | {"X-Request-Id": wire_id(run.id_prefix, request.id)}
-        headers |= run.identity.headers(request, run.id_prefix)
+        headers |= identity.headers(request, run.id_prefix)
         headers = merged_headers(headers, target.headers(dialect), request.headers, address.proxy_headers)
         payload = encode_post(address.request_target(dialect.path), address.host_field, headers, body)
         exchange = user_connection.send(connection, payload)
@@ -236,7 +256,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
                 user_connection.wait(exchange)
                 stack.enter_context(SESSION.turn())
             finally:  # also when the user is being stopped: the received part is kept, and the stop goes on
-                run.identity.capture(request, exchange.framing.head, last=False)
+                identity.capture(request, exchange.framing.head, last=False)
                 record = run.take(exchange, request, dialect, due_ns, connection.opened_ns)
                 self._report(record, dialect)
         return record, exchange
@@ -291,8 +311,8 @@ class UserConnection:
     def __init__(self, target: LiveTarget, stamps: TimestampSource) -> None:
         self.loop = self
         self._watchers: dict[tuple[int, int], Any] = {}
-        self._timeout_s = target.plan.timeout_s
-        self._connect = partial(connect, target.address, target.rotation, self._timeout_s, stamps)
+        self.timeout_s = target.plan.timeout_s
+        self._connect = partial(connect, target.address, target.rotation, self.timeout_s, stamps)
         self._idle: Connection | None = None
         self._ended = Event()
 
@@ -330,8 +350,8 @@ class UserConnection:
         and GreenletExit is raised again.
         """
         try:
-            if not self._ended.wait(self._timeout_s):
-                exchange.fail("timeout", f"no end after {self._timeout_s:g} s")
+            if not self._ended.wait(self.timeout_s):
+                exchange.fail("timeout", f"no end after {self.timeout_s:g} s")
         except gevent.GreenletExit:
             exchange.fail("cancelled", "cut off, because its user was stopped")
             raise

@@ -88,7 +88,10 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A run's Records as columns: one row per Record, in the order of the run file, and one entry per chunk."""
+    """A run's Records as columns, for computations with NumPy.
+
+    Most columns have one value per Record, in the order of the run file. The columns about chunks have one value per
+    chunk."""
 
     id: Integers
     measured: Booleans

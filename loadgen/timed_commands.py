@@ -39,9 +39,10 @@ def check_timed_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def join_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which each `--at TIME COMMAND` is `--at 'TIME COMMAND'`.
+    """Return the words of a command line, with the two values of each option --at joined to one word.
 
-    The option takes two values, and a repeatable option of typer takes one.
+    For example, the three words `--at`, `10m` and `date` become the two words `--at` and `10m date`. The reason is that
+    typer accepts only one value per use of a repeatable option.
     """
     result = list[str]()
     index = 0

@@ -81,9 +81,12 @@ class SessionIdentity:
     """The headers of the sessions of one worker process."""
 
     def __init__(self, headers: Sequence[str] = (), captures: Sequence[str] = ()) -> None:
-        """Create the identity of sessions.
+        """Create an object for the sessions of one worker process.
 
-        `headers` are names of request headers or of routers. `captures` are response headers and cookies."""
+        - `headers` are the values of `--session-header`: names of request headers that identify the session, or names
+          of routers (ROUTERS).
+        - `captures` are the values of `--session-capture`: names of response headers or cookies that the client sends
+          back."""
         routers = [_router(text) for text in headers]
         self._headers = dict(_header_and_value(text) for router in routers for text in router.headers)
         """For each header, the value that sub-agents send: one of SUB_AGENT_VALUES."""

@@ -177,7 +177,7 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self._request(index, transcript, 0), added
 
     def prepare_prompts(self) -> None:
-        """Call the prompt builder for each prompt that this session needs. The builder notes the lengths."""
+        """Build every prompt that this session needs, so that the prompt builder knows the lengths in advance."""
         for index, node in enumerate(self.nodes):
             if not node.messages:
                 self._prompt(index, node)

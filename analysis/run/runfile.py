@@ -371,9 +371,13 @@ def scan(
 ) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
-    The header is passed to `on_header` before the first Record. `span` contains the offsets of the first line to read
-    and of the line after the last one, in `run.jsonl`. With a span, part files are not read, and the header is read in
-    any case. Raises RunFileError if there is no readable header."""
+    The header is passed to `on_header` before the first Record.
+
+    `span` restricts the reading to a part of `run.jsonl`: the offset in bytes of the first line to read, and that of
+    the line after the last one (None: the end of the file). The header is read even if it is outside the span. Part
+    files are read only without a span.
+
+    Raises RunFileError if there is no readable header."""
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(

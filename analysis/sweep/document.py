@@ -600,7 +600,7 @@ def _steps(sweep: SweepResult, rate: str, link: Links) -> doc.Table:
 
 
 def step_text(step: SweepStep, sweep: SweepResult, name: str) -> str:
-    """Return the text of a figure of a step. `name` is a field of SweepStep. A cost contains its currency."""
+    """Return a figure of a step as text. `name` is the field of SweepStep. A cost is shown with its currency."""
     value = getattr(step, name)
     return format_price(value, sweep.currency) if name == "cost_per_million_tokens" else significant(value)
 

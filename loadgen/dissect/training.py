@@ -386,7 +386,7 @@ def _peak_bytes(profiler: Any, device: str) -> tuple[float, float]:
 def _communication_s(profiler: Any) -> dict[str, float]:
     """Return, for each phase of a step, the time in s during which a collective operation was in progress.
 
-    Return an empty dictionary for one process.
+    The result is empty if the training uses one process, because one process does not communicate.
     """
     if not distributed.is_initialized():
         return {}

@@ -136,7 +136,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_alive(group: int) -> bool:
-    """Return True if a process of this group runs. Zombies do not count."""
+    """Return True if at least one process of the process group is alive. Zombies do not count as alive."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):
             # The fields after the name, which stands in parentheses, are the state, the parent and the group.

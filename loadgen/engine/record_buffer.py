@@ -15,7 +15,7 @@ class RecordBuffer:
     def add(self, item: Record | Telemetry) -> None:
         """Store a Record, and ignore Telemetry.
 
-        Telemetry contains the client's health. No figure uses the client's health during the warm-up.
+        Telemetry describes the health of the client. No figure covers the warm-up, so its telemetry is not needed.
         """
         if isinstance(item, Record):
             self.records.append(item)

@@ -342,7 +342,7 @@ def work(
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
     """Open the timestamp source.
 
-    Opening packet sockets requires a Linux capability, which belongs to a thread. This function runs in a separate
+    Packet sockets require a Linux capability, which the kernel grants per thread. This function runs in a separate
     thread, so that no other code has the capability.
     """
     set_packet_capability(effective=True)

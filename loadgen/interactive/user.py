@@ -366,9 +366,10 @@ class UserConnection:
             self._idle = None
 
     def _watch(self, event: int, sock: socket.socket, callback: Callable[[], None]) -> None:
-        """Call `callback` in the hub whenever the socket is ready for `event`.
+        """Call `callback` in gevent's event loop (the hub) whenever the socket is ready for `event`.
 
-        READ means readable or closed by the server, and WRITE means writable.
+        The event READ means that the socket is readable, or that the server has closed the connection. The event WRITE
+        means that the socket is writable.
         """
         watcher = self._watchers[sock.fileno(), event] = get_hub().loop.io(sock.fileno(), event)
         watcher.start(callback)

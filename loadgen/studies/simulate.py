@@ -275,7 +275,9 @@ def _run(
 
 
 def _with_name(say: Say, name: str) -> Say:
-    """Return a function that says a line about a class of traffic. The line begins with the name of the class."""
+    """Return a function that calls `say` with each line, preceded by the name of a class of traffic.
+
+    If the name is empty, the result is `say`."""
     return (lambda line: say(f"{name}: {line}")) if name else say
 
 

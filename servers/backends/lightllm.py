@@ -90,11 +90,10 @@ def _exact(request: Request) -> dict[str, Any]:
 
 
 def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -> bool:
-    """Return True if a chat chunk without text stands for a token.
+    """Return True if chunk number `index` of a chat response, which has no text, stands for a generated token.
 
-    Up to version 1.1.0, every chunk has a role, and every chunk stands for a token. Since 1.2.0, only the first chunk
-    has a role, and the rules of `unless_marker` apply. The signature is that of EmptyRule in
-    loadgen.servers.backends.openai."""
+    Up to LightLLM 1.1.0, every chunk has a role and stands for a token. Since 1.2.0, only the first chunk has a role,
+    and the function `unless_marker` decides. This function is an EmptyRule of loadgen.servers.backends.openai."""
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)
 

@@ -51,7 +51,9 @@ def shape_of(path: Path) -> ModelShape:
 
 
 def _first(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """Return the value of the first of these keys that the file has with a value other than 0, or the default."""
+    """Return the value of the first key in `names` whose value in `config` is set and not 0.
+
+    Return `default` if there is no such key."""
     return next((config[name] for name in names if config.get(name)), default)
 
 
@@ -74,7 +76,9 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of mixtures.csv that describe attention. The result is empty for ordinary attention."""
+    """Return the columns of mixtures.csv that describe attention.
+
+    A model with ordinary attention in every layer has only the column `gated`."""
     if config.get("kv_lora_rank"):
         return {
             "q_rank": _first(config, "q_lora_rank", default=0),

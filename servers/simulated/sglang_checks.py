@@ -112,9 +112,9 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
 
 
 def _check_stop(path: str, stop: Any) -> None:
-    """Check that `stop` is a text, a list of texts or null. Raises ErrorReply.
+    """Raise ErrorReply if the parameter `stop` of a request is not a text, a list of texts or null.
 
-    The real server tries both types, and reports why the value is neither of them.
+    SGLang checks the value against both types. Its error response states why each type does not fit.
     """
     if stop is None or isinstance(stop, str):
         return

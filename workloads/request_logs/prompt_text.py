@@ -1,8 +1,8 @@
-"""Turns the body of a request into one text, so that bodies that begin with the same content give texts that begin
-alike.
+"""Turns the body of a request into one text. Bodies with the same beginning become texts with the same beginning.
 
-A server puts tools, the system prompt and the messages into one prompt by its chat template. Two prompts share a
-beginning if these parts are equal in this order. The text of this module has the same property, without the template.
+A server combines the tools, the system prompt and the messages into one prompt with its chat template. Two of its
+prompts are equal up to the first difference in the tools, the system prompt or the messages, in this order. Two texts
+of this module are equal up to the same difference. The module does not need the chat template for this.
 """
 
 from __future__ import annotations

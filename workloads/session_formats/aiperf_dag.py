@@ -132,9 +132,10 @@ class _Tree:
         role: str,
         names: tuple[str, ...],
     ) -> str:
-        """Add the turns of a conversation and of those that it starts. Return the name of the last turn.
+        """Add the turns of a conversation, and those of its child conversations. Return the name of the last turn.
 
-        The first turn follows the conditions `after`. `names` are the names of the conversations that lead to this one.
+        `after` contains the conditions for the first turn: the name of an earlier turn, its event, and a wait in ns.
+        `names` are the names of the conversations from the root to this one.
         """
         self._reached.add(line, row.session_id, row.session_id, "")
         prefix = "/".join(names)

@@ -1,13 +1,16 @@
-"""Reads traces with one request per line that name the session of each request: Mooncake and Qwen-Bailian.
+"""Reads traces that have one request per line, each with the name of its session: Mooncake and Qwen-Bailian.
 
     Mooncake      kvcache-ai/Mooncake, FAST25-release/README.md: `timestamp` in ms, `input_length`, `output_length`, and
-                  `hash_ids` of blocks of 512 tokens. `session_id` and `delay` (ms after the response before) are
+                  `hash_ids` of blocks of 512 tokens. `session_id` and `delay` (ms after the previous response) are
                   fields of AIPerf's Mooncake traces (ai-dynamo/aiperf, docs/benchmark-modes/trace-replay.md).
     Qwen-Bailian  alibaba-edu/qwen-bailian-usagetraces-anon, README.md: `timestamp` in seconds, `chat_id`,
                   `parent_chat_id` (-1 for the first request of a chat), and `hash_ids` of blocks of 16 tokens.
 
-Each prompt is complete: its length and its block ids include the conversation so far. A request with a time is due at
-this time after the start of the request before, but never before the response to that request has ended.
+Each prompt is complete: its length and its block ids include the conversation so far.
+
+A later request of a session is due after the previous request. With a timestamp, the time between the starts of both
+requests is that between their timestamps, but the later request always waits for the end of the previous response. With
+a delay, the later request is due this time after the end of the previous response.
 """
 
 from __future__ import annotations

@@ -291,12 +291,14 @@ def _related(one: str, other: str, agents: Mapping[str, Span]) -> bool:
 
 
 def _depth(agent: str, agents: Mapping[str, Span]) -> int:
-    """Return the number of agents around a request. Sub-agents have more than one."""
+    """Return the nesting depth of an agent: 1 for an agent that the session starts, 2 for its sub-agents, and so on.
+
+    The depth is 0 if `agent` is empty, which stands for a request outside any agent."""
     return sum(1 for name in _ancestors(agent, agents) if name)
 
 
 def _covered_ns(tools: list[Span], from_ns: int, until_ns: int) -> int:
-    """Return for how long at least one tool ran between two times."""
+    """Return the time in ns between `from_ns` and `until_ns` in which at least one tool was running."""
     covered = 0
     last_ns = from_ns
     for tool in sorted(tools, key=lambda span: span.start_ns):

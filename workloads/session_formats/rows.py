@@ -68,7 +68,9 @@ def decode_row(text: str, decoder: msgspec.json.Decoder[Row], path: Path, line: 
 
 
 def _plain(message: str) -> str:
-    """Return a message of msgspec with the field in plain words: `Expected `int`, got `str` - at `$.out``."""
+    """Return an error message of msgspec in plainer words.
+
+    For example, "Expected `int`, got `str` - at `$.out`" becomes "Expected `int`, got `str` in `out`"."""
     return message.replace("`$.", "`").replace("`$[", "`[").replace(" - at ", " in ")[:300]
 
 

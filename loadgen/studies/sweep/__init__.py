@@ -337,9 +337,9 @@ def measured_steps(lines: Sequence[JournalLine]) -> list[JournalLine]:
 
 
 def with_recorded_seed(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the random seed of the sweep in `folder`, so that a resumed sweep goes on with this seed.
+    """Return the plan of a resumed sweep, with the seed that was drawn when the sweep in `folder` began.
 
-    If the user states a seed, or if the sweep has no random seed, the plan is returned unchanged.
+    The plan is returned unchanged if the user states a seed, or if the seed of the sweep was not drawn at random.
     """
     first = next((line for line in read_lines(folder) if line["type"] == "plan"), None)
     recorded = {} if first is None else first["plan"].get("run", {})

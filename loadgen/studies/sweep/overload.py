@@ -133,7 +133,7 @@ class OverloadDetector:
     def _stop_reason(self, now_s: float, elapsed_s: float, counts: LiveCounters) -> str | None:
         """Return the reason why the run must end now, or None if it may continue.
 
-        Also set the attribute that stands for the reason: `refused`, `overloaded` or `decided`.
+        Also set the attribute `refused`, `overloaded` or `decided` to True, depending on the reason.
         """
         if self._refuses_all(elapsed_s, counts):
             self.refused = True

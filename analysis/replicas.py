@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadgen.analysis.frame import Frame
+from loadgen.analysis.frame import Booleans, Floats, Frame
 from loadgen.analysis.frame_parts import NO_REPLICA
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.summary import ReplicaDifference
@@ -13,6 +13,8 @@ MIN_REQUESTS = 20
 """Minimum number of complete requests of a replica that is compared."""
 MIN_RATIO = 1.2
 """Minimum ratio of the longest to the shortest median TTFT, for a difference. A smaller one is of little importance."""
+REQUESTS_PER_INTERVAL, MAX_INTERVALS = 5, 10
+"""Mean number of requests of each replica in an interval of the run, and the maximum number of intervals."""
 MAX_P_VALUE = 0.001
 """Maximum p-value for a difference."""
 
@@ -22,7 +24,8 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 
     TTFTs are compared by the test of Kruskal and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The
     test assumes independent requests. Requests that wait for each other in one queue are not independent, so a minimum
-    ratio of the medians is required too.
+    ratio of the medians is required too, and the difference must exist in every interval of the run. Requests that were
+    sent together have no intervals. The result says so.
     """
     if frame.replicas is None:
         return None
@@ -41,10 +44,32 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
     p_value = float(kruskal(*compared.values()).pvalue)
     if p_value > MAX_P_VALUE:
         return None
+    pair = [known & frame.replicas.rows(name) for name in (fastest, slowest)]
+    sent_ns = frame.sent_ns[pair[0] | pair[1]]
+    together = float(sent_ns.max() - sent_ns.min()) / 1e9 <= medians[fastest]
+    if not together and not _is_steady(frame.sent_ns, ttft_s, *pair):
+        return None
     return ReplicaDifference(
         fastest=fastest,
         slowest=slowest,
         fastest_ttft_s=round(medians[fastest], 9),
         slowest_ttft_s=round(medians[slowest], 9),
         p_value=float(f"{p_value:.3g}"),
+        together=together,
     )
+
+
+def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
+    """Return True if one replica is slower than the other in every interval of the run.
+
+    A pause of a replica makes many of its requests slow, but only in one interval. The intervals contain equal numbers
+    of requests, at least REQUESTS_PER_INTERVAL of each replica on average.
+    """
+    rows = np.flatnonzero(faster | slower)
+    rows = rows[np.argsort(sent_ns[rows], kind="stable")]
+    count = min(int(faster.sum()), int(slower.sum())) // REQUESTS_PER_INTERVAL
+    for interval in np.array_split(rows, min(max(count, 1), MAX_INTERVALS)):
+        fast_s, slow_s = ttft_s[interval[faster[interval]]], ttft_s[interval[slower[interval]]]
+        if len(fast_s) and len(slow_s) and np.median(slow_s) <= np.median(fast_s):
+            return False
+    return True

@@ -924,6 +924,9 @@ class ReplicaDifference(msgspec.Struct, frozen=True, kw_only=True):
     slowest_ttft_s: float
     p_value: float
     """Probability of a difference like this between equal replicas (Kruskal and Wallis, 1952)."""
+    together: bool = False
+    """True if all requests were sent before the first responses. A single delay may then have concerned all requests of
+    a replica."""
 
 
 class ResponseGroups(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ import numpy as np
 
 from loadgen.analysis.format import pluralise
 from loadgen.analysis.frame import Booleans, Frame, sum_known
+from loadgen.analysis.frame_parts import NO_REPLICA
 from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import round_to_ns
@@ -495,9 +496,11 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
         return method
     if difference > 0:
         return "another client was using the server, or the server counts differently"
-    if notes.get("drops_counts"):
-        return f"{title} drops counts under load"
-    return "the server had not counted everything yet, or it lost counts"
+    names = [name for name in frame.replicas.names if name and name != NO_REPLICA] if frame.replicas else []
+    if len(names) > 1 and not run.header.server.get("replicas"):
+        return f"the counters are those of one of {len(names)} replicas; repeat --url to read all of them"
+    lost = "the server had not counted everything yet, or it lost counts"
+    return f"{title} drops counts under load" if notes.get("drops_counts") else lost
 
 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:

@@ -110,6 +110,8 @@ HELD_BACK = "held-back"
 """Ids of findings that the status of a page names, because they change the meaning of every latency."""
 SIMULATED = "simulated"
 """Id of the verdict on a simulation in virtual time, which has no client that could be valid or invalid."""
+TOGETHER_RATIO = 3
+"""Minimum ratio of the median TTFT of two replicas for a warning if all requests were sent at once."""
 ERROR_MAX = 0.05
 """Maximum worst-case error of a latency, as a share of its median. A larger error is a warning."""
 
@@ -731,6 +733,11 @@ def replicas_finding(summary: Summary) -> Finding | None:
         f"The replicas differ: the median TTFT is {duration(difference.fastest_ttft_s)} on {difference.fastest} and "
         f"{duration(difference.slowest_ttft_s)} on {difference.slowest}. Figures of the whole run mix them."
     )
+    if difference.together and difference.slowest_ttft_s < TOGETHER_RATIO * difference.fastest_ttft_s:
+        text += (
+            " All requests were sent at once, so this may be one delay: only --repeats shows whether it is the replica."
+        )
+        return Finding("replicas", "note", text, "replicas")
     return Finding("replicas", "warning", text, "replicas")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.report.findings import mixed_counters_finding
@@ -129,3 +130,15 @@ def test_kv_use_of_replicas_is_mean_and_worst() -> None:
         "taken_share": 0.9,
         "output_tokens": 7,
     }
+
+
+@pytest.mark.parametrize(("names", "cause"), [(("a", "b"), "one of 2 replicas"), (("a",), "lost counts")])
+def test_counters_of_one_of_several_replicas_are_named(names: tuple[str, ...], cause: str, tmp_path: Path) -> None:
+    """The responses name two replicas, and only the counters of one were read: that is why counts are missing."""
+    records = [
+        replace(complete(number, [10 + number, 20 + number]), replica=names[number % len(names)]) for number in range(8)
+    ]
+    lines = [line("server", at_s, moment, requests_finished=at_s) for at_s, moment in ((0, "start"), (4, "end"))]
+    run = told(tmp_path / "run", lines, records, server="vllm")
+    check = check_counters(run, frame_of_run(run))["requests_finished"]
+    assert (check.difference, cause in check.why) == (-4, True), check.why

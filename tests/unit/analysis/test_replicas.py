@@ -86,3 +86,29 @@ def test_an_older_run_names_no_replica(tmp_path: Path) -> None:
     """Runs without names have no figures per replica."""
     summary = summary_of(tmp_path, {"": ttfts(100)})
     assert (summary.replicas, summary.replica_difference) == ([], None)
+
+
+def test_a_pause_of_a_replica_is_no_difference(tmp_path: Path) -> None:
+    """A replica that is slower in the last half of the run had a pause. One that is slower all the time is named."""
+    same, later = ttfts(100), ttfts(100, seed=2)
+    later[16:] *= 2
+    (tmp_path / "pause").mkdir()
+    (tmp_path / "always").mkdir()
+    assert summary_of(tmp_path / "pause", {"a": same, "b": later}).replica_difference is None
+    difference = summary_of(tmp_path / "always", {"a": same, "b": 2 * same}).replica_difference
+    assert difference is not None
+    assert not difference.together
+
+
+@pytest.mark.parametrize(("ratio", "level"), [(2, "note"), (5, "warning")])
+def test_a_burst_may_hide_one_delay(ratio: int, level: str, tmp_path: Path) -> None:
+    """Requests that are sent at once share a delay, so a moderate difference is a note that says so."""
+    records = []
+    for number in range(80):
+        ttft_ms = (100 + number % 9) * (ratio if number % 2 else 1)
+        chunks = [int((ttft_ms + index) * MS) for index in range(4)]
+        records.append(replace(complete(number, chunks, sent_ns=number * 1_000), replica="ab"[number % 2]))
+    summary = summarise(run_of(tmp_path / "run", records))
+    finding = replicas_finding(summary)
+    assert finding is not None
+    assert (finding.level, "only --repeats shows" in finding.sentence) == (level, level == "note")

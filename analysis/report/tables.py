@@ -554,7 +554,7 @@ def events(summaries: Summaries) -> Table:
             _run(index),
             TableCell(elapsed(event.at_s), event.at_s),
             TableCell(event.label, level=event.level),
-            event.sentence,
+            event.sentence.replace("`", ""),
         )
         for index, summary in enumerate(summaries)
         for event in course_events(summary)

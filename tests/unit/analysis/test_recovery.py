@@ -10,6 +10,7 @@ from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.objectives import parse_bounds
 from loadgen.analysis.recovery import describe_commands
 from loadgen.analysis.report.findings import findings
+from loadgen.analysis.report.tables import events
 from loadgen.analysis.run.command_record import CommandRecord
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.steady_window import frame_of_run
@@ -130,3 +131,14 @@ def test_two_commands_are_judged_apart(tmp_path: Path) -> None:
     first, second = effects(tmp_path, records, command(40.0), command(80.0))
     assert not figure(first, "ttft.p99").disturbed
     assert figure(second, "ttft.p99").recovered_s == pytest.approx(10, abs=3)
+
+
+def test_the_table_lists_the_command(tmp_path: Path) -> None:
+    """The row of a command has its instant and its sentence, without the marks of code that a cell would show."""
+    run = long_run(tmp_path, requests_over(DURATION_S, constant, rate_per_s=RATE))
+    run.commands = [command()]
+    summary = summarise(run)
+    summary.commands = describe_commands(run, frame_of_run(run), ())
+    [row] = events([summary]).rows
+    assert [cell.text for cell in row.cells][:2] == ["1 min", "command"]
+    assert row.cells[2].text.startswith("kubectl delete pod vllm-0 ran at 1 min")

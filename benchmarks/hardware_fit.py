@@ -27,7 +27,7 @@ from loadgen.servers.hardware import roofline as limits
 Points = list[bench.Point]
 FITTED = {
     "TensorRT-LLM 0.9": ("layer_s", "sequence_s", "kv_share", "prefill_share"),
-    "NIM": ("layer_s", "sequence_s", "kv_share", "interference"),
+    "NIM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share", "interference", "fp8_kv_cost"),
     "TensorRT-LLM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share", "interference"),
     "vLLM": ("layer_s", "step_s", "sequence_s", "kv_share", "prefill_share"),
 }
@@ -70,6 +70,7 @@ def points_of(engine: Framework) -> Points:
     known = hardware.framework
     bench.framework = bench_framework = lambda name: engine if name == engine.name else known(name)
     limits.framework = bench_framework
+    bench.closed_loop_times.cache_clear()
     try:
         if engine.name == "TensorRT-LLM 0.9":
             return [*bench.static.__wrapped__("prefill"), *bench.static.__wrapped__("TPOT")]

@@ -172,7 +172,7 @@ def closed_loop_points(rows: Rows, quantity: str) -> list[Point]:
     for names, group in _grouped(rows, key):
         source, engine, _, shape, stored, _, prompt, output = names
         for row, times in zip(
-            group, _closed_loop_times(names, tuple(int(row["in_flight"]) for row in group)), strict=True
+            group, closed_loop_times(names, tuple(int(row["in_flight"]) for row in group)), strict=True
         ):
             case = f"{shape} {stored} {prompt}/{output}, {row['in_flight']} in flight"
             ttft_s, tpot_s = (float(row[column]) / 1000 for column in ("ttft_ms", "tpot_ms"))
@@ -183,7 +183,7 @@ def closed_loop_points(rows: Rows, quantity: str) -> list[Point]:
 
 
 @cache
-def _closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[dict[str, float]]:
+def closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[dict[str, float]]:
     """Return the predicted TTFT, TPOT and tokens per second for each number of clients. `names` is a key of rows."""
     source, engine, card, shape, stored, tp, prompt, output = names
     made = make_deployment(card, shape, stored, int(tp), framework_name=engine)

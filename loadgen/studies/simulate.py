@@ -361,7 +361,6 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
 def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
     """Fill in the values of a server model from a twin. A value that the server model sets takes precedence."""
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
-    values = twin.values(draw)
     measured_deployment = twin.deployment(engine)
     deployment = twin.deployment(
         engine,
@@ -372,6 +371,7 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
         hardware=server_model.hardware,
         changes=server_model.changes,
     )
+    values = twin.values(draw, elsewhere=_hardware_facts(deployment) != _hardware_facts(measured_deployment))
     kv_tokens = server_model.kv_tokens or twin.kv_tokens
     if deployment and measured_deployment and not server_model.kv_tokens:
         kv_tokens = round(kv_tokens * engine.kv_tokens(deployment) / engine.kv_tokens(measured_deployment))

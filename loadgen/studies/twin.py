@@ -41,26 +41,28 @@ class ConstantInfo(NamedTuple):
     meaning: str
     spread: float
     """Prior standard deviation of `log(constant)`. It limits how far a fit moves the constant from its start value."""
+    transfer_spread: float
+    """Like `spread`, for values that are used with other hardware or another model."""
 
 
 STEP_CONSTANTS = {
-    "step_s": ConstantInfo("s", "host time per step", 1.5),
-    "sequence_s": ConstantInfo("s", "host time per sequence in a step", 1.0),
+    "step_s": ConstantInfo("s", "host time per step", 1.5, 1.0),
+    "sequence_s": ConstantInfo("s", "host time per sequence in a step", 1.0, 0.7),
 }
 REQUEST_CONSTANTS = {
-    "request_s": ConstantInfo("s", "front-end time per request", 2.0),
-    "path_s": ConstantInfo("s", "time from the front end to the first step", 2.0),
+    "request_s": ConstantInfo("s", "front-end time per request", 2.0, 2.0),
+    "path_s": ConstantInfo("s", "time from the front end to the first step", 2.0, 2.0),
 }
 HARDWARE_CONSTANTS = {
     **STEP_CONSTANTS,
-    "bandwidth": ConstantInfo("", "memory bandwidth, relative to typical kernels", 0.3),
-    "compute": ConstantInfo("", "compute, relative to typical kernels", 0.3),
+    "bandwidth": ConstantInfo("", "memory bandwidth, relative to typical kernels", 0.3, 0.1),
+    "compute": ConstantInfo("", "compute, relative to typical kernels", 0.3, 0.1),
     **REQUEST_CONSTANTS,
 }
 LINEAR_CONSTANTS = {
     **STEP_CONSTANTS,
-    "token_s": ConstantInfo("s", "time per prompt token", 1.0),
-    "context_s": ConstantInfo("s", "time per token of context while decoding", 1.5),
+    "token_s": ConstantInfo("s", "time per prompt token", 1.0, 1.0),
+    "context_s": ConstantInfo("s", "time per token of context while decoding", 1.5, 1.5),
     **REQUEST_CONSTANTS,
 }
 
@@ -104,6 +106,10 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     step_tokens: int | None = None
     """Maximum number of tokens per step. None: the engine's default."""
     constants: dict[str, TwinConstant]
+    transferred: dict[str, float] = {}
+    """Values of the constants for another GPU, model, number of GPUs or number format. What the fit found belongs
+    partly to the host, which stays, and partly to the errors of the hardware model for the measured server, which do
+    not carry over. Empty without hardware."""
     draws: list[list[float]]
     """Bootstrap draws of the constants, in the order of `constants`. The intervals of predictions come from these
     draws."""
@@ -113,11 +119,16 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     runs: list[dict[str, Any]]
     """Names and request counts of the runs that the twin was fitted to."""
 
-    def values(self, draw: int | None = None) -> dict[str, float]:
-        """Return the fitted values of the constants by name, or the values of one bootstrap draw."""
-        if draw is None:
-            return {name: constant.value for name, constant in self.constants.items()}
-        return dict(zip(self.constants, self.draws[draw], strict=True))
+    def values(self, draw: int | None = None, *, elsewhere: bool = False) -> dict[str, float]:
+        """Return the fitted values of the constants by name, or the values of one bootstrap draw.
+
+        With `elsewhere`, the values are those for another GPU, model, number of GPUs or number format.
+        """
+        fitted = {name: constant.value for name, constant in self.constants.items()}
+        values = fitted if draw is None else dict(zip(self.constants, self.draws[draw], strict=True))
+        if not elsewhere:
+            return values
+        return {name: value * self.transferred.get(name, fitted[name]) / fitted[name] for name, value in values.items()}
 
     def deployment(
         self,

@@ -55,6 +55,10 @@ NOISE = 0.1
 """Assumed standard deviation of `log(latency)` of one request."""
 INDEPENDENT_REQUESTS = 20
 """Weight of a run relative to the prior: each run counts as this number of independent requests."""
+TRANSFER_REQUESTS = 1
+"""Weight of a run, as in INDEPENDENT_REQUESTS, for constants that are used with other hardware or another model. The
+hardware model is off by several percent for any server (validation.csv), in the same direction for all requests of a
+run. More requests therefore say no more about other servers."""
 OUTLIER = 0.3
 """Residuals above this value count less than quadratically (soft L1 loss)."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
@@ -299,6 +303,7 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
         rules=rules,
         served=str(server.get("model") or ""),
         constants=constants,
+        transferred=problem.transferred_constants(solution) if deployment else {},
         draws=[[_rounded(value) for value in draw] for draw in draws],
         residual=problem.fit_errors(solution),
         runs=[{"run": run.name, "requests": len(run.sent_ns)} for run in observed],
@@ -383,6 +388,24 @@ class FitProblem:
             change = remainder - np.linalg.lstsq(matrix, target, rcond=None)[0]
             draws.append(np.exp(solution + np.clip(change, -1.5, 1.5)))
         return np.array(draws)
+
+    def transferred_constants(self, solution: Floats) -> dict[str, float]:
+        """Return the values of the constants for other hardware or another model.
+
+        They minimise the same residuals as `solve`, linearised at `solution`, with two changes. Each run has the weight
+        of TRANSFER_REQUESTS requests. The prior has the standard deviations `transfer_spread`, which are smaller for
+        the rates of kernels: a deviation from typical kernels mostly belongs to the measured server alone.
+        """
+        jacobian = self._jacobian(solution)
+        residuals = self._residuals(solution)
+        rows = len(residuals) - len(solution)
+        weight = np.sqrt(TRANSFER_REQUESTS / INDEPENDENT_REQUESTS)
+        spread = np.array([info.transfer_spread for info in self.constants.values()])
+        matrix = np.vstack([weight * jacobian[:rows], np.diag(1 / spread)])
+        target = np.concatenate([weight * residuals[:rows], (solution - self._prior) / spread])
+        change = -np.linalg.lstsq(matrix, target, rcond=None)[0]
+        values = np.exp(solution + np.clip(change, -1.5, 1.5))
+        return {name: _rounded(value) for name, value in zip(self.constants, values, strict=True)}
 
     def fit_errors(self, solution: Floats) -> dict[str, float]:
         """Return the error of the fit by figure, such as `ttft`. `Twin.residual` defines these errors."""

@@ -481,10 +481,9 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
         rate = 1e12 * _read_number(name, row, column, 0)
         if rate:
             peaks[compute_type] = rate
-    family = str(row.get("architecture") or "").partition(" ")[0]
     return Gpu(
         name=name,
-        architecture=_architectures().get(family) or _architectures()[DEFAULT_ARCHITECTURE],
+        architecture=_architecture_of(str(row.get("architecture") or "")),
         peaks=peaks,
         memory_bytes=1e9 * _read_number(name, row, "memory_GB"),
         memory_bytes_per_s=1e9 * _read_number(name, row, "memory_GBps"),
@@ -496,6 +495,12 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
         pcie=pcie,
         source=str(row.get("source") or ""),
     )
+
+
+def _architecture_of(chip: str) -> Architecture:
+    """Return the architecture of a chip such as `Hopper GH100`: the row with this name, or else that of `Hopper`."""
+    rows = _architectures()
+    return rows.get(chip) or rows.get(chip.partition(" ")[0]) or rows[DEFAULT_ARCHITECTURE]
 
 
 def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:

@@ -107,8 +107,24 @@ def test_on_known_hardware_bandwidth_and_compute_are_found() -> None:
     server = truth(H100, **CARD)
     runs = [run_of(server, n=64, output_tokens="uniform:20..200"), run_of(server, n=40, arrivals="closed:2", seed=1)]
     deployment = find_engine("vllm").deployment("H100", "llama-3.1-8b")
-    found = twin_fit.fit(runs, "vllm", deployment, {"vintage": "current", **CARD}).values()
+    fitted = twin_fit.fit(runs, "vllm", deployment, {"vintage": "current", **CARD})
+    found = fitted.values()
     assert (found["bandwidth"], found["compute"]) == pytest.approx((0.7, 0.8), rel=0.08)
+    # Elsewhere, the rates of kernels are nearer to those of typical kernels. The host's path stays.
+    elsewhere = fitted.values(elsewhere=True)
+    assert found["bandwidth"] < elsewhere["bandwidth"] < 1
+    assert found["compute"] < elsewhere["compute"] < 1
+    assert elsewhere["path_s"] == pytest.approx(found["path_s"], rel=0.7)
+
+
+def test_other_hardware_gets_the_constants_that_carry_over() -> None:
+    """Another GPU, model or TP; on the measured server, the fitted values stay."""
+    twin = msgspec.structs.replace(truth(H100, **CARD), transferred=H100 | {"path_s": 0.5})
+    plan = Plan(server="vllm", n=1)
+    here, there = (resolve_model(plan, ServerModel(twin=twin, gpu=gpu)) for gpu in ("H100", "A100"))
+    assert (here.path_s, there.path_s) == (H100["path_s"], 0.5)
+    assert resolve_model(plan, ServerModel(twin=twin, tensor=2)).path_s == 0.5
+    assert resolve_model(plan, ServerModel(twin=truth(H100, **CARD), gpu="A100")).path_s == H100["path_s"]
 
 
 def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:

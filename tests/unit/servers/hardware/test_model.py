@@ -319,3 +319,9 @@ def test_a_frozen_base_is_neither_optimised_nor_differentiated() -> None:
     adapters = adapter_parameters(lora)
     assert predict_iteration(lora).optimiser_s < 2 * 30 * adapters / (0.7 * lora.gpu.memory_bytes_per_s)
     assert mfu(lora, 1.0) / mfu(full, 1.0) == pytest.approx(0.68, abs=0.03)
+
+
+def test_a_chip_may_have_a_row_of_its_own() -> None:
+    """GB202 has other tensor cores than the Blackwell of data centers; AD104 takes the row of its family."""
+    names = {name: gpu(name).architecture.name for name in ("RTX 5090", "B200", "RTX 4090", "L4", "H100")}
+    assert list(names.values()) == ["Blackwell GB202", "Blackwell", "Ada AD102", "Ada", "Hopper"]

@@ -1,13 +1,14 @@
 """Finds the instants at which the level of a time series changes.
 
 The method is optimal partitioning (Jackson and others, "An algorithm for optimal partitioning of data on an interval",
-2005): among all divisions of the series into segments, it finds the one with the smallest sum of squared deviations
-from the mean of each segment, plus a penalty per change. The result is exact. Three rules keep chance out:
+2005). A division of the series into segments costs the sum of squared deviations from the mean of each segment, plus a
+penalty per change. The method finds the division with the smallest cost, and the result is exact. Three rules prevent
+changes that are only chance:
 
-- Deviations count in units of the noise, which is estimated from the differences between near values.
+- Deviations are divided by the noise of the series. The noise is estimated from the differences between near values.
 - A single value far from its neighbours is no change. It is moved to within OUTLIER_NOISES of the median of its
   neighbours (Fearnhead and Rigaill, "Changepoint detection in the presence of outliers", 2019, explain why).
-- A series that a straight line describes at least as well has no changes. Its figure drifts.
+- A series has no changes if a straight line describes it at least as well. Such a series drifts.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ OUTLIER_NOISES = 3.0
 OUTLIER_REACH = 2
 """Number of neighbours on each side of a value that decide whether it is an outlier."""
 MIN_NOISE = 0.01
-"""Minimum noise, as a share of the median. Smaller changes than a few times this share are of no importance."""
+"""Minimum noise, as a share of the median. It keeps tiny changes of a very even series out of the result."""
 MAX_LAG = 5
 MAX_CORRELATION = 0.9
-"""Maximum correlation of neighbouring values that the noise takes into account."""
+"""Maximum correlation of neighbouring values for which `noise_of` corrects the noise."""
 MEDIAN_TO_DEVIATION = 1.4826
 """Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
@@ -38,7 +39,8 @@ MEDIAN_TO_DEVIATION = 1.4826
 def find_change_points(values: Floats) -> list[int]:
     """Return the index of the first value of each new level, in ascending order.
 
-    `values` must not contain NaN. The result is empty for a series that is short, constant or drifts evenly.
+    `values` must not contain NaN. The result is empty for a short series, for a constant one, and for one that drifts
+    evenly.
     """
     count = len(values)
     if count < 2 * MIN_SEGMENT:
@@ -51,11 +53,14 @@ def find_change_points(values: Floats) -> list[int]:
 
 
 def noise_of(values: Floats) -> float:
-    """Return the noise of a series: the standard deviation that independent values with means as uncertain would have.
+    """Return the noise of a series: its standard deviation around its level, corrected for correlated neighbours.
 
-    The deviation around the level is estimated from differences between values that are up to MAX_LAG apart, most of
-    which contain no change of the level. If neighbours are alike, their differences are smaller than those of distant
-    values. The means of segments are then less certain, as in a first-order autoregressive process.
+    The standard deviation is estimated from the differences between values that are up to MAX_LAG apart. Most of these
+    differences contain no change of the level.
+
+    If neighbouring values are correlated, the mean of a segment is less certain than that of independent values. The
+    result is the standard deviation of independent values whose mean would be equally uncertain. The correlation is
+    assumed to be that of a first-order autoregressive process.
     """
     by_lag = [_median_difference(values, lag) for lag in range(1, min(MAX_LAG, len(values) // 4) + 1)]
     deviation = max(by_lag, default=0.0)
@@ -82,9 +87,10 @@ def _without_outliers(values: Floats, noise: float) -> Floats:
 
 
 def _best_partition(values: Floats, penalty: float) -> tuple[list[int], float]:
-    """Return the changes of the best division into segments, and its cost: squared deviations plus penalties.
+    """Return the changes of the division into segments with the smallest cost, and this cost.
 
-    `best[end]` is the smallest cost of the first `end` values, for which every start of the last segment is tried.
+    The cost is the sum of squared deviations from the mean of each segment, plus `penalty` for each change. The loop
+    computes `best[end]`, the smallest cost of the first `end` values, from every possible start of the last segment.
     """
     count = len(values)
     sums = np.concatenate(([0.0], np.cumsum(values)))

@@ -1,8 +1,9 @@
 """Measures how fast a figure of a run rises or falls: its drift, as a share of its level per hour.
 
-The run is divided into time windows (loadgen.analysis.time_windows). The drift is usually the slope of Theil and Sen:
-the median of the slopes between all pairs of windows, which single bad windows hardly move. Its interval is that of
-Sen, from Kendall's test of a trend, with a correction for neighbouring windows that are alike. Sources:
+The level is the median of the figure in the time windows of the run (loadgen.analysis.time_windows). The drift is
+usually the slope of Theil and Sen: the median of the slopes between all pairs of windows, which single bad windows
+hardly move. Its confidence interval is that of Sen, from Kendall's test of a trend, with a correction for correlated
+neighbouring windows. Sources:
 
 - Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968.
 - Yue and Wang, "The Mann-Kendall test modified by effective sample size to detect trend in serially correlated
@@ -10,7 +11,7 @@ Sen, from Kendall's test of a trend, with a correction for neighbouring windows 
 
 A figure whose level changes in steps (loadgen.analysis.change_points) has no single slope. Its drift is the difference
 between its last and its first level, divided by the length of the run. A figure that returns to its first level does
-not drift. The level that a drift is a share of is the median of the windows.
+not drift.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ MAX_WINDOWS = 40
 FIRST_WINDOWS = 3
 """Number of windows at the beginning whose median is the level before a drift."""
 NOISES_BEYOND = 1.0
-"""Distance from the allowed value, in units of the noise of a window, from which a window is beyond it."""
+"""How far a window must exceed the allowed drift to count as too far, in units of the noise of a window."""
 LASTING_WINDOWS = 3
-"""Number of windows in a row that miss a bound if a bad time begins with the first of them."""
+"""Minimum number of windows in a row that must miss a bound, so that a single bad window does not count."""
 S_PER_HOUR = 3600.0
 MEDIAN_ERROR = 1.2533
 """Ratio of the standard error of a median to that of a mean, for a normal distribution: the root of pi / 2."""
 MAX_CORRELATION = 0.95
-"""Maximum correlation of neighbouring windows that is corrected for."""
+"""Maximum correlation of neighbouring windows for which the interval is corrected."""
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -56,12 +57,12 @@ class Drift(msgspec.Struct, frozen=True):
 
     per_hour: float
     low: float
-    """Lower end of the interval of `per_hour`."""
+    """Lower end of the confidence interval of `per_hour`."""
     high: float
     level: float
-    """Median of the windows, in the unit of the figure."""
+    """Median of the figure over the time windows, in the unit of the figure."""
     p_value: float
-    """Probability of a trend like this, or a clearer one, in a figure without drift."""
+    """Probability that a figure without drift shows a trend at least this clear by chance."""
 
 
 def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
@@ -118,11 +119,11 @@ def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: flo
 
 
 def first_beyond(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
-    """Return the start and the end, in seconds, of the first window of a time that a bound on the drift does not allow.
+    """Return when a figure first exceeded the drift that an objective allows: start and end of a window, in seconds.
 
-    Over the whole run, the bound allows the figure to rise or fall by a certain amount from its level at the beginning.
-    The time begins with the first of LASTING_WINDOWS windows in a row that are beyond this amount by more than the
-    noise explains. Return None if there are no such windows, although the drift is too large.
+    A bound on the drift allows the figure to change by a certain amount over the whole run, counted from its level at
+    the beginning. The result is the first of LASTING_WINDOWS windows in a row that exceed this amount by more than the
+    noise. The result is None if there are no such windows. The drift may be too large nevertheless.
     """
     base = float(np.nanmedian(series.values[:FIRST_WINDOWS]))
     hours = series.window_s * len(series.values) / S_PER_HOUR
@@ -133,9 +134,10 @@ def first_beyond(series: WindowSeries, objective: Objective) -> tuple[float, flo
 
 
 def first_missed(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
-    """Return the start and the end, in seconds, of the first of LASTING_WINDOWS windows in a row that miss a bound.
+    """Return when a figure first missed its bound for long: start and end of a window, in seconds.
 
-    Return None if there are no such windows, or if the run begins with them, so that no time was good before.
+    The result is the first of LASTING_WINDOWS windows in a row that miss the bound. The result is None if there are no
+    such windows, or if the first window of the run already misses the bound.
     """
     missed = np.array([not math.isnan(value) and not objective.satisfied_by(value) for value in series.values])
     return None if missed[:1].any() else _first_lasting(series, missed)
@@ -149,12 +151,12 @@ def _first_lasting(series: WindowSeries, bad: np.ndarray) -> tuple[float, float]
 
 
 def _score_variance(values: Floats, detrended: Floats) -> float:
-    """Return the variance of Kendall's score of a series without a trend, whose neighbouring values may be alike.
+    """Return the variance of Kendall's score of a series without a trend, whose neighbouring values may be correlated.
 
     The variance of independent values is multiplied by the ratio of the number of windows to their effective number, as
     for a first-order autoregressive process. The correlation of neighbours is estimated from the ranks of the detrended
-    values. An estimate from a short series is too low, which is corrected for (Kendall, "Note on bias in the estimation
-    of autocorrelation", 1954). A negative correlation counts as none, so that chance makes no interval narrower.
+    values. This estimate is too low for a short series, so the function corrects it (Kendall, "Note on bias in the
+    estimation of autocorrelation", 1954). A negative correlation counts as 0, because it would narrow the interval.
     """
     count = len(values)
     _, ties = np.unique(values, return_counts=True)

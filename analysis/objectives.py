@@ -198,8 +198,9 @@ class ObjectiveVerdict(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The measured figure and its interval as text. For a marginal figure, also the number of requests that would
     decide."""
     first_bad_s: tuple[float, float] | None = None
-    """For a failed objective on a latency, a rate or their drift: the first time window from which on the figure was
-    beyond the bound, in seconds from the start of the run. Omitted if no window was good before it."""
+    """Time window in which the figure began to miss its bound: its start and end, in seconds from the start of the run.
+    Only for a failed objective on a latency, on a rate or on a drift of one of them. Omitted if no window before it was
+    good."""
 
 
 class Distribution(msgspec.Struct, kw_only=True, omit_defaults=True):

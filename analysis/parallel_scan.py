@@ -39,10 +39,10 @@ def read_columns(path: Path) -> tuple[Run, Frame]:
 
 
 def _middle(main: Path) -> int | None:
-    """Return the offset of a line in the middle of a run file, or None if one process must read the file.
+    """Return the offset in bytes of a line in the middle of a run file, or None if one process must read the file.
 
-    This is so for small files, for runs that are in progress or were killed, on a machine with one CPU core, and in a
-    process with several threads, which cannot be forked safely.
+    One process reads small files, and runs that are in progress or were killed. One process also reads the file on a
+    machine with one CPU core, and if this process has several threads, because such a process cannot be forked safely.
     """
     if len(os.sched_getaffinity(0)) < 2 or threading.active_count() > 1 or not main.is_file():
         return None

@@ -27,13 +27,13 @@ from loadgen.analysis.time_windows import MIN_REQUESTS, WindowSeries, loaded_spa
 MIN_WINDOW_S = 1.0
 MAX_WINDOWS = 2_000
 MIN_BEFORE = 5
-"""Minimum number of whole time windows before a command, from which the range is known."""
+"""Minimum number of whole time windows before a command. Without them, the normal range of a figure is unknown."""
 CALM_WINDOWS = 3
 """Number of windows in a row inside the range after which a figure has recovered."""
 DISTURBED_WINDOWS = 2
 """Number of windows in a row outside the range that show a disturbance. One is enough if requests failed in it."""
 MARGIN = 0.1
-"""Share of the median by which the range is wider than the windows before."""
+"""Margin of the normal range beyond the worst window before a command, as a share of the median of these windows."""
 OUTPUT_SHOWN = 500
 """Maximum number of characters of a command's output in the summary. The run file contains more."""
 Direction = Literal["lower", "higher"]
@@ -138,7 +138,7 @@ def _recovery(
 
 
 def _limit(before: Floats, direction: Direction) -> float:
-    """Return the end of the range of a figure: its worst window before a command, and a margin."""
+    """Return the limit of the normal range of a figure: its worst window before a command, plus or minus a margin."""
     margin = MARGIN * abs(float(np.median(before)))
     return float(before.max() + margin) if direction == "lower" else float(max(0.0, before.min() - margin))
 

@@ -1,7 +1,7 @@
 """Describes how a long run went: changes and drifts of its figures, and restarts of the server.
 
-Only runs with a constant load are examined, because other loads change the figures by plan. A run must be long enough
-for MIN_WINDOWS time windows. Small changes and drifts are left out.
+Only runs with a constant load are examined, because any other load changes the figures on purpose. A run must be long
+enough for MIN_WINDOWS time windows. Small changes and drifts are omitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loadgen.analysis.telemetry import Reading, number_in, readings
 from loadgen.analysis.time_windows import WindowSeries, latency_windows, loaded_span_ns, rate_windows, window_count
 
 MIN_WINDOWS, MAX_WINDOWS = 24, 120
-"""Number of time windows of a run that is examined for changes."""
+"""Minimum and maximum number of time windows into which a run is divided, to find changes."""
 MIN_WINDOW_S = 5.0
 """Minimum length of a time window. A server that pauses for a second has not changed."""
 MIN_CHANGE = 0.1
@@ -76,7 +76,10 @@ def find_restarts(server_readings: Sequence[Reading]) -> list[ServerRestart]:
 
 
 def _later_starts(starts: Sequence[tuple[float, float]]) -> list[ServerRestart]:
-    """Return the restarts that the start times of the server's process show. `starts` are pairs (reading, start)."""
+    """Return the restarts that the start times of the server's process show.
+
+    `starts` has one pair per reading: the time of the reading in the run, and the start time of the process. Both are
+    in seconds."""
     restarts = []
     latest_s = starts[0][1]
     for index, (at_s, start_s) in enumerate(starts):
@@ -93,7 +96,8 @@ def _later_starts(starts: Sequence[tuple[float, float]]) -> list[ServerRestart]:
 def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, WindowSeries]]:
     """Yield the name of each watched figure, such as `ttft.p50`, and its values in time windows.
 
-    The throughput is watched in closed loops only, because random arrivals decide that of an open loop.
+    Throughput is only watched if `closed` is True (a closed loop). In an open loop, the arrivals of requests determine
+    the throughput, and random arrivals make it vary.
     """
     span_ns = loaded_span_ns(frame)
     if span_ns is None:
@@ -112,7 +116,7 @@ def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, Window
 
 
 def _changes(figure: str, series: WindowSeries) -> list[FigureChange]:
-    """Return the changes of one figure that are large enough."""
+    """Return the changes of one figure by at least MIN_CHANGE of its level."""
     known = np.flatnonzero(~np.isnan(series.values))
     values = series.values[known]
     points = find_change_points(values)
@@ -134,7 +138,10 @@ def _changes(figure: str, series: WindowSeries) -> list[FigureChange]:
 
 
 def _drift(figure: str, series: WindowSeries) -> list[FigureDrift]:
-    """Return the drift of one figure if chance does not explain it and it changes the figure clearly in this run."""
+    """Return a list with the drift of one figure, or an empty list if it is small or may be due to chance.
+
+    The p-value of a drift must be at most MAX_P_VALUE, and the change over the whole run at least MIN_CHANGE of the
+    level."""
     groups = max(1, math.ceil(len(series.values) / DRIFT_WINDOWS))
     parts = len(series.values) // groups
     means = [float(np.nanmedian(series.values[index * groups : (index + 1) * groups])) for index in range(parts)]

@@ -1,8 +1,9 @@
 """Splits TTFT into the parts that the server states about each request, and the rest (--server-timing).
 
 A server knows how long a request waited in its queue and how long prefill took. The kernel knows the round-trip time of
-the connection. The remainder of TTFT is time that none of them states, such as in gateways, in the HTTP server and in
-the tokenizer. Responses that are not streamed have no first token of their own, so their E2E latency is split instead.
+the connection. The remainder of TTFT is the time that neither of them knows, such as the time in gateways, in the HTTP
+server and in the tokenizer. The first token of a response that is not streamed does not arrive separately, so the E2E
+latency of such a response is split instead.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ US_PER_S = 1e6
 NOT_STATED = "the server does not state it"
 NO_RTT = "the kernel reported no round-trip time"
 LONGER_SHARE, LONGER_S = 0.02, 0.002
-"""The server's times count as longer than the measured latency if they exceed it by this share plus this time. TGI and
-TEI round their times to ms."""
+"""The times that a server states count as longer than the measured latency if they exceed it by more than LONGER_SHARE
+of the latency plus LONGER_S seconds. The seconds are needed because TGI and TEI round their times to ms."""
 
 
 def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
@@ -66,7 +67,7 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
 
 
 def is_streamed(frame: Frame) -> Booleans:
-    """Return a mask of the responses whose first token arrived by itself.
+    """Return a mask of the responses whose first token arrived before the others.
 
     A response of one chunk with several tokens was sent as a whole, so the time of its first token is not known.
     """

@@ -181,9 +181,9 @@ def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: flo
 
 
 def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
-    """Store in the verdict on a failed objective from which time window on the figure missed the bound.
+    """Store the time window in which the figure of a failed objective began to miss its bound.
 
-    Nothing is stored for a run that is too short for time windows, or that missed the bound from the beginning."""
+    Nothing is stored if the run is too short for time windows, or if the figure missed the bound from the beginning."""
     if objective.figure not in (*LATENCIES, *RATES):
         return
     series = drift_windows(objective, frame)
@@ -193,7 +193,7 @@ def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Fr
 
 
 def _since_text(window_s: tuple[float, float] | None) -> str:
-    """Return the end of a text about a failed objective: the first bad time window, or nothing if there is none."""
+    """Return the words about the first bad time window of a failed objective, or "" if there is no such window."""
     if window_s is None:
         return ""
     return f"; first missed from {elapsed(window_s[0])} to {elapsed(window_s[1])}"

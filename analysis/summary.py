@@ -877,31 +877,31 @@ class TimePart(msgspec.Struct, frozen=True, kw_only=True):
     """The server states `queue`, `prefill` and `inference`. `network` is one round trip of the connection, which the
     kernel measures. `remainder` is the latency minus all other known parts of the same request."""
     requests: int
-    """Number of requests of which the part is known."""
+    """Number of requests for which the part is known."""
     p50_s: float | None
     p99_s: float | None
     unknown: str = ""
-    """Why the part is unknown, or empty. The remainder contains unknown parts."""
+    """Reason why the part is unknown, or empty. The remainder contains all unknown parts."""
 
 
 class ServerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """The times that the server states about its requests, and what they leave of the measured latency."""
+    """The times that the server states about its requests, and the remainder of the measured latency."""
 
     latency: Literal["ttft", "e2e"]
-    """The latency that is split. E2E for responses that are not streamed."""
+    """The latency that is split into parts: E2E for responses that are not streamed, else TTFT."""
     requests: int
-    """Number of complete requests whose latency is split."""
+    """Number of complete requests whose latency is split into parts."""
     complete: int
-    """Number of complete requests in the window."""
+    """Number of complete requests in the measurement window."""
     p50_s: float | None
-    """Median latency of the requests that are split."""
+    """Median latency in seconds of the requests that are split into parts."""
     p99_s: float | None
     parts: list[TimePart]
     sources: list[str]
     """Where the responses state the times, such as `metrics`, `meta_info` or `Server-Timing`."""
     longer: int
-    """Number of requests whose queue and prefill or inference, as the server states them, are longer than the measured
-    latency. Such times cannot be true, or mean something else."""
+    """Number of requests whose queue and prefill (or inference) together are longer than the measured latency. Such
+    times of a server cannot be true, or mean something else."""
 
     def part(self, name: PartName) -> TimePart | None:
         """Return the part with this name, or None if there is none."""
@@ -948,12 +948,12 @@ class FigureChange(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     """Start of the first time window with the new level, in seconds from the start of the run."""
     window_s: float
-    """Length of a time window. The change happened at most this time before `at_s`, or in the window that begins
-    there."""
+    """Length of a time window in seconds. The change happened at most this time before `at_s`, or in the window that
+    begins at `at_s`."""
     before: float
-    """Median of the windows from the change before to this one."""
+    """Median of the figure in the time windows between the previous change and this one."""
     after: float
-    """Median of the windows from this change to the next one."""
+    """Median of the figure in the time windows between this change and the next one."""
 
 
 class FigureDrift(msgspec.Struct, frozen=True, kw_only=True):
@@ -964,18 +964,18 @@ class FigureDrift(msgspec.Struct, frozen=True, kw_only=True):
     per_hour: float
     """Change per hour, as a share of the level."""
     ci95: tuple[float, float]
-    """95% interval of `per_hour`."""
+    """95% confidence interval of `per_hour`."""
     level: float
-    """Median of the time windows."""
+    """Median of the figure over the time windows."""
 
 
 class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
     """A restart of the server during the run."""
 
     from_s: float
-    """Last reading of the server's metrics before the restart, in seconds from the start of the run."""
+    """Time of the last reading of the server's metrics before the restart, in seconds from the start of the run."""
     to_s: float
-    """First reading after the restart."""
+    """Time of the first reading of the server's metrics after the restart, in seconds from the start of the run."""
     evidence: Literal["start_time", "counters"]
     """`start_time` if the server published a later start time of its process, `counters` if all of its counters
     fell."""
@@ -988,14 +988,15 @@ class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The figure, as in --assert: `ttft.p99`, `e2e.p99`, `output_tokens_per_s`, `requests_per_s` or `attainment`. In
     `ttft.p99`, requests that did not complete count as infinitely slow."""
     limit: float
-    """End of the range of the windows before the command: the worst of them, and a margin of 10% of their median."""
+    """Limit of the normal range: the worst time window before the command, plus or minus 10% of the median window."""
     disturbed: bool
-    """True if the figure left the range after the command."""
+    """True if the figure left its normal range after the command."""
     worst: float | None = None
-    """Worst window after the command. Omitted for a figure that was not disturbed, or if the value is infinite."""
+    """Worst value of the figure in a time window after the command. Omitted if the figure was not disturbed, or if the
+    value is infinite."""
     recovered_s: float | None = None
-    """Time from the command to the first of three windows in a row inside the range. Omitted if there are none before
-    the next command or the end of the load."""
+    """Time in seconds from the command to the first of three time windows in a row inside the normal range. Omitted if
+    the figure did not recover before the next command or the end of the load."""
     window_s: float | None = None
     """Length of a time window, which is the resolution of `recovered_s`."""
 
@@ -1008,13 +1009,14 @@ class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
     """Time at which the command started, in seconds from the start of the run."""
     took_s: float | None
     exit_code: int | None
-    """Exit code of the shell, negative for a signal. None if the command was ended with the run, or not started."""
+    """Exit code of the shell, or the negative number of the signal that ended it. None if the command was terminated at
+    the end of the run, or could not be started."""
     ended_with_run: bool
-    """True if the command was still running at the end of the run, and was ended."""
+    """True if the command was still running at the end of the run, and was terminated."""
     output: str
-    """End of the standard output and standard error. The run file contains more."""
+    """End of the command's standard output and standard error. The run file contains more."""
     figures: list[RecoveredFigure]
-    """Empty if the run is too short before or after the command."""
+    """How each figure recovered. Empty if the run is too short before or after the command."""
 
 
 class RunCourse(msgspec.Struct, frozen=True, kw_only=True):
@@ -1023,7 +1025,7 @@ class RunCourse(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[FigureChange] = []
     """Changes in order of time. Only runs with a constant load and at least 24 time windows are examined."""
     drifts: list[FigureDrift] = []
-    """Figures that drift without a change."""
+    """Drifts of the figures whose level did not change suddenly."""
     restarts: list[ServerRestart] = []
 
 
@@ -1065,8 +1067,9 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     replica_difference: ReplicaDifference | None = None
     """None if the replicas are alike, or if there are fewer than two."""
     mixed_replicas: int = 0
-    """Minimum number of replicas whose counters the metrics page mixes, because a balancer passes each reading to
-    another replica. The counters are not used then. 0: the counters are those of one server, or of each replica."""
+    """Minimum number of replicas whose counters are mixed on the server's metrics page, which happens if a balancer
+    passes each reading to another replica. Such counters are not used. 0 if the counters belong to one server, or to
+    each replica separately."""
     held_back: HeldBack | None = None
     cached_prompts: CachedPrompts | None = None
     network: NetworkPath | None = None
@@ -1078,7 +1081,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     commands: list[CommandEffect] = []
     """Commands that ran at an instant of the run (--at)."""
     course: RunCourse | None = None
-    """None if no figure changed or drifted, and the server did not restart."""
+    """Changes and drifts of figures during the run, and restarts of the server. None if there are none."""
     canaries: CanaryFigures | None = None
     """Answers to canaries under load (--verify); None without this option."""
     expected_texts: ExpectedTexts | None = None

@@ -47,9 +47,9 @@ AFTER = ("end", "after")
 """Moments after the run: `end` is right after the end of the last request, `after` is a little later."""
 SHARE_DECIMALS = 4
 MIN_RETURNS = 2
-"""Minimum number of falls of a counter to an earlier series of its values, for a mixture of several counters."""
+"""Minimum number of falls to the values of an earlier series, from which readings are those of several counters."""
 MIN_QUICK, QUICK_S = 3, 3.0
-"""Minimum number of falls of a counter, and the time in seconds in which they happen, for a mixture of counters."""
+"""Readings are also those of several counters if they fall at least MIN_QUICK times within QUICK_S seconds."""
 
 
 class Reading(NamedTuple):
@@ -87,15 +87,15 @@ def _all_readings(run: Run, source: Source) -> list[Reading]:
 
 
 def _without_counters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a reading of the server without those that only grow."""
+    """Return the values of a reading of the server without its counters, which are the values that only grow."""
     return {name: value for name, value in values.items() if name not in COUNTERS}
 
 
 def count_mixed_replicas(run: Run) -> int:
-    """Return the minimum number of replicas whose counters the readings of the server mix, or 0 if they mix none.
+    """Return the minimum number of replicas whose counters are mixed in the readings of the server.
 
-    A balancer that passes each reading to another replica mixes their counters. The result is 0 if each replica was
-    read at its own URL.
+    Counters are mixed if a balancer passes each reading to another replica. The result is 0 if they are not mixed, for
+    example because each replica was read at its own URL.
     """
     valid = [
         reading for reading in _all_readings(run, "server") if not reading.gap and "replicas" not in reading.values
@@ -108,13 +108,16 @@ def count_mixed_replicas(run: Run) -> int:
 
 
 def mixed_series(points: Sequence[tuple[float, float]]) -> int:
-    """Return the number of counters that these readings of one counter mix, or 0 if they are those of one counter.
+    """Return how many different counters the readings of one metric come from, or 0 if they come from a single counter.
 
-    Each reading is added to the series with the largest last value that is not above the reading. A new series begins
-    if there is none. A server that restarts begins a new series each time its counter falls, because it counts from 0
-    again. A fall to an earlier series therefore means that the readings come from several counters. MIN_RETURNS such
+    `points` are pairs of a time in seconds and a value. A counter never falls unless its server restarts. If a balancer
+    passes each reading to another replica, the values jump between the counters of the replicas.
+
+    The function divides the readings into series. It adds each reading to the series with the largest last value that
+    is not above the reading, and begins a new series if there is none. A restarted server counts from 0 and begins a
+    new series, so a fall to an earlier series means that the readings come from several counters. MIN_RETURNS such
     falls are required, because a server that has restarted several times may reach the values of an earlier series.
-    Several falls within QUICK_S are sufficient, too, because no server restarts so quickly.
+    MIN_QUICK falls within QUICK_S are also sufficient, because no server restarts so quickly.
     """
     series: list[float] = []
     """The last value of each series."""
@@ -399,7 +402,8 @@ def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
 
     The growth is None if no reading has the counter. A counter that is missing in the first reading starts at 0,
     because servers publish some counters only after their first event. If the readings contain the counters of several
-    replicas, each replica is followed by itself, so that the restart of one is not hidden by the growth of another.
+    replicas, the growth is computed per replica and added, so that the growth of one replica does not hide the restart
+    of another.
     """
     urls = dict.fromkeys(replica.get("url", "") for reading in valid for replica in reading.values.get("replicas", ()))
     if not urls:

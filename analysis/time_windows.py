@@ -53,7 +53,8 @@ def loaded_span_ns(frame: Frame) -> tuple[float, float] | None:
 
 
 def window_count(frame: Frame, span_ns: tuple[float, float], max_windows: int, samples_per_window: int = 1) -> int:
-    """Return into how many windows a time span can be divided.
+    """Return the number of windows into which a time span can be divided: at most `max_windows`, and 0 without
+    requests.
 
     Each window lasts at least RESIDENCE_TIMES_PER_BATCH times as long as a typical request, so that neighbouring
     windows are nearly independent. On average, a window has at least MIN_REQUESTS complete requests and at least
@@ -71,8 +72,8 @@ def window_count(frame: Frame, span_ns: tuple[float, float], max_windows: int, s
 def latency_windows(frame: Frame, metric: Metric, statistic: str, share: float | None, count: int) -> WindowSeries:
     """Return a statistic of a latency in each of `count` windows.
 
-    `statistic` is `mean`, `min`, `max` or a percentile, whose share `share` is between 0 and 1. Call this function only
-    for a frame whose `loaded_span_ns` is known.
+    `statistic` is `mean`, `min`, `max` or a percentile. `share` is the share of a percentile: 0.99 for `p99`. Call this
+    function only for a frame whose `loaded_span_ns` is known.
     """
     span_ns = loaded_span_ns(frame)
     assert span_ns is not None

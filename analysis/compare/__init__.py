@@ -720,7 +720,7 @@ def _sides(comparison: Comparison, a: Sequence[Summary], b: Sequence[Summary]) -
 
 
 def _common(summaries: Sequence[Summary], text_of: Callable[[Summary], str]) -> str:
-    """Return the text of these runs. If their texts differ, all of them are listed."""
+    """Return the text that `text_of` returns for these runs. Different texts are joined with slashes."""
     return " / ".join(dict.fromkeys(filter(None, map(text_of, summaries))))
 
 

@@ -49,10 +49,11 @@ def compare_classes(
 
 
 def classes_method(classes: Sequence[ComparedClass]) -> str:
-    """Return a sentence about the level of the verdicts on classes of traffic, or "" if none is tested.
+    """Return a sentence about the error rate of the verdicts on classes of traffic, or "" if no verdict is tested.
 
-    The figures of the classes are a family of tests of their own, so that the verdicts on the whole runs do not depend
-    on the number of classes. The price is a second chance of 5% for a false verdict, which the sentence states.
+    The verdicts on classes are corrected for multiple tests separately from the verdicts on whole runs. The verdicts on
+    whole runs therefore do not depend on the number of classes. The price is a second chance of 5% for a false verdict,
+    which the sentence states.
     """
     tested = sum(row.p_value is not None for part in classes for row in part.rows)
     if not tested:

@@ -154,8 +154,8 @@ class Card(Struct, frozen=True):
     failed: Sequence[str] = ()
     """Objectives on this metric that the run fails, such as "`ttft.p99` 653 > 200 ms"."""
     second: tuple[str, str] | None = None
-    """A second figure with the same unit, and its meaning: ("6,219", "before the drain"). None if there is no second
-    figure. The page shows the figure larger than the note."""
+    """A second figure with the same unit, and its meaning: ("6,219", "before the drain"). The page shows this figure in
+    larger type than the note. None if the card has no second figure."""
 
 
 class Cards(Struct, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from loadgen.analysis.report import Finding, Level
 from loadgen.analysis.summary import CommandEffect, FigureChange, FigureDrift, RunCourse, ServerRestart, Summary
 
 SAME_INSTANT_WINDOWS = 1.5
-"""Distance of two changes, in time windows, up to which they are reported as one event."""
+"""Maximum time between changes that are reported as one event, in time windows."""
 
 
 MAX_TEXT = 80

@@ -94,10 +94,11 @@ RTT_SHOWN_S = 0.001
 RTT_SHARE_MAX = 0.2
 """Round-trip time, as a share of the median TTFT, from which TTFT says more about the network than it should."""
 OUTSIDE_SHARE, OUTSIDE_MIN_S = 0.2, 0.01
-"""A remainder of TTFT outside the server's queue and prefill is a warning from this share of TTFT and this time on. It
-is a note in a burst, because an HTTP server reads the requests of a burst one after the other."""
+"""Minimum remainder of TTFT that causes a warning, as a share of TTFT and in seconds. The remainder is the time outside
+the server's queue and prefill."""
 LONGER_SHARE = 0.1
-"""Share of the responses whose stated times exceed the measured latency, from which a report warns."""
+"""Minimum share of responses whose stated times are longer than the measured latency. From this share on, the report
+contains a warning."""
 NO_TIMES = "This server or gateway is not known to state them; a proxy can add a `Server-Timing` header."
 CAPPED_SHARE = 0.9
 """Rate that was sent, as a share of the target rate, below which a report says that `--concurrency` limited it."""
@@ -214,8 +215,8 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
 def concerns_text(findings: Sequence[Finding]) -> str:
     """Return the number of errors and of warnings among the findings, such as `1 error and 2 warnings`.
 
-    The page shows errors in red and warnings in amber, so readers find exactly these numbers of lines. Return an empty
-    string if there are none."""
+    The page lists each error in red and each warning in amber, so readers can count them. The result is an empty string
+    if there are no errors and no warnings."""
     counts = Counter(finding.level for finding in findings)
     return " and ".join(pluralise(counts[level], level) for level in ("error", "warning") if counts[level])
 
@@ -794,10 +795,11 @@ def network_finding(summary: Summary) -> Finding | None:
 
 
 def server_timing_finding(summary: Summary) -> Finding | None:
-    """Return a finding on the times that the server states (--server-timing), or None without this option.
+    """Return a finding on the times that the server states (--server-timing).
 
-    The finding is a warning if the server states no times, if they are longer than the measured latency, or if much of
-    the latency is spent outside the server's queue and prefill.
+    The finding is a warning if the server states no times, or if many of the stated times are longer than the measured
+    latency. It is also a warning if much of the latency is spent outside the server's queue and prefill, except in a
+    burst. The result is None without --server-timing, or if no request is complete.
     """
     timing = summary.server_timing
     if timing is None or not timing.complete:
@@ -838,7 +840,10 @@ def _part_text(part: TimePart) -> str:
 
 
 def _much_is_outside(timing: ServerTiming) -> bool:
-    """Return True if the remainder is a large part of the latency, and contains no queue, prefill or inference."""
+    """Return True if much of the latency was spent outside the server's queue and prefill (or inference).
+
+    This time is the part `remainder` of the latency. The result is False if the server does not state all of its parts,
+    because the remainder then contains the missing parts."""
     remainder = timing.part("remainder")
     if remainder is None or remainder.p50_s is None or not timing.p50_s or set(timing.unknown) - {"network"}:
         return False

@@ -301,7 +301,8 @@ def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
 def list_title(summaries: Sequence[Summary]) -> str:
     """Return the heading of the list of findings on these runs.
 
-    A simulation in virtual time has no client, so its findings are not about validity."""
+    The heading is `Checks` if every run is a simulation in virtual time. Such a run has no client, so its findings are
+    not about validity."""
     return "Checks" if all(summary.server.virtual for summary in summaries) else "Validity"
 
 
@@ -462,8 +463,8 @@ def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[
 
 
 SHOWN_NOTES = ("client", "distribution", "capped")
-"""Notes that the first screen of the page shows with a grey dot, because a check or the target was not possible. The
-finding `client` is a note if no client took part."""
+"""Ids of the notes that the first screen of the page shows, with a grey dot. They say that a check or a target was not
+possible. The finding `client` is a note if no client took part in the run."""
 SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused", "replicas")
 """Server fields that the generic list of server facts omits. They are shown in separate ways."""
 

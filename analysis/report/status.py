@@ -16,7 +16,8 @@ from loadgen.analysis.summary import Summary
 NAMED_OBJECTIVES = 2
 """Maximum number of objectives that a chip names."""
 OTHER_UNIT_MIN = 10_000
-"""Minimum value in the unit of its bound from which a measured time has its own unit, such as 75.7 s > 500 ms."""
+"""Minimum value of a measured time, in the unit of its bound, that is shown in a unit of its own: 75.7 s > 500 ms
+instead of 75700 > 500 ms."""
 NAMED_WARNINGS = {findings.OVERLOADED: "server overloaded", findings.HELD_BACK: "tokens held back"}
 """Warnings that the chip names, by the id of the finding, because they change the meaning of every latency."""
 MODELLED = Chip("Simulated", "figures of a model", "note")
@@ -96,8 +97,8 @@ def requests(summaries: Sequence[Summary]) -> Chip:
 def objectives(summaries: Sequence[Summary]) -> list[Chip]:
     """Return a chip with the number of failed objectives and the worst of them, or an empty list without objectives.
 
-    An objective judges a figure of the whole run. The label says so for a run that also has bounds on each request
-    (goodput)."""
+    If a run has bounds on each request (goodput) too, the label of the chip says that the objectives judge the whole
+    run."""
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:
         return []
@@ -120,7 +121,7 @@ def objectives(summaries: Sequence[Summary]) -> list[Chip]:
 
 
 def failed_objectives(judged: Sequence[ObjectiveVerdict]) -> list[ObjectiveVerdict]:
-    """Return the objectives that failed, the one that is missed by the largest factor first."""
+    """Return the failed objectives. The first one is missed by the largest factor."""
     return sorted((entry for entry in judged if entry.verdict == "fail"), key=_miss_factor, reverse=True)
 
 

@@ -172,8 +172,8 @@ def _goodput_card(summary: Summary) -> Card:
 def _output_card(summary: Summary) -> Card:
     """Return the card of the output throughput over the whole run.
 
-    If the throughput before the drain differs, the card contains it as a second figure. Runs of different length are
-    comparable by this figure, because the drain is a larger part of a short run."""
+    The card may contain a second figure: the throughput before the drain, if it differs. The drain is a larger part of
+    a short run, so runs of different length are compared by the second figure."""
     throughput = summary.throughput
     tokens, before_drain = "", None
     if throughput.output_tokens is not None:
@@ -370,7 +370,7 @@ def replicas(summaries: Summaries, *, brief: bool = False) -> Table:
 
 
 def server_timing(summaries: Summaries) -> Table:
-    """Return the table of the parts of TTFT, or of E2E, by the server's own times (--server-timing)."""
+    """Return the table of the parts of TTFT, or of E2E, as the server states them (--server-timing)."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         timing = summary.server_timing
@@ -720,7 +720,7 @@ def lengths(summaries: Summaries) -> Table:
 
 
 def canaries(summaries: Summaries) -> Table:
-    """Return the table of the answers to canaries (--verify) by level of load: the requests in flight."""
+    """Return the table of the answers to canaries (--verify) by the number of requests in flight."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         for level in summary.canaries.levels if summary.canaries else ():

@@ -7,7 +7,7 @@ import msgspec
 from loadgen.analysis.run.record import Integer
 
 MAX_OUTPUT = 4_096
-"""Maximum number of characters of a command's output that are stored. The end of a longer output is kept."""
+"""Maximum number of characters of a command's output that are stored. Of a longer output, the end is stored."""
 
 
 class CommandRecord(msgspec.Struct, tag_field="type", tag="command", kw_only=True):
@@ -17,10 +17,11 @@ class CommandRecord(msgspec.Struct, tag_field="type", tag="command", kw_only=Tru
     at_ns: Integer
     """Time at which the command started."""
     end_ns: Integer | None = None
-    """Time at which the command ended, or was ended with the run."""
+    """Time at which the command ended by itself, or was terminated at the end of the run."""
     exit_code: int | None = None
-    """Exit code of the shell. It is negative for a signal. None if the command could not be started."""
+    """Exit code of the shell, or the negative number of the signal that ended it. None if the command could not be
+    started, or was terminated at the end of the run."""
     ended_with_run: bool = False
-    """True if the command was still running at the end of the run, and was ended."""
+    """True if the command was still running at the end of the run, and was terminated."""
     output: str = ""
-    """Standard output and standard error together, without secrets. If they are long, only their end."""
+    """Standard output and standard error together, without secrets. Only the end of a long output is stored."""

@@ -1,13 +1,13 @@
-"""A set of request ids that takes about one bit per request, where a set of Python integers takes 80 bytes."""
+"""A set of request ids that takes about one bit per request. A set of Python integers takes 80 bytes per request."""
 
 from __future__ import annotations
 
 PAGE_BITS = 16
-"""A page holds 65,536 ids in 8 kB. Ids of a class of traffic follow each other, so most pages are full."""
+"""A page holds 65,536 ids in 8 kB. The ids of a class of traffic are consecutive, so most pages are full."""
 
 
 class IdSet:
-    """A set of integers, most of which follow each other."""
+    """A set of integers that takes little memory if most of the integers are consecutive."""
 
     def __init__(self) -> None:
         self._pages: dict[int, bytearray] = {}

@@ -287,7 +287,7 @@ class Run(msgspec.Struct):
 
 
 def add_rest(run: Run, rest: Run) -> None:
-    """Add to a Run what `scan` has read from the rest of its file."""
+    """Add to a Run, which contains the first half of a run file, the Run with the rest of this file."""
     run.telemetry += rest.telemetry
     run.canaries += rest.canaries
     run.commands += rest.commands
@@ -467,7 +467,8 @@ def _header(main: Path, line: bytes) -> Header:
 def _lines(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = WHOLE_FILE) -> Iterator[bytes]:
     """Yield the lines that are not blank. Raises RunFileError for an unreadable file or a line over LINE_BYTES.
 
-    `span` contains the offsets of the first line and of the line after the last one. None means the end of the file."""
+    `span` contains the offset in bytes of the first line to read, and that of the line after the last one. None instead
+    of the second offset means the end of the file."""
     position, end = span
     try:
         with open_input(file, pipes=pipes) as stream:

@@ -100,7 +100,8 @@ class SweepResult(msgspec.Struct, kw_only=True):
     fixed_loads: bool = False
     """True if the sweep measured a list of loads."""
     plan_load: float | None = None
-    """Load that a plan with classes of traffic states, as `load` of a step. None for a plan without classes."""
+    """Total load of the classes of traffic in the plan, in the unit of a step's `load`. None for a plan without
+    classes."""
     state: State | None
     """State of the capacity search. None if a list of loads was measured without objectives."""
     capacity: float | None

@@ -174,6 +174,11 @@ class RequestCounts(msgspec.Struct, kw_only=True):
     """The most frequent error messages, by error kind."""
 
     @property
+    def incomplete(self) -> int:
+        """Number of requests that were truncated, failed or rejected."""
+        return self.truncated + self.failed + self.rejected
+
+    @property
     def planned(self) -> int:
         """Number of requests that should be complete: all planned requests except those abandoned on purpose."""
         outcomes = self.complete + self.truncated + self.failed + self.rejected

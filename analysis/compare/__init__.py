@@ -343,7 +343,7 @@ def _notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun], *, single_runs: b
         if limit:
             result.append(f"{title}: {hardware_limit_sentence(limit)}")
         counts = [run.summary.requests for run in group]
-        incomplete = sum(requests.sent - requests.complete - requests.abandoned for requests in counts)
+        incomplete = sum(requests.incomplete for requests in counts)
         if incomplete:
             result.append(f"Excluded from latencies: {pluralise(incomplete, 'request')} of {title}, not complete.")
     return result
@@ -764,8 +764,9 @@ def _comparison_section(comparison: Comparison, *, brief: bool = False) -> doc.S
     findings += [doc.Finding("left out", "warning", text, "runs") for text in comparison.left_out]
     findings += [doc.Finding(gate.condition, GATE_LEVELS[gate.verdict], gate.sentence) for gate in comparison.gates]
     blocks: list[doc.Block] = [doc.Findings(findings), figures_table(comparison, brief=brief)]
-    if comparison.classes:
-        blocks.append(classes_table(comparison, brief=brief))
+    classes = classes_table(comparison, brief=brief)
+    if classes.rows:
+        blocks.append(classes)
     return doc.Section("comparison", "B compared with A", blocks)
 
 

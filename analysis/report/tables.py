@@ -708,9 +708,7 @@ def lengths(summaries: Summaries) -> Table:
             rows.append((_run(index), f"{side}s", *(f"{figure:,}" for figure in figures)))
     columns = number_columns("requested", "reported", "requests that differ")
     heads: Mapping[str, ColumnKind] = {"run": "text", "side": "head", **columns}
-    incomplete = sum(
-        summary.requests.sent - summary.requests.complete - summary.requests.abandoned for summary in summaries
-    )
+    incomplete = sum(summary.requests.incomplete for summary in summaries)
     notes = []
     if incomplete:
         verb = "is" if incomplete == 1 else "are"

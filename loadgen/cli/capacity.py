@@ -85,6 +85,12 @@ def run_capacity(
     from loadgen.studies import capacity
     from loadgen.studies.simulate import ServerModel
 
+    if settings.get("traffic") is not None:
+        raise PlanError(
+            "plan-capacity computes GPUs for one kind of request, but the plan has classes of traffic",
+            "Find the capacity of the mix on one candidate: loadgen sweep PLAN --virtual H100 --model llama-3.1-8b; or "
+            "compute each class in a plan of its own.",
+        )
     try:
         objectives = parse(objective or (), "--objective")
         check_no_parts(objectives, "--objective")

@@ -50,6 +50,14 @@ def test_a_plan_file_says_the_load(tmp_path: Path) -> None:
     assert "llama-3.1-8b on tgi: ttft.p99 < 1s\n20 requests/s of 32 + 16 tokens (synthetic)\n" in out
 
 
+def test_classes_of_traffic_are_refused(tmp_path: Path) -> None:
+    """The message says which command takes a mix."""
+    (tmp_path / "plan.toml").write_text('[[traffic]]\nname = "chat"\nrate = 5\n', "utf-8")
+    code, _, err = in_process(tmp_path, "plan-capacity", "plan.toml", *LOAD)
+    assert code == EXIT_USAGE
+    assert "loadgen sweep PLAN --virtual H100" in " ".join(err.split())
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -217,6 +217,25 @@ def test_classes_in_export_comparison_and_api(tmp_path: Path) -> None:
     assert "ttft.p50" in [row["figure"] for row in comparison["classes"][0]["rows"]]
 
 
+def test_turns_of_abandoned_sessions_are_not_excluded_requests(tmp_path: Path) -> None:
+    """The turns that were never sent count as abandoned, and a comparison excludes no negative number of requests."""
+    text = """server = "vllm"
+    cancel = "40% after 3 tokens"
+    [[traffic]]
+    name = "dialogs"
+    workload = "multi-turn:turns=4"
+    concurrency = 2
+    n = 10
+    """
+    plan = write_plan(tmp_path, text)
+    for name in ("one", "two"):
+        done = command(tmp_path, "simulate", str(plan), "--out", name, "--no-report")
+        assert done.returncode == 0, done.stderr
+    out = command(tmp_path, "compare", "one", "two").stdout
+    assert "Excluded" not in out
+    assert "-1 request" not in out
+
+
 def test_classes_in_virtual_time(tmp_path: Path) -> None:
     """`loadgen simulate` runs open loops, closed loops and sessions as classes on one virtual clock."""
     text = """server = "vllm"

@@ -85,12 +85,7 @@ def run_capacity(
     from loadgen.studies import capacity
     from loadgen.studies.simulate import ServerModel
 
-    if settings.get("traffic") is not None:
-        raise PlanError(
-            "plan-capacity computes GPUs for one kind of request, but the plan has classes of traffic",
-            "Find the capacity of the mix on one candidate: loadgen sweep PLAN --virtual H100 --model llama-3.1-8b; or "
-            "compute each class in a plan of its own.",
-        )
+    _check_no_classes(settings)
     try:
         objectives = parse(objective or (), "--objective")
         check_no_parts(objectives, "--objective")
@@ -148,6 +143,16 @@ def run_capacity(
     print(assumptions)
     if page is not None:
         print(f"\nPage: {page}")
+
+
+def _check_no_classes(settings: dict[str, Any]) -> None:
+    """Raise PlanError if the plan has classes of traffic."""
+    if settings.get("traffic") is not None:
+        raise PlanError(
+            "plan-capacity computes GPUs for one kind of request, but the plan has classes of traffic",
+            "Find the capacity of the mix on one candidate: loadgen sweep PLAN --virtual H100 --model llama-3.1-8b; or "
+            "compute each class in a plan of its own.",
+        )
 
 
 def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:

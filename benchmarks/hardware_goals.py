@@ -91,6 +91,7 @@ def goals(rows: bench.Rows) -> list[Goal]:
     return [
         Goal("closed loops: TPOT", loops("TPOT"), 0.05, 0.16, by=framework_of),
         Goal("closed loops: TTFT", loops("TTFT"), 0.12, 0.35, by=framework_of),
+        Goal("mixtures of experts: TPOT", lambda: bench.mixtures("TPOT"), 0.12, 0.30, by=framework_of),
         Goal("decode attention, fp8 KV", fp8_cache, 0.15),
         Goal("prefill attention", bench.prefill_attention, 0.15),
         Goal("GEMM, bf16 and fp8", bench.gemms, 0.08),
@@ -145,6 +146,10 @@ def validation_rows() -> list[list[str]]:
         found.setdefault((TRAINING, gpu(point.gpu).name, "dense", "iteration"), []).append((point.error, point.source))
     for point in bench.mt_nlg():
         found.setdefault((TRAINING, gpu(point.gpu).name, "dense", "iteration"), []).append((point.error, point.source))
+    for figure in ("TTFT", "TPOT"):
+        for point in bench.mixtures(figure):
+            key = (framework_of(point), gpu(point.gpu).name, "mixture of experts", figure)
+            found.setdefault(key, []).append((point.error, "InferenceX"))
     return [_validation_row(key, errors) for key, errors in sorted(found.items())]
 
 

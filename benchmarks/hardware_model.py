@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.servers.hardware import framework, gpu, gpu_links, model, number_format
-from loadgen.servers.hardware.inference import Deployment, predict_step
+from loadgen.servers.hardware.inference import Deployment, ServingOptions, predict_step
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.hardware.throughput_model import Load
@@ -37,6 +37,10 @@ Rows = list[dict[str, str]]
 STREAM_INTERVAL = 20
 """Tokens per chunk of InferenceX with TensorRT-LLM, 1,024 output tokens and less than 8 GPUs. TTFT is 19 steps longer
 there than with 8,192 output tokens."""
+DRAFT_TOKENS = 3
+"""Tokens that runs with multi-token prediction are assumed to draft."""
+MIXTURE_ROUNDS = 2
+"""Requests per client in replayed loops of mixtures of experts. InferenceX sends ten, which changes TPOT little."""
 SPREAD = {"InferenceX": 1 / 9}
 """Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
 
@@ -194,6 +198,32 @@ def closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[
     return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(clients))]
 
 
+@cache
+def mixtures(quantity: str, speculative: bool = False) -> list[Point]:
+    """Return points of closed loops of mixtures of experts. `quantity` is `TPOT` or `TTFT`.
+
+    With `speculative`, the points are those of runs with multi-token prediction. Their source does not state how many
+    tokens were drafted and accepted: the points assume DRAFT_TOKENS and the default acceptance, which was fitted to
+    them.
+    """
+    points = []
+    key = ("framework", "gpu", "model", "format", "tp", "ep", "dp_attention", "input", "output")
+    chosen = [row for row in _rows("mixtures") if (row["speculative"] == "1") == speculative]
+    for names, rows in _grouped(chosen, key):
+        engine, card, shape, stored, tp, experts, groups, prompt, output = names
+        made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
+        made = ServingOptions(int(experts), int(groups), DRAFT_TOKENS if speculative else 0).apply(made)
+        in_flight = np.array([int(row["in_flight"]) for row in rows])
+        load = Load(int(prompt), int(output), in_flight, spread=SPREAD["InferenceX"], rounds=MIXTURE_ROUNDS)
+        found = expected_times(made, load)
+        for row, seconds in zip(rows, found.tpot_s if quantity == "TPOT" else found.ttft_s, strict=True):
+            parallel = f"EP {experts}, attention DP {groups}"
+            case = f"{shape} {stored} {parallel} {prompt}/{output}, {row['in_flight']} in flight"
+            measured = float(row[f"{quantity.lower()}_ms"]) / 1000
+            points.append(_point(f"InferenceX, {engine}", quantity, row, measured, float(seconds), case))
+    return points
+
+
 LLAMA_2 = {
     ("A100", "Llama-2-7B"): (2.19, 1.544, 1.28, 1.187),
     ("A100", "Llama-2-13B"): (3.884, 2.499, 1.894, 1.693),
@@ -339,6 +369,7 @@ BUDGETS = (
     Budget("static batches: TPOT", lambda: static("TPOT"), median=0.12, p90=0.30),
     Budget("closed loops: TPOT", lambda: closed_loops("TPOT"), median=0.08, p90=0.20),
     Budget("closed loops: TTFT", lambda: closed_loops("TTFT"), median=0.25),
+    Budget("mixtures of experts: TPOT", lambda: mixtures("TPOT"), median=0.12, p90=0.30),
     Budget("Llama-2 200 + 200, A100", lambda: llama_2("A100"), mean=TWO_TERMS["A100"]),
     Budget("Llama-2 200 + 200, H100", lambda: llama_2("H100"), mean=TWO_TERMS["H100"]),
     Budget("training: iteration", training_times, most=0.10),
@@ -349,6 +380,8 @@ BESIDE = {
     "prefill attention": prefill_attention,
     "closed loops, nvfp4: TPOT": lambda: closed_loops("TPOT", nvfp4=True),
     "closed loops, nvfp4: TTFT": lambda: closed_loops("TTFT", nvfp4=True),
+    "mixtures of experts: TTFT": lambda: mixtures("TTFT"),
+    "mixtures of experts, multi-token prediction: TPOT": lambda: mixtures("TPOT", speculative=True),
     "MI300X, vLLM: whole batch": mi300x,
     "Splitwise, engines of 2023: prefill": lambda: splitwise("prefill"),
     "Splitwise, engines of 2023: TPOT": lambda: splitwise("TPOT"),

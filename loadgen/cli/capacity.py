@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from loadgen.cli.options import LOAD, OUTPUT, PlanFile, merge_settings, run_command
-from loadgen.cli.simulate import REAL_SERVER_OPTIONS, SERVER, Hardware
+from loadgen.cli.simulate import REAL_SERVER_OPTIONS, SERVER, Acceptance, DraftTokens, Hardware
 from loadgen.errors import PlanError
 from loadgen.results import write_text
 
@@ -56,12 +56,14 @@ def run_capacity(
         str,
         Option(metavar="N,N", help="Numbers of GPUs per replica; they share each layer (tensor parallel).", **SERVER),
     ] = "1,2,4,8",
+    draft_tokens: DraftTokens = 0,
+    acceptance: Acceptance = None,
     format_name: Annotated[
         str,
         Option(
             "--format",
             metavar="F,F",
-            help="Weight formats to consider; choose among bf16, fp8, int8, int4 and nvfp4.",
+            help="Weight formats to consider; choose among bf16, fp8, int8, int4, w4a16, mxfp4 and nvfp4.",
             **SERVER,
         ),
     ] = "bf16",
@@ -81,6 +83,7 @@ def run_capacity(
     from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
+    from loadgen.servers.hardware.inference import ServingOptions
     from loadgen.servers.hardware.validation import describe
     from loadgen.studies import capacity
     from loadgen.studies.simulate import ServerModel
@@ -98,7 +101,8 @@ def run_capacity(
             "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
         )
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
-    base = ServerModel(model=model, hardware=hardware)
+    serving = ServingOptions(draft_tokens=draft_tokens, acceptance=acceptance)
+    base = ServerModel(model=model, hardware=hardware, serving=serving)
     candidates = capacity.candidates(gpu or DEFAULT_GPUS, _parse_gpu_counts(tp), format_name.split(","), base)
     options = []
     for number, candidate in enumerate(candidates, 1):

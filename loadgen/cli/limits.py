@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -48,6 +49,20 @@ class LimitsOptions:
         int,
         Option(min=1, help="Groups of --tp GPUs that compute attention for different requests and share the experts."),
     ] = 1
+    prefill_workers: Annotated[
+        int,
+        Option(
+            min=0,
+            help="Separate workers that compute the prompts (disaggregated serving). Each has the GPUs of one replica; "
+            "--dp counts the decode workers.",
+        ),
+    ] = 0
+    draft_tokens: Annotated[
+        int, Option(min=0, help="Tokens to draft per step (speculative decoding, multi-token prediction).")
+    ] = 0
+    acceptance: Annotated[
+        float | None, Option(min=0, max=1, help="Probability that a drafted token is accepted (default 0.55).")
+    ] = None
     format: Annotated[
         str, Option(help="Format of weights: bf16, fp8, fp8-block, int8, int4, w4a16, mxfp4 or nvfp4.")
     ] = "bf16"
@@ -180,6 +195,8 @@ def _usage_errors() -> Iterator[None]:
 def _serving(options: LimitsOptions) -> Any:
     """Compute and print the limits for serving requests, and write the page if requested. Return the limits."""
     from loadgen.servers.hardware import gpu_links
+    from loadgen.servers.hardware.disaggregation import disaggregated_times, with_prefill_workers
+    from loadgen.servers.hardware.inference import ServingOptions
     from loadgen.servers.hardware.roofline import compute_limits, make_deployment
     from loadgen.servers.hardware.throughput_model import Load
     from loadgen.servers.simulated.closed_loop import expected_times
@@ -194,12 +211,8 @@ def _serving(options: LimitsOptions) -> Any:
         file=options.hardware,
         changes=options.set or (),
     )
-    deployment = replace(
-        deployment,
-        architecture=options.architecture,
-        attention_data=options.dp_attention,
-        expert_parallel=options.ep,
-    )
+    serving = ServingOptions(options.ep, options.dp_attention, options.draft_tokens, options.acceptance)
+    deployment = serving.apply(replace(deployment, architecture=options.architecture))
     if options.kv_format:
         deployment = deployment.with_kv_format(options.kv_format)
     if not options.p2p:
@@ -216,7 +229,12 @@ def _serving(options: LimitsOptions) -> Any:
         statistic=options.statistic,
         first_chunk=options.first_chunk,
     )
-    result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expected_times)
+    expect = expected_times
+    if options.prefill_workers:
+        expect = partial(disaggregated_times, prefill_workers=options.prefill_workers / options.dp)
+    result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expect)
+    if options.prefill_workers:
+        result = with_prefill_workers(result, deployment, options.prefill_workers)
     if options.page:
         from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render

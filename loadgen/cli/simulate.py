@@ -38,6 +38,22 @@ Format = Annotated[
     str | None,
     Option("--format", help="Weight format, such as fp8 (default bf16). All: bf16, fp8, int8, int4, nvfp4.", **SERVER),
 ]
+Ep = Annotated[
+    int, Option(min=1, help="Groups of GPUs that each hold whole experts (expert parallel). 1 splits them.", **SERVER)
+]
+DpAttention = Annotated[
+    int, Option(min=1, help="Groups of --tp GPUs that compute attention separately and share the experts.", **SERVER)
+]
+DraftTokens = Annotated[
+    int,
+    Option(
+        min=0, metavar="N", help="Tokens to draft per step (speculative decoding, multi-token prediction).", **SERVER
+    ),
+]
+Acceptance = Annotated[
+    float | None,
+    Option(min=0, max=1, metavar="P", help="Probability that a drafted token is accepted (default 0.55).", **SERVER),
+]
 Vintage = Annotated[str | None, Option(help="Scheduler version: current (default) or 2023.", **SERVER)]
 KvTokens = Annotated[
     int | None,
@@ -94,6 +110,10 @@ def run_simulation(
     ] = None,
     model: Annotated[str | None, Option(help="Model (default llama-2-7b), or a config.json.", **SERVER)] = None,
     tp: Tp = None,
+    ep: Ep = 1,
+    dp_attention: DpAttention = 1,
+    draft_tokens: DraftTokens = 0,
+    acceptance: Acceptance = None,
     format_name: Format = None,
     vintage: Vintage = None,
     kv_tokens: KvTokens = None,
@@ -115,6 +135,7 @@ def run_simulation(
     from loadgen import folders
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
+    from loadgen.servers.hardware.inference import ServingOptions
     from loadgen.studies import simulate
     from loadgen.studies.twin import read_twin
 
@@ -143,6 +164,7 @@ def run_simulation(
         step_tokens=step_tokens,
         hardware=hardware,
         changes=tuple(changes or ()),
+        serving=ServingOptions(ep, dp_attention, draft_tokens, acceptance),
         twin=fitted_twin,
     )
     command = redact(["loadgen", *sys.argv[1:]])

@@ -192,7 +192,7 @@ def capacity_option(
     try:
         engine.kv_tokens(deployment)
     except HardwareError as error:
-        result.not_possible = str(error).partition(":")[0]
+        result.not_possible = str(error).partition(";")[0]
         return result
     load = Load(START_PROMPT_TOKENS, START_OUTPUT_TOKENS, START_IN_FLIGHT)
     expected_per_s = formula_times(deployment, load).output_tokens_per_s / START_OUTPUT_TOKENS
@@ -274,6 +274,7 @@ def _deployment(plan: Plan, server_model: ServerModel) -> tuple[Engine, Deployme
             tensor=server_model.tensor,
             file=server_model.hardware,
         )
+        deployment = server_model.serving.apply(deployment)
     except HardwareError as error:
         raise PlanError(str(error)) from None
     return engine, deployment

@@ -54,7 +54,7 @@ from loadgen.plan import Plan
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
-from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
 from loadgen.servers.hardware.validation import Accuracy, accuracy, describe, models_like
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
@@ -128,6 +128,8 @@ class ServerModel:
     """TOML file with additional GPUs and models."""
     changes: tuple[str, ...] = ()
     """Values that replace those of the GPU's data sheet, in the syntax of loadgen.servers.hardware.with_changes."""
+    serving: ServingOptions = PLAIN_SERVING
+    """Parallel experts and speculative decoding. A twin does not use them."""
     twin: Twin | None = None
 
 
@@ -341,6 +343,7 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
         file=server_model.hardware,
         changes=server_model.changes,
     )
+    deployment = server_model.serving.apply(deployment)
     kv_tokens = server_model.kv_tokens or engine.kv_tokens(deployment)
     return ResolvedModel(
         policy=engine.policy_for(kv_tokens, server_model.running_limit, server_model.step_tokens),

@@ -42,16 +42,17 @@ class StepSequences:
     before: Any  # Tokens of each prompt that are already in the KV cache
     decoding: Any
     context: Any  # Tokens that each decoding sequence holds
+    queries: int = 1  # Tokens that the step computes for each decoding sequence; more than 1 with speculation
 
     @property
     def rows(self) -> Any:
         """Number of tokens in the step."""
-        return self.prompts * self.tokens + self.decoding
+        return self.prompts * self.tokens + self.decoding * self.queries
 
     @property
-    def count(self) -> Any:
-        """Number of sequences in the step."""
-        return self.prompts + self.decoding
+    def outputs(self) -> Any:
+        """Number of tokens whose successor the output head predicts."""
+        return self.prompts + self.decoding * self.queries
 
 
 def attention_layers(deployment: Deployment) -> list[tuple[str, int]]:
@@ -148,7 +149,7 @@ def _latent_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, An
     )
     decoding, context = sequences.decoding, sequences.context
     reading = decode_attention_s(gpu, decoding, context, 1, latent.cached_values / 2, deployment.kv_bytes)
-    flops = 2.0 * decoding * context * heads * (latent.cached_values + latent.kv_rank)
+    flops = 2.0 * decoding * sequences.queries * context * heads * (latent.cached_values + latent.kv_rank)
     computing = flops / (gpu.peaks["bf16"] * gpu.architecture.attention_share)
     return prefill, (reading**2 + computing**2) ** 0.5
 

@@ -123,7 +123,7 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
         all_rows = sequences.rows / deployment.pipeline
         gemms = gemms + model.moe_layers * _expert_gemms_s(deployment, stored, rows, all_rows)
     columns = model.vocabulary // deployment.tensor
-    gemms = gemms + gemm_s(deployment.gpu, head, elementwise_max(local.count, 1e-9), columns, model.hidden)
+    gemms = gemms + gemm_s(deployment.gpu, head, elementwise_max(local.outputs, 1e-9), columns, model.hidden)
 
     elementwise = model.layers * rows * _elementwise_bytes(deployment)
     elementwise = elementwise / rates(deployment.gpu, stored).bytes_per_s
@@ -132,14 +132,14 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
     linear_s = overheads.linear_layer_s * model.linear_layers
     prompt_layer_s = where(sequences.prompts > 0, overheads.prompt_layer_s, 0.0)
     layers_s = model.layers * (overheads.layer_s + prompt_layer_s) + latent_s + linear_s
-    all_sequences = sequences.prompts + sequences.decoding
+    group_sequences = (local.prompts + local.decoding) * deployment.pipeline  # each group has a scheduler
     return {
         "gemm": gemms / prefill_speed,
         "attention": attention,
         "all_reduce": network,
         "elementwise": elementwise,
         "layers": layers_s + 0 * rows,
-        "step": overheads.step_s + overheads.sequence_s * all_sequences,
+        "step": overheads.step_s + overheads.sequence_s * group_sequences,
     }
 
 
@@ -281,7 +281,7 @@ def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, hea
     compute_s = compute_s + 2 * rows * dense / peak
     read = read + dense * stored.weight_bytes
     head_values = model.head_parameters / deployment.tensor
-    compute_s = compute_s + 2 * local.count * head_values / gpu.peaks[head.compute_type]
+    compute_s = compute_s + 2 * local.outputs * head_values / gpu.peaks[head.compute_type]
     read = read + head_values * head.weight_bytes
     link = deployment.gpu.link_for(deployment.tensor)
     crossings = min(1.0, deployment.tensor - 1.0) if link.switch_share else 2 * (1 - 1 / deployment.tensor)

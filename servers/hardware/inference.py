@@ -37,6 +37,7 @@ from loadgen.servers.hardware.kernels import (
     whole_context_attention_s,
 )
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, where
+from loadgen.servers.hardware.speculation import DEFAULT_ACCEPTANCE, TokenDraft
 
 ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
 """All-reduces per layer, by architecture (Ladder Residual, arXiv 2501.06589).
@@ -74,6 +75,8 @@ class Deployment:
     """Groups of `tensor` GPUs that compute attention for different sequences and share the experts."""
     expert_parallel: int = 1
     """Groups of GPUs among which the experts are divided. Each expert is split over the GPUs of its group."""
+    speculation: TokenDraft | None = None
+    """Speculative decoding; None if each step adds one token to each sequence."""
     architecture: str = "standard"
     """A key of `ARCHITECTURES`. Raises HardwareError for any other value."""
 
@@ -117,11 +120,13 @@ class Deployment:
 
     @property
     def host_s(self) -> tuple[float, float]:
-        """Time of the engine on the host, in seconds: per step, and in addition per step and sequence."""
-        if self.model.plain:
-            return self.framework.step_s, self.framework.sequence_s
-        overheads = mixture_overheads(self.framework.name)
-        return overheads.step_s, overheads.sequence_s
+        """Time of the engine on the host, in seconds: per step, and in addition per step and sequence.
+
+        With speculation, the times are those per token. Each attention group has a scheduler.
+        """
+        tokens = self.speculation.tokens_per_step if self.speculation else 1.0
+        overheads = self.framework if self.model.plain else mixture_overheads(self.framework.name)
+        return overheads.step_s / tokens, overheads.sequence_s / tokens / self.attention_data
 
     @property
     def kv_heads(self) -> int:
@@ -198,6 +203,32 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """Options of an engine that divide a mixture of experts in other ways, or draft tokens."""
+
+    expert_parallel: int = 1
+    attention_data: int = 1
+    draft_tokens: int = 0
+    """Number of drafted tokens per step and sequence; 0 without speculative decoding."""
+    acceptance: float | None = None
+    """Probability that a drafted token is accepted. None stands for DEFAULT_ACCEPTANCE."""
+
+    def apply(self, deployment: Deployment) -> Deployment:
+        """Return a copy of a deployment with these options. Raises HardwareError if they do not fit the model."""
+        acceptance = DEFAULT_ACCEPTANCE if self.acceptance is None else self.acceptance
+        return replace(
+            deployment,
+            expert_parallel=self.expert_parallel,
+            attention_data=self.attention_data,
+            speculation=TokenDraft(self.draft_tokens, acceptance) if self.draft_tokens else None,
+        )
+
+
+PLAIN_SERVING = ServingOptions()
+"""Options without parallel experts and without speculative decoding."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Duration of one step in seconds, by component."""
 
@@ -265,16 +296,65 @@ def predict_step(
 
     Under pipeline parallelism the sequences are divided among the stages, and a step lasts until each sequence has
     passed all stages.
+
+    With speculation, a step drafts and verifies several tokens per decoding sequence. The duration of decoding is then
+    that of a step divided by the number of tokens that the step adds to each sequence.
+    """
+    speculation = deployment.speculation
+    if speculation is None:
+        return _predict_one_step(deployment, prompts, tokens, decoding, context, before)
+    queries = speculation.verified_tokens
+    together = _predict_one_step(deployment, prompts, tokens, decoding, context, before, queries)
+    verifying = _predict_one_step(deployment, 0, 0, decoding, context, 0, queries)
+    drafting = _draft_step(deployment, speculation, decoding, context)
+    saved = 1 - 1 / speculation.tokens_per_step
+    is_decoding = as_float(decoding) > 0
+    parts = {}
+    for field in fields(Step):
+        verify_s = where(is_decoding, getattr(verifying, field.name), 0.0)
+        draft_s = where(is_decoding, getattr(drafting, field.name), 0.0)
+        parts[field.name] = getattr(together, field.name) - saved * verify_s + (1 - saved) * draft_s
+    return Step(**parts)
+
+
+def _draft_step(deployment: Deployment, speculation: TokenDraft, decoding: Any, context: Any) -> Step:
+    """Return the duration of drafting in one step: each token takes one layer of the model and the output head.
+
+    This is the structure of multi-token prediction (DeepSeek-V3, arXiv 2412.19437) and of EAGLE (arXiv 2401.15077).
+    """
+    model = deployment.model
+    whole = _predict_one_step(deployment, 0, 0, decoding, context, 0)
+    columns = model.vocabulary // deployment.tensor
+    outputs = elementwise_max(as_float(decoding) / deployment.pipeline, 1e-9)
+    head = gemm_s(deployment.gpu, number_format(HEAD_FORMAT), outputs, columns, model.hidden)
+    share = speculation.draft_tokens / model.layers
+    return Step(
+        gemm=share * (whole.gemm - head) + speculation.draft_tokens * head,
+        attention=share * whole.attention,
+        all_reduce=share * whole.all_reduce,
+        elementwise=share * whole.elementwise,
+        layers=share * whole.layers,
+        step=0.0 * whole.step,
+    )
+
+
+def _predict_one_step(
+    deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any, queries: int = 1
+) -> Step:
+    """Return the predicted duration of one step that computes `queries` tokens for each decoding sequence.
+
+    The other arguments are those of `predict_step`.
     """
     model = deployment.model
     framework = deployment.framework
     prompts, tokens, decoding, context = (as_float(argument) for argument in (prompts, tokens, decoding, context))
     if not model.plain:
-        sequences = StepSequences(prompts, tokens, before, decoding, context)
+        sequences = StepSequences(prompts, tokens, before, decoding, context, queries)
         return Step(**predict_mixture_step(deployment, sequences, number_format(HEAD_FORMAT)))
-    rows = (prompts * tokens + decoding) / deployment.pipeline
+    rows = (prompts * tokens + decoding * queries) / deployment.pipeline
     sequences = (prompts + decoding) / deployment.pipeline
-    attention_gemms, mlp_gemms, head_gemm = _gemm_times(deployment, rows, sequences)
+    outputs = (prompts + decoding * queries) / deployment.pipeline
+    attention_gemms, mlp_gemms, head_gemm = _gemm_times(deployment, rows, outputs)
     attention = _attention_time(deployment, prompts, tokens, decoding, context, before)
     message = rows * model.hidden * 2.0
     elementwise_bytes_per_s = rates(deployment.gpu, deployment.weights).bytes_per_s * constant("elementwise_share")
@@ -378,25 +458,40 @@ def lower_bounds_s(
     """Return the minimum seconds that a step needs of each resource: `compute`, `memory` and `network`.
 
     The arguments have the same meaning as in `predict_step`. The step takes at least the largest of the three values.
+    With speculation, the seconds of decoding are those per token, and the draft takes no time.
     """
+    speculation = deployment.speculation
+    if speculation is None:
+        return _one_step_bounds_s(deployment, prompts, tokens, decoding, context)
+    queries = speculation.verified_tokens
+    together = _one_step_bounds_s(deployment, prompts, tokens, decoding, context, queries)
+    verifying = _one_step_bounds_s(deployment, 0, 0, decoding, context, queries)
+    saved = 1 - 1 / speculation.tokens_per_step
+    return {name: together[name] - saved * verifying[name] for name in together}
+
+
+def _one_step_bounds_s(
+    deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, queries: int = 1
+) -> dict[str, Any]:
+    """Return the minimum seconds of one step that computes `queries` tokens for each decoding sequence."""
     gpu = deployment.gpu
     model = deployment.model
     if not model.plain:
-        sequences = StepSequences(prompts, tokens, 0, decoding, context)
+        sequences = StepSequences(prompts, tokens, 0, decoding, context, queries)
         return mixture_lower_bounds_s(deployment, sequences, number_format(HEAD_FORMAT))
     prompts = prompts / deployment.pipeline  # as in predict_step
     decoding = decoding / deployment.pipeline
-    rows = prompts * tokens + decoding
-    sequences = prompts + decoding
+    rows = prompts * tokens + decoding * queries
+    outputs = prompts + decoding * queries
     compute_s: Any = 0.0
     read_bytes: Any = 0.0
     for gemm in model_gemms(deployment):
-        m = sequences if gemm.count == 1 else rows
+        m = outputs if gemm.count == 1 else rows
         peak = gpu.peaks[gemm.format.compute_type]
         compute_s = compute_s + gemm.count * 2 * m * gemm.n * gemm.k / peak
         read_bytes = read_bytes + gemm.count * gemm.n * gemm.k * gemm.format.weight_bytes
     heads = model.heads / deployment.tensor
-    pairs = prompts * tokens * (tokens + 1) / 2 + decoding * context  # of a query and a key
+    pairs = prompts * tokens * (tokens + 1) / 2 + decoding * queries * context  # of a query and a key
     compute_s = compute_s + 4 * model.layers * heads * model.head_dim * pairs / gpu.peaks["bf16"]
     cached_tokens = decoding * context + prompts * tokens
     read_bytes = read_bytes + deployment.kv_token_bytes / deployment.tensor * cached_tokens

@@ -112,7 +112,9 @@ def test_what_cannot_be_is_said() -> None:
     """A model that does not fit, and a card that is too slow, with what it reaches."""
     figures, base = figure_reader(OBJECTIVES), ServerModel(model="llama-3.1-70b")
     large = capacity_option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
-    assert large.not_possible == "Llama-3.1-70B does not fit 1 x L4 in bf16"
+    assert large.not_possible == (
+        "Llama-3.1-70B does not fit 1 x L4 in bf16: its weights of 141 GB need 8 GPUs or more"
+    )
     strict = parse(["tpot.p50 < 1ms"])
     slow = capacity_option(
         PLAN,

@@ -176,10 +176,10 @@ def closed_loop(
 def closed_loops() -> dict[str, list[Compared]]:
     """Return measured and simulated values of closed loops, by metric: TPOT, TTFT, and output tokens per second."""
     found: dict[str, list[Compared]] = {"TPOT": [], "tokens/s": [], "TTFT": []}
-    current = find_engine("vllm")
     for row in rows("closed_loops"):
         if row["format"] == "nvfp4":
             continue
+        current = find_engine("sglang" if row["framework"] == "SGLang" else "vllm")
         prompt, output, clients = (int(row[name]) for name in ("input", "output", "in_flight"))
         step_time = closed_step_time(*(row[name] for name in ("framework", "gpu", "model", "format", "tp")))
         framework, kv_tokens = step_time.deployment.framework, current.kv_tokens(step_time.deployment)

@@ -39,20 +39,25 @@ Format = Annotated[
     Option("--format", help="Weight format, such as fp8 (default bf16). All: bf16, fp8, int8, int4, nvfp4.", **SERVER),
 ]
 Ep = Annotated[
-    int, Option(min=1, help="Groups of GPUs that each hold whole experts (expert parallel). 1 splits them.", **SERVER)
+    int,
+    Option(min=1, help="Expert-parallel groups of GPUs. Each holds whole experts; 1 splits every expert.", **SERVER),
 ]
-DpAttention = Annotated[
-    int, Option(min=1, help="Groups of --tp GPUs that compute attention separately and share the experts.", **SERVER)
-]
+DpAttention = Annotated[int, Option(min=1, help="Attention groups of --tp GPUs. They share the experts.", **SERVER)]
 DraftTokens = Annotated[
     int,
     Option(
-        min=0, metavar="N", help="Tokens to draft per step (speculative decoding, multi-token prediction).", **SERVER
+        min=0, metavar="N", help="Tokens to draft per step. Speculative decoding or multi-token prediction.", **SERVER
     ),
 ]
 Acceptance = Annotated[
     float | None,
-    Option(min=0, max=1, metavar="P", help="Probability that a drafted token is accepted (default 0.55).", **SERVER),
+    Option(
+        min=0,
+        max=1,
+        metavar="P",
+        help="Share of accepted tokens (default 0.55). Probability that a drafted token is accepted.",
+        **SERVER,
+    ),
 ]
 Vintage = Annotated[str | None, Option(help="Scheduler version: current (default) or 2023.", **SERVER)]
 KvTokens = Annotated[

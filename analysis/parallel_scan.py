@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import threading
 from pathlib import Path
 
@@ -65,16 +66,19 @@ def _read_halves(main: Path, middle: int) -> tuple[Run, Frame] | None:
     gc.freeze()  # a garbage collection in the child would copy the memory of every object
     child = os.fork()
     if not child:
-        _send_half(main, middle, sending)
+        _send_half(main, middle, receiving, sending)
     os.close(sending)
     builder = FrameBuilder()
     try:
-        run = scan(main, builder.add, span=(0, middle))
         with os.fdopen(receiving, "rb") as stream:
+            run = scan(main, builder.add, span=(0, middle))
             try:
                 later, later_run = pickle.load(stream)  # noqa: S301 - from our own child process
             except (EOFError, pickle.UnpicklingError):
                 return None
+    except BaseException:
+        os.kill(child, signal.SIGKILL)  # its half is of no use without the first one
+        raise
     finally:
         os.waitpid(child, 0)
         gc.unfreeze()
@@ -86,10 +90,15 @@ def _read_halves(main: Path, middle: int) -> tuple[Run, Frame] | None:
     return (run, frame) if len(np.unique(frame.id)) == len(frame.id) else None
 
 
-def _send_half(main: Path, middle: int, sending: int) -> None:
-    """Read the second half of a run file in a forked process, send its columns and end the process."""
+def _send_half(main: Path, middle: int, receiving: int, sending: int) -> None:
+    """Read the second half of a run file in a forked process, send its columns and end the process.
+
+    `receiving` and `sending` are the ends of the pipe. The process closes its copy of the receiving end, so that its
+    write fails, and does not block, after the death of the parent process.
+    """
     code = 1
     try:
+        os.close(receiving)
         builder = FrameBuilder()
         run = scan(main, builder.add, span=(middle, None))
         builder.close()

@@ -371,8 +371,8 @@ class Plan:
     server_pid: Annotated[tuple[int, ...], TUPLE, RunOption("Advanced")] = ()
     """PID of a server process on this machine, to record its memory and that of its children. Repeatable."""
     at: Annotated[tuple[str, ...], TUPLE, check_timed_commands, RunOption("Advanced")] = ()
-    """Time and shell command to run then, such as --at 10m 'kubectl delete pod vllm-0'. Repeatable. The report shows
-    the output and the time to recover. What still runs at the end of the run is ended."""
+    """Run a shell command at a time of the run, such as --at 10m 'kubectl delete pod vllm-0'. Repeatable. The report
+    shows the output and the time to recover. Commands that are still running at the end of the run are terminated."""
     objectives: Annotated[tuple[str, ...], TUPLE] = ()
     """Objectives of the run, as for --assert. `loadgen report` judges the run by them again."""
     confidence: Annotated[float | None, CONFIDENCE] = None

@@ -1,12 +1,11 @@
 """Waits before a run until the expected number of replicas of a server answers (`--expect-replicas`).
 
-Replicas are told apart
+The replicas are distinguished by the values of a response header, if a balancer names the replica in one
+(`--replica-header`). Otherwise they are distinguished by the addresses of the URLs. A host name may have several
+addresses.
 
-- by the values of a response header, if a balancer names the replica in it (`--replica-header`).
-- otherwise by the addresses to which the URLs lead. A name may have several addresses.
-
-A replica answers if it responds to a request for its list of models, with any HTTP status below 500. A server that
-still loads its model refuses connections or responds with 503.
+A replica answers if it responds to a request for its list of models, with any HTTP status below 500. A server that is
+still loading its model refuses connections or responds with 503.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ ANSWER_LIMIT_S = 5.0
 AT_ONCE = 8
 """Maximum number of requests that are sent at the same time."""
 REQUESTS_PER_REPLICA = 10
-"""Maximum number of requests per expected replica in one round, if a balancer chooses the replica. A balancer that
-chooses at random then misses one of eight replicas in one of 5,000 rounds."""
+"""Maximum number of requests in one round, per expected replica and URL, if a balancer chooses the replica. A balancer
+that chooses at random among eight replicas then misses one of them in one of 5,000 rounds."""
 NAMED = 12
 """Maximum number of replicas that a message names."""
 
 
 class Round(msgspec.Struct):
-    """The replicas that answered in one round of requests, and why others did not answer."""
+    """Result of one round of requests: the replicas that answered, and why others did not answer."""
 
     replicas: dict[str, None] = {}
-    """Names of the replicas that answered, in the order of their first answer."""
+    """Names of the replicas that answered, without duplicates. The dictionary serves as an ordered set."""
     failures: dict[str, str] = {}
-    """Reasons why no replica answered, by URL or address."""
+    """The reason why a request got no answer, by the URL or address of the request."""
 
 
 def wait_for_replicas(
@@ -72,7 +71,7 @@ def wait_for_replicas(
 
 
 def _shortfall(seen: Round, expected: int, header: str, wait_s: float) -> str:
-    """Return the message that too few replicas answered."""
+    """Return the error message for the case that too few replicas answered."""
     count = len(seen.replicas)
     text = f"only {count} of {expected} replicas answered within {wait_s:g} s"
     by = f" (by the header {header})" if header else ""
@@ -96,7 +95,9 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _round_by_header(urls: Sequence[str], expected: int, header: str, access: Access) -> Round:
-    """Send requests until `expected` different values of the header have been seen, or the maximum is reached."""
+    """Send requests until `expected` different values of the header have been seen.
+
+    The number of requests is limited to REQUESTS_PER_REPLICA per expected replica and URL."""
     seen = Round({}, {})
 
     def ask(url: str) -> None:
@@ -118,7 +119,7 @@ def _round_by_header(urls: Sequence[str], expected: int, header: str, access: Ac
 
 
 def _round_by_address(urls: Sequence[str], access: Access) -> Round:
-    """Send one request to each address to which the URLs lead."""
+    """Send one request to each address of the URLs."""
     seen = Round({}, {})
     places: list[tuple[str, str, Address | None]] = []
     for url in urls:

@@ -31,7 +31,7 @@ QUEUE = "server_queue_us"
 PREFILL = "server_prefill_us"
 INFERENCE = "server_inference_us"
 MAX_US = 86_400_000_000
-"""Maximum duration in us that counts as one: a day. Longer ones, such as instants, are ignored."""
+"""Maximum duration in us: a day. Larger values are ignored, because they are instants and not durations."""
 LAST_EVENTS = 3
 """Number of events at the end of a stream that are searched. The last one is often an end marker."""
 MAX_NAME = 40
@@ -43,8 +43,8 @@ SERVER_TIMING = {
     **dict.fromkeys(("prefill", "prefilltime", "prompt", "prompteval"), PREFILL),
     **dict.fromkeys(("inference", "inferencetime"), INFERENCE),
 }
-"""Names in a `Server-Timing` header by their meaning: in lower case, and without `-`, `_` and `.`. The specification
-leaves the names to the server."""
+"""The mark for each name in a `Server-Timing` header. The names are in lower case, and without `-`, `_` and `.`. The
+specification lets each server choose its names."""
 _LINE = re.compile(rb"^([!-9;-~]+):[ \t]*([^\r\n]*)", re.MULTILINE)
 _ENTRY = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
 _PARAMETER = re.compile(r';\s*dur\s*=\s*"?([0-9.eE+-]+)"?', re.IGNORECASE)
@@ -59,7 +59,7 @@ class ServerTimes(msgspec.Struct, frozen=True):
     marks: dict[str, int]
     """Durations in us, by the name of the mark."""
     sources: set[str]
-    """Where the server states them, such as `metrics` or `Server-Timing`."""
+    """The places in the response that contained the times, such as `metrics` or `Server-Timing`."""
 
 
 def times_in_response(head: bytes, payloads: Sequence[bytes], trailer: bytes = b"") -> ServerTimes:
@@ -150,7 +150,7 @@ def _read_cloud(usage: Mapping[str, Any], source: str, times: ServerTimes) -> No
 
 
 def _add(times: ServerTimes, mark: str, value: Any, us_per_unit: float, source: str) -> None:
-    """Add a duration, unless it is missing, negative, or longer than a day."""
+    """Add a duration to the times. Ignore it if it is missing, negative, or longer than a day."""
     if not _is_number(value):
         return
     duration_us = value * us_per_unit

@@ -135,7 +135,9 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 
 
 def fixed_number(urls: Sequence[str]) -> int | None:
-    """Return the number of servers at these URLs if it cannot change, or None if a host name may get more addresses."""
+    """Return the number of servers at these URLs, or None if it may change.
+
+    The number is known if every host is an IP address or a Unix socket. A host name may get more addresses later."""
     if all(url.lower().startswith(UNIX_SCHEME) or _is_ip_address(parse_host(url)) for url in urls):
         return len(urls)
     return None

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 PAGE_LIMIT_BYTES = 16 << 20
 ROUTE_BYTES = 1 << 16  # Maximum size of a JSON response with one value
 PROCESS_START = "process_start_time_seconds"
-"""Metric with the start time of the server's process in s since 1970, which Prometheus clients publish by default. If
-several processes publish it, the latest one counts."""
+"""Metric with the start time of the server's process in s since 1970. Prometheus clients publish it by default. If
+several processes publish it, the latest start time is used."""
 ABSENT_STATUSES = (401, 403, 404, 405)  # Statuses of a page that is missing or forbidden, which will not change
 
 Labels = Mapping[str, str]
@@ -66,7 +66,7 @@ _DRAFTS = ("draft_steps", "draft_tokens", "accepted_draft_tokens")
 COUNTERS = frozenset((*_WORK, *_LIVE_WORK, *_DRAFTS, "preemptions", "rejections", *PHASE_COUNTERS))
 """Metrics that grow until the server restarts. Other metrics are gauges."""
 SETTINGS = frozenset({"taken_share", "process_start_s"})
-"""Values that every replica states about itself. The largest one counts, because adding them makes no sense."""
+"""Values that are not added up over replicas, because a sum makes no sense. The largest value is used instead."""
 AVERAGED = frozenset({"kv_used", "acceptance_length", "acceptance_rate"})
 """Metrics that are averaged over engines, which have equal size. Other metrics are added."""
 RANK = re.compile(r"(?!dp_rank$)[a-z_]*_rank")
@@ -182,10 +182,10 @@ class ReplicaMetrics:
 
 
 def add_up_replicas(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of several replicas together.
+    """Return the values of several replicas as those of one server.
 
     Counters and numbers of requests are added. `kv_used` is the mean over all engines of all replicas, and
-    `kv_used_max` the value of the fullest one. A replica that does not publish a counter yet has counted nothing.
+    `kv_used_max` the value of the fullest engine. A counter that a replica does not publish yet counts as 0.
     """
     names = dict.fromkeys(
         name for values in replicas for name, value in values.items() if isinstance(value, int | float)

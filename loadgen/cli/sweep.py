@@ -208,9 +208,10 @@ def run_sweep(settings: dict[str, Any], options: SweepCommandOptions) -> NoRetur
 
 
 def _targets(settings: dict[str, Any], options: SweepCommandOptions) -> SweepTargets:
-    """Return the objectives and the loads of the command. Objectives of the plan file count without --objective.
+    """Return the objectives and the loads of the command.
 
-    The objectives of the classes of traffic count in any case."""
+    The option --objective replaces the objectives of the plan file. The objectives in the file's `[[traffic]]` tables
+    are added in both cases."""
     from loadgen.plan import Plan
     from loadgen.studies.sweep import default_duration
     from loadgen.studies.sweep.measure import parse_targets

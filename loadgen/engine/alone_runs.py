@@ -33,9 +33,11 @@ def run_alone(
 ) -> dict[str, str] | None:
     """Run each class of traffic by itself with `run_class`, in the folder `FOLDER-alone/CLASS`.
 
-    `folder` is that of the run with all classes. Return the folders of the runs by class, relative to `folder`. Return
-    None if one of the runs was interrupted. The runs have another seed, because the server's prefix cache would
-    otherwise know the prompts of the run with all classes.
+    `folder` is the folder of the run with all classes. The result contains the folder of each class's run, relative to
+    `folder`. The result is None if one of the runs was interrupted.
+
+    These runs use a different seed than the run with all classes. With the same seed, the server's prefix cache would
+    contain the prompts of that run already.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):

@@ -3,8 +3,8 @@
     even         Request number i goes to replica i modulo the number of replicas. The first turns of sessions are dealt
                  like requests, and each later turn goes to the next replica.
     session      Sessions are dealt like requests, and all turns of a session go to its replica.
-    least-busy   A request goes to the replica with the fewest requests in flight when the request is due. Requests of
-                 all worker processes of this machine count. Worker processes of other machines do not know them.
+    least-busy   A request goes to the replica with the fewest requests in flight when the request is due. The requests
+                 of all worker processes of this machine count, but not those of other machines.
 
 Warm-up requests are dealt evenly. A canary (--verify) always goes to the same replica, so that its answers are
 comparable.
@@ -28,7 +28,7 @@ class Dealer:
     """Deals the requests of one worker process to replicas in turn (`even` and `session`)."""
 
     def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
-        """Create the dealer of the worker process with this index.
+        """Create the dealer of worker process number `worker` of `workers`.
 
         `first_id` is the id of the first request of the worker's class of traffic.
         """
@@ -43,7 +43,8 @@ class Dealer:
     def choose(self, request: Request, canary: int | None = None) -> int | None:
         """Return the index of the replica for a request, or None if the driver chooses it when the request is due.
 
-        `canary` is the number of the canary if the request asks one. The sessions of a worker must come in order.
+        `canary` is the number of the canary if the request is one. Call this method for the sessions of a worker in the
+        order in which they start.
         """
         if canary is not None:
             return canary % self._replicas
@@ -59,7 +60,10 @@ class Dealer:
         return (number + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
-        """Return how many of a worker's first `spare` requests go to a replica. The result is at least 1."""
+        """Return the number of spare connections that a worker opens to a replica, at least 1.
+
+        `spare` is the number of the worker's spare connections to all replicas together. They are divided over the
+        replicas like the worker's first requests."""
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(number % self._replicas == replica for number in numbers))
 
@@ -89,7 +93,7 @@ class InFlightTable:
 class LeastBusy:
     """Assigns each request to the replica with the fewest requests in flight.
 
-    Of several such replicas, the next one after the last choice is used.
+    If several replicas have the fewest requests, the next one after the previous choice is used.
     """
 
     def __init__(self, table: InFlightTable, worker: int) -> None:

@@ -89,7 +89,7 @@ class CanaryLog:
         return request
 
     def number_of(self, request: Request) -> int:
-        """Return the number of the canary that a request asks, which has not been answered yet."""
+        """Return the number of the canary in a request that has not been answered yet."""
         return self._prompts[request.id].number
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:

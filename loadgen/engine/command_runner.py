@@ -24,7 +24,7 @@ from loadgen.timed_commands import TimedCommand, parse
 
 PART = "part-commands.jsonl"
 TERMINATION_LIMIT_S = 2.0
-"""Time in seconds that a command has to end after SIGTERM. Its process group is then killed."""
+"""Time in seconds that the processes of a command have to end after SIGTERM. After this time, they are killed."""
 POLL_S = 0.05
 
 
@@ -55,7 +55,7 @@ class CommandRunner:
             self._threads.append(thread)
 
     def end(self) -> list[Path]:
-        """End all commands, and return the files with their results. Commands that were not due yet never run."""
+        """Terminate all commands, and return the files with their results. Commands that were not due yet never run."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -124,7 +124,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process group of a command: with SIGTERM, and with SIGKILL if a process does not follow in time."""
+    """Terminate the process group of a command. Processes that ignore SIGTERM are killed after TERMINATION_LIMIT_S."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     limit_s = time.monotonic() + TERMINATION_LIMIT_S

@@ -228,7 +228,7 @@ class Driver:
         self._attach_all(group)
 
     def _attach_all(self, group: Sequence[ScheduledRequest]) -> None:
-        """Attach a free connection to each request of a group, as far as there are any."""
+        """Attach a free connection to each request of a group, until no connection is free."""
         for slot in group:
             if slot.not_encoded:
                 continue
@@ -515,7 +515,7 @@ class Driver:
             self._end(slot, exchange)
 
     def _keeps_for_session(self, slot: ScheduledRequest) -> bool:
-        """Return True if the connection of a request waits for a later request of the same session.
+        """Return True if the connection of a request is kept for a later request of the same session.
 
         A session keeps one idle connection to a replica, even if several of its requests were in flight at the same
         time.

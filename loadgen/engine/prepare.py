@@ -363,7 +363,8 @@ def _prepare_load(
 ) -> PreparedLoad:
     """Choose the dialect of a load, and build its prompts. The lines that `say` prints begin with the class's name.
 
-    `replicas` are the equal servers at `targets`. The first one is asked whatever is the same for all of them.
+    `replicas` are the servers at `targets`. They are equal, so only the first one is asked for facts that do not depend
+    on the replica, such as its tokenizer.
     """
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.discovery import apply_mark, check_limits, listed_models, open_tokenizer
@@ -492,7 +493,9 @@ def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoin
 
 
 def check_server_limits(plan: Plan, facts: ServerFacts, at_once: int) -> None:
-    """Raise LimitError if the load of a plan exceeds the limits of a replica. `at_once` requests go to it together."""
+    """Raise LimitError if the load of a plan exceeds the limits of a replica.
+
+    `at_once` is the number of requests that the replica receives at the same time."""
     from loadgen.servers.discovery import check_limits, endpoint_dialect
 
     dialect = endpoint_dialect(plan.server, plan.endpoint)
@@ -520,7 +523,7 @@ def describe_balance(plan: Plan, replicas: int) -> str:
 
 
 def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> dict[str, Any]:
-    """Return what the header of a run stores about the addresses of the server, and about each replica."""
+    """Return the facts about the server for the header of a run: its addresses, and the facts about each replica."""
     if len(replicas) == 1:
         return targets[0].facts
     addresses = dict.fromkeys(address for target in targets for address in target.facts.get("addresses", ()))

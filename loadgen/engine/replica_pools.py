@@ -11,7 +11,8 @@ from loadgen.servers.target import Target
 from loadgen.servers.wire.pool import ConnectionUse, Pool
 
 BURST = 64
-"""A group of more requests than this that are due together is assigned to replicas before it is due."""
+"""Maximum number of requests in a group that is assigned to replicas when it is due. The requests of a group are due
+together. A larger group is assigned before it is due."""
 
 
 class ReplicaPools:
@@ -28,7 +29,7 @@ class ReplicaPools:
 
     @property
     def use(self) -> ConnectionUse:
-        """Which requests share a connection."""
+        """The rule for reusing connections: which requests may share a connection."""
         return self.pools[0].use
 
     async def fill(self) -> None:

@@ -102,7 +102,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     schedule: Schedule
     timeout_s: float
     targets: tuple[Target, ...]
-    """Where the server is reached. Several: the replicas of the server, over which the requests are balanced."""
+    """Addresses of the server. There are several targets if the requests are balanced over several replicas."""
     replica_names: tuple[str, ...]
     """The name of each target in Records. Empty for a single target, whose addresses name the replicas."""
     dealer: Dealer | None
@@ -190,7 +190,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
     def schedule_request(
         self, request: Request, due_ns: int, conversation: Session | None = None, canary: int | None = None
     ) -> ScheduledRequest:
-        """Encode a request and return it with its due time. `canary` is the number of the canary, if it asks one.
+        """Encode a request and return it with its due time. `canary` is the number of the canary if the request is one.
 
         If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
         other requests are sent.

@@ -199,9 +199,9 @@ class LiveTarget(msgspec.Struct):
         return self.with_model(replace(request, id=next(self._ids)))
 
     def session(self, dialect: Dialect) -> SessionGraph | Session:
-        """Return the plan's next session. Its requests have the next ids, which no other request gets.
+        """Return the plan's next session, whose requests get new ids.
 
-        After the last session of a file, the first one follows.
+        The last session of a file is followed by the first one.
         """
         if dialect.endpoint not in self._sessions:
             self._sessions[dialect.endpoint] = _endless_sessions(self.prompts(dialect))

@@ -179,7 +179,7 @@ class VirtualRequest:
         return self.due_ns if self.released_ns is None else self.released_ns
 
     def later_node(self, node: int, due_ns: int) -> VirtualRequest:
-        """Return the request of another node of the session, which is a graph."""
+        """Return the request of another node of the same session. The session must be a graph."""
         assert self.progress is not None
         return VirtualRequest(self.part, self.progress.request(node), due_ns, progress=self.progress, node=node)
 
@@ -203,8 +203,8 @@ class VirtualClass:
     waiting: deque[VirtualRequest] = field(default_factory=deque)
     """Requests that are due but wait until another request of the class has ended, in order."""
     free_ns: list[int] = field(default_factory=list)
-    """Heap of the times since which places for another request in flight are free. Only used if requests beyond the
-    limit of the class wait."""
+    """Heap of the times in ns at which requests of the class ended. Each time stands for one free place under the limit
+    on requests in flight. Only used if requests beyond the limit wait."""
 
 
 def run(

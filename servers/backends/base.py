@@ -140,8 +140,8 @@ class Backend(msgspec.Struct, frozen=True):
     simulated_versions: Mapping[str, str] = {}  # `module:attribute` for other versions
     phrase: str = ""  # Name in sentences, if the title alone reads badly
     request_times: str = ""
-    """What makes the server state the times of each request (loadgen.servers.server_timing), as a sentence. Empty:
-    nothing is known to."""
+    """Sentence that says how to make the server state the times of each request (loadgen.servers.server_timing). Empty
+    if the server cannot, or if no way is known."""
     notes: Mapping[str, Any] = {}
     """Facts that matter for the interpretation of the figures, stored with each run:
 

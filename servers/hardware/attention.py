@@ -35,7 +35,7 @@ class WeightMatrix:
 
 @dataclass(frozen=True, slots=True)
 class StepSequences:
-    """StepSequences of one step on one GPU: prompts and decoding sequences. Values are numbers or arrays."""
+    """The sequences that one step computes: prompts and decoding sequences. Each count is a number or an array."""
 
     prompts: Any
     tokens: Any  # New tokens per prompt

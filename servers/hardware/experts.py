@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROW_TILE = 128
 """Largest number of rows that a tile of a grouped GEMM has."""
 SMALL_TILE = 16
-"""Number of rows to which a grouped GEMM rounds the few rows of each expert up in decode."""
+"""Smallest number of rows that a tile of a grouped GEMM has. It is used if each expert has few rows, as in decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ def touched_experts(experts: Experts, tokens: Any) -> Any:
 
 
 def route(experts: Experts, tokens: Any, groups: int) -> Routing:
-    """Return the expected work of the busiest of `groups` groups of GPUs, each of which holds its own experts.
+    """Return the expected work of the busiest of `groups` groups of GPUs, each of which holds a part of the experts.
 
-    The busiest group is estimated as the mean plus `sqrt(2 * ln(groups))` standard deviations of a binomial
-    distribution, the expected maximum of as many normal variables.
+    The work of the busiest group is estimated as the mean of a binomial distribution plus `sqrt(2 * ln(groups))` of its
+    standard deviations. This is the expected maximum of `groups` normal variables.
     """
     mean_touched = touched_experts(experts, tokens) / groups
     mean_rows = as_float(tokens) * experts.per_token / groups
@@ -82,7 +82,7 @@ def route(experts: Experts, tokens: Any, groups: int) -> Routing:
 def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: float, k: float) -> Any:
     """Return the duration of one GEMM per touched expert in a single kernel: `[rows, k] @ [k, n]` for each expert.
 
-    The rows of each expert are rounded up to whole tiles.
+    The kernel computes whole tiles of rows, which adds half a tile per expert on average.
     """
     gpu = deployment.gpu
     rate = rates(gpu, stored)
@@ -167,7 +167,7 @@ def _stored(deployment: Deployment) -> Format:
 def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequences:
     """Return the sequences that the busiest attention group processes at a time.
 
-    One prompt is computed by one group, and the others wait for it.
+    A single prompt is computed by one attention group. The other groups wait for this group.
     """
     share = 1 / deployment.attention_data
     prompts = sequences.prompts / deployment.pipeline

@@ -14,7 +14,7 @@ from loadgen.servers.hardware import HardwareError, ModelShape, shape_from_row
 
 
 def shape_of(path: Path) -> ModelShape:
-    """Return the dimensions of a model from its config.json, such as that of Llama, GPT-2, DeepSeek or a related model.
+    """Return the dimensions of a model from its config.json: of Llama, GPT-2, DeepSeek and related models.
 
     `path` is the config.json or its folder. Raises HardwareError if the file is invalid.
     """

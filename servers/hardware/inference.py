@@ -120,9 +120,10 @@ class Deployment:
 
     @property
     def host_s(self) -> tuple[float, float]:
-        """Time of the engine on the host, in seconds: per step, and in addition per step and sequence.
+        """Overhead of the engine on the host CPU in seconds: per step, and additionally per sequence of a step.
 
-        With speculation, the times are those per token. Each attention group has a scheduler.
+        With speculation, both times are divided by the tokens per step. Each attention group has a separate scheduler,
+        so the time per sequence is divided by the number of groups.
         """
         tokens = self.speculation.tokens_per_step if self.speculation else 1.0
         overheads = self.framework if self.model.plain else mixture_overheads(self.framework.name)

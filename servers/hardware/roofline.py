@@ -92,9 +92,9 @@ class Limits:
     output_tokens: int
     in_flight: int
     spread: float
-    """Maximum relative deviation of the token counts of a request from the counts above."""
+    """Maximum relative deviation of a request's token counts from `input_tokens` and `output_tokens`."""
     rounds: int
-    """Requests that each client sends, one after the other."""
+    """Number of requests that each client sends, one after the other."""
     statistic: str
     """How the expected TTFT and TPOT of all requests are summarised: `mean` or `median`."""
     replayed: bool

@@ -40,9 +40,11 @@ class Load:
     output_tokens: int
     in_flight: Any
     spread: float = 0.0
-    """Maximum relative deviation of a request's token counts from the counts above. They are uniformly distributed."""
+    """Maximum relative deviation of a request's token counts from `prompt_tokens` and `output_tokens`. The counts are
+    uniformly distributed."""
     rounds: int = 10
-    """Requests that each client of a closed loop sends, one after the other. All clients start at the same time."""
+    """Number of requests that each client of a closed loop sends, one after the other. All clients start at the same
+    time."""
     statistic: Literal["mean", "median"] = "mean"
     """How the TTFT and the TPOT of all requests are summarised."""
     first_chunk: int = 1

@@ -1,9 +1,8 @@
 """Replays a closed loop in a simulated engine, to predict its latencies on given hardware.
 
-A closed loop is a protocol: all clients send their first request at the same time, and each client sends its next
-request when the previous response has ended. If all requests are equally long, the clients stay in step, and each round
-begins with a wave of prompts. Random lengths let the clients drift apart. A formula for the steady state has neither
-effect.
+In a closed loop, all clients send their first request at the same time, and each client sends its next request when the
+previous response has ended. If all requests are equally long, the clients stay in step, and each round begins with a
+wave of prompts. Random lengths let the clients drift apart. A formula for the steady state models neither effect.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ def policy_of(framework: Framework) -> Policy | None:
 def is_replayed(deployment: Deployment) -> bool:
     """Return True if closed loops on this deployment are replayed.
 
-    Pipelines are not, because the simulated engine computes one step at a time.
+    Pipelines are not replayed, because the simulated engine computes one step at a time.
     """
     return deployment.pipeline == 1 and policy_of(deployment.framework) is not None
 
 
 _latest_step_time: list[StepTime] = []
-"""The predictor that `_step_time` returned last. The loads of a curve share one deployment."""
+"""The last result of `_step_time`, for reuse: all loads of a curve have the same deployment."""
 
 
 def _step_time(deployment: Deployment) -> StepTime:

@@ -403,11 +403,10 @@ class Scheduler:
         return self.policy.reserve != "peak" or self._peak_tokens(job) < self.kv_tokens
 
     def _expected_tokens(self, candidate: Job) -> float:
-        """Return the KV cache that the running jobs and `candidate` are still expected to take, in tokens.
+        """Return the KV cache in tokens that the running jobs and `candidate` are still expected to take.
 
         Decoding jobs count with a share of their remaining output, and jobs without a first token with their whole
-        output. If no job is running, the candidate's output does not count, because a job that fits the cache can
-        always run alone.
+        output. The result is 0 if no job is running, because a job that fits the cache can always run alone.
         """
         if not self.running:
             return 0
@@ -593,5 +592,7 @@ class Scheduler:
 
 
 def _reserved_output(job: Job, emitted: int) -> int:
-    """Return the output tokens that `job`, of which `emitted` tokens are generated, counts with at an admission."""
+    """Return the remaining output tokens of a job, at most MAX_RESERVED_OUTPUT, for a decision about an admission.
+
+    `emitted` is the number of tokens that the job has generated."""
     return min(job.output_tokens + job.unsent_tokens - emitted, MAX_RESERVED_OUTPUT)

@@ -162,7 +162,7 @@ def child() -> None:
 
 
 def _slowdown(config: SimulatedConfig) -> Slowdown:
-    """Return how the time to the first token grows, on the clock of this machine."""
+    """Return how the time to the first token grows. Times are converted from simulated time to real time."""
     after_ns = None if config.slow_after_s is None else round(config.slow_after_s * 1e9 / config.speed)
     return Slowdown(config.slower_per_hour * config.speed, after_ns, config.slow_factor)
 

@@ -34,16 +34,20 @@ NO_DRAFTING = Drafting(0, 0.0)
 
 
 class Slowdown(NamedTuple):
-    """How the time to the first token of a scripted server grows. Times count from the arrival of the first request."""
+    """How the time to the first token of a scripted server grows during a run."""
 
     per_hour: float = 0.0
-    """Growth per hour, as a share of the time at the beginning."""
+    """Growth per hour, as a share of the initial time to the first token."""
     after_ns: int | None = None
-    """Time after which the time to the first token is multiplied by `factor`. None: never."""
+    """Time in ns after the arrival of the first request. From this time on, the time to the first token is also
+    multiplied by `factor`. None: never."""
     factor: float = 2.0
 
     def ttft_ns(self, ttft_ns: int, since_first_ns: int) -> int:
-        """Return the time to the first token of a request, given that at the beginning and the request's arrival."""
+        """Return the time to the first token of a request in ns.
+
+        `ttft_ns` is the time to the first token without a slowdown. `since_first_ns` is the time between the arrivals
+        of the first request and of this one."""
         factor = 1 + self.per_hour * since_first_ns / NS_PER_HOUR
         if self.after_ns is not None and since_first_ns >= self.after_ns:
             factor *= self.factor

@@ -184,7 +184,7 @@ class Connector:
         return self._attempt(self._rotation.order(), [])
 
     def _named(self, opening: Connection | Awaitable[Connection]) -> Connection | Awaitable[Connection]:
-        """Return the connection or the awaitable. The connection has the name of the replica as its address."""
+        """Set the address of a connection to the name of the replica. Return the connection, or an awaitable of it."""
         if isinstance(opening, Connection):
             opening.address = self._name
             return opening
@@ -196,7 +196,7 @@ class Connector:
         return connection
 
     def _address_name(self, address: Address) -> str:
-        """Return the name of the replica at an address of a target with several addresses."""
+        """Return the name of the replica together with one of its addresses, for a target with several addresses."""
         return f"{self._name} {address_text(address)}".strip()
 
     def _attempt(self, addresses: Sequence[Address], errors: list[OSError]) -> Connection | Awaitable[Connection]:

@@ -167,7 +167,7 @@ class Sweep:
         Each step has a different seed and therefore different prompts, because a server may have cached the prompts of
         earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
         which the server begins to reject requests. A concurrency below the number of workers reduces the number of
-        workers. If the plan has classes of traffic, the load is the total of those that the sweep scales.
+        workers. If the plan has classes of traffic, `load` is the total load of the classes that the sweep scales.
         """
         duration = {} if duration_s is None else {"duration_s": duration_s}
         if self.plan.traffic:

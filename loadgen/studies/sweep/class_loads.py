@@ -2,7 +2,7 @@
 
 A sweep over the rate multiplies the rates of all classes by one factor, so that the mix stays the same. Classes without
 a rate, such as closed loops, keep their loads. A sweep over the concurrency multiplies the numbers of clients of all
-closed loops. Classes with rates keep them.
+closed loops. Classes with a rate keep their loads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def class_loads(plan: Plan, over: Over) -> dict[str, float]:
 
 
 def with_total_load(plan: Plan, over: Over, total: float) -> Plan:
-    """Return the plan with other loads of its classes of traffic. The loads that a sweep scales add up to `total`."""
+    """Return the plan with scaled loads of its classes of traffic. The scaled loads add up to `total`."""
     loads = class_loads(plan, over)
     if over == "concurrency":
         return _with_clients(plan, divided_clients(loads, round(total)))
@@ -91,7 +91,9 @@ def describe_load(plan: Plan, over: Over) -> str:
 
 
 def _amount(text: str, over: Over) -> Fraction | None:
-    """Return the rate of an arrival process, or its number of clients. None if it has none."""
+    """Return the rate of the arrival process `text`, or its number of clients if the sweep is over the concurrency.
+
+    The result is None if the process has no constant rate, or no clients."""
     process = arrivals.parse(text)
     if over == "rate":
         return process.rate if isinstance(process, FixedRate) else None
@@ -113,7 +115,9 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
-    """Return the plan with other numbers of clients. Classes that shared clients get their own."""
+    """Return the plan with a new number of clients for each closed loop.
+
+    Classes that divided the clients of the plan among them get separate numbers of clients."""
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):
         process = arrivals.parse(traffic_class.plan.arrivals)

@@ -150,10 +150,10 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets, say: Say |
 
 
 def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: Say | None) -> Plan:
-    """Return the plan of a sweep whose plan has classes of traffic. Their loads are those of the plan file.
+    """Return the plan of a sweep whose plan file has classes of traffic. The classes have the loads of the file.
 
-    Raises PlanError if the sweep has neither objectives nor loads, if no class has a load that it could change, or if
-    an objective names no class."""
+    Raises PlanError if the sweep has neither objectives nor loads, if the sweep cannot scale the load of any class, if
+    the concurrency is smaller than the number of classes, or if an objective names an unknown class."""
     from loadgen.engine.resolve_server import with_detected_server
 
     plan = Plan(**settings)
@@ -183,8 +183,9 @@ def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: 
 def class_settings(plan: Plan, over: Over, start: float | None) -> dict[str, Any]:
     """Return the settings of a search that depend on the plan's classes of traffic. Empty for a plan without classes.
 
-    `plan_load` is the load that the plan states. The search begins with this load, unless the user names another
-    `start`. `lowest` is the smallest number of clients with one for each class.
+    - `plan_load`: the total load of the classes in the plan.
+    - `start`: the load at which the search begins: the parameter `start`, or else `plan_load`.
+    - `lowest`: the minimum load of a search over the concurrency. Each class needs one client.
     """
     if not plan.traffic:
         return {}

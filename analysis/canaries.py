@@ -177,19 +177,23 @@ def _prefix_share(text: str, expected: str) -> float:
 
 
 def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[float, float]:
-    """Return the 95% interval of the share of equal answers. `numbers` are the canaries of all answers.
+    """Return the 95% interval of the share of answers that are equal to the first one.
 
-    Answers to one canary are alike: a prompt whose answer is sensitive to rounding errors differs often, and another
-    prompt never differs. A canary therefore counts as one trial. Otherwise a few canaries that are asked often would
-    seem to prove more than they do.
+    `same` is the number of equal answers. `numbers` contains the number of the canary of each answer.
+
+    Answers to one canary are not independent: a prompt whose answer is sensitive to rounding errors differs often, and
+    another prompt never differs. A canary therefore counts as one trial. Otherwise, a few canaries that are asked often
+    would make the interval too narrow.
     """
     trials = len(set(numbers))
     return interval(same / len(numbers) * trials, trials)
 
 
 def _levels(loads: Floats, kinds: Sequence[Kind], numbers: Sequence[int], interval: IntervalOf) -> list[CanaryLevel]:
-    """Return the levels of load that have answers. The first level has no request in flight, the next ones up to 4, up
-    to 16, and so on. `numbers` are the canaries of the answers."""
+    """Return the levels of load that have answers: no request in flight, up to 4, up to 16, and so on.
+
+    The arrays have one element per answer: `loads` contains the number of requests in flight, `kinds` the result of the
+    comparison, and `numbers` the number of the canary."""
     by_level: dict[int, list[int]] = {}
     for index, load in enumerate(loads):
         high = 0

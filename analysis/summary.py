@@ -288,8 +288,8 @@ class OutsideWindow(msgspec.Struct, kw_only=True):
     def slower(self) -> bool:
         """True if a request outside the window had a much larger E2E latency or TTFT than every request inside.
 
-        Much larger means by more than SLOWER_FACTOR. In a run without a fault, the slowest request of all is sometimes
-        outside the window by chance.
+        A latency is much larger if it exceeds the largest one inside by the factor SLOWER_FACTOR. In a run without a
+        fault, the slowest request of all is sometimes outside the window by chance.
         """
         return self.slower_whole or self.slower_first
 

@@ -177,7 +177,8 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self._request(index, transcript, 0), added
 
     def prepare_prompts(self) -> None:
-        """Build every prompt that this session needs, so that the prompt builder knows the lengths in advance."""
+        """Build and discard each prompt that this session needs. The function `prompt` can thereby record their
+        lengths."""
         for index, node in enumerate(self.nodes):
             if not node.messages:
                 self._prompt(index, node)

@@ -466,7 +466,7 @@ SHOWN_NOTES = ("client", "distribution", "capped")
 """Ids of the notes that the first screen of the page shows, with a grey dot. They say that a check or a target was not
 possible. The finding `client` is a note if no client took part in the run."""
 SERVER_FIELDS_LEFT_OUT = ("limits", "addresses", "addresses_unused", "replicas")
-"""Server fields that the generic list of server facts omits. They are shown in separate ways."""
+"""Server fields that the generic list of server facts omits, because the page shows them elsewhere."""
 
 
 def _reproduce(runs: Sequence[ReportedRun]) -> Section:

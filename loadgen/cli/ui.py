@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 LOCUSTFILE = Path(__file__).parents[1] / "interactive" / "user.py"
 PLAN_SETTINGS = ("traffic", "objectives", "confidence", "goodput")
-"""Settings of a plan file that are no options of Locust."""
+"""Settings of a plan file that an interactive run uses, and that Locust has no options for."""
 LOAD_SETTINGS = ("arrivals", "rate", "concurrency", "n", "duration_s", "max_in_flight", "workers", "repeats")
-"""Settings of a plan file that the users of the page replace."""
+"""Settings of a plan file that an interactive run ignores, because the users of Locust are the load."""
 STOP_TIMEOUT_S = 60
 """Time for users to finish their requests at the end of a --headless run. Then the requests are cancelled."""
 
@@ -118,11 +118,13 @@ def ui(
 
 
 def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return the settings of the command line and of the plan file, in three parts.
+    """Merge a plan file into the settings of the command line. Return three parts.
 
-    The first part has the options of Locust. The second part has the other settings of the run: classes of traffic and
-    objectives. The third part has the names of settings of the load, which the users replace. Raises PlanError for a
-    setting that an interactive run cannot have.
+    - The options of Locust.
+    - The other settings of the run: classes of traffic and objectives.
+    - The names of the ignored settings of the load, because the users of Locust are the load.
+
+    Raises PlanError for a setting that an interactive run cannot have.
     """
     from loadgen.plan import Plan
     from loadgen.plan_fields import fields_of, run_options
@@ -174,9 +176,9 @@ def _check_locustfile(file: Path | None) -> None:
 
 
 def _run_locust(arguments: list[str], plan_settings: Mapping[str, Any], *, quiet: bool) -> LocustSession:
-    """Run Locust until it ends, and return the session. `plan_settings` are those that are no options of Locust.
+    """Run Locust until it ends, and return the session. `plan_settings` are settings that Locust has no options for.
 
-    Locust patches this process with gevent, so asyncio cannot be used in it.
+    Locust patches this process with gevent, so the process cannot use asyncio.
     """
     try:
         from locust.main import main

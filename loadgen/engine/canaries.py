@@ -1,8 +1,8 @@
 """Asks canaries (--verify) before, during and after the load, and checks the texts of all responses.
 
-The first worker of a run, or of each class of traffic with its own endpoint or model, asks the canaries on connections
-that no request of the load uses. Before and after the load
-it asks each canary alone, one after the other. During the load, a few clients ask canary after canary.
+The first worker of a run asks the canaries, or the first worker of each class of traffic with a different endpoint or
+model. It uses connections that no request of the load uses. Before and after the load, it asks one canary at a time.
+During the load, a few clients ask canary after canary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loadgen.servers.wire.transport import Exchange
 
 SERIALS = 1_000_000
-"""Number of ids that are reserved for the requests with one canary."""
+"""Number of request ids that are reserved for each canary, so that the ids of two workers differ."""
 CLIENTS = 8
 """Maximum number of canaries that are in flight together, in addition to the load."""
 THINK_NS = 500_000_000

@@ -559,9 +559,10 @@ def canary_tasks(
 ) -> dict[int, CanaryTask]:
     """Return the canaries of a plan, by the index of the class of traffic that asks them.
 
-    `tasks` has a task of each class, and `bodies` the fields that the user adds to its requests. A run without classes
-    has one. Classes with the same endpoint and model share their canaries. Responses without text, such as embeddings,
-    have none. Raises PlanError if no response has text.
+    `tasks` contains one task per class of traffic, or a single task for a run without classes. `bodies` contains the
+    fields that the user adds to the requests of each class. Classes with the same endpoint and model share their
+    canaries. Classes whose responses have no text, such as embeddings, ask no canaries. Raises PlanError if no response
+    has text.
     """
     from loadgen.engine.canaries import CanaryTask
     from loadgen.servers.auth import fill_fields

@@ -131,13 +131,13 @@ class LiveTarget(msgspec.Struct):
     name: str = ""
     """Name of the class of traffic. Empty for a plan without classes."""
     share: float = 1.0
-    """Share of the class in the requests and sessions, by the weights."""
+    """Share of all requests and sessions that belong to this class of traffic, according to the weights."""
     first_id: int = 0
     """Id of the first request of the class."""
     classes: tuple[LiveTarget, ...] = ()
     """One LiveTarget for each class of traffic of the plan. Empty for a plan without classes."""
     _draw: Callable[[], float] | None = None
-    """Random numbers that choose classes of traffic."""
+    """Function that returns the next random number from 0 to 1, to choose a class of traffic."""
     _dialects: dict[str, Dialect] = {}
     _headers: dict[str, dict[str, str]] = {}
     _prompts: dict[str, Prompts] = {}
@@ -283,10 +283,12 @@ class LiveTarget(msgspec.Struct):
         return self.classes or (self,)
 
     def next_class(self, *, sessions: bool | None = None) -> LiveTarget:
-        """Return the class of traffic of the next request or session. The weights and the seed choose the class.
+        """Return the LiveTarget of the class of traffic that the next request or session belongs to.
 
-        For a plan without classes, return this LiveTarget. With `sessions`, choose only among the classes with
-        sessions, or with False among those without. Raises PlanError if there is no such class."""
+        The class is drawn by the weights and the seed. For a plan without classes, the result is this LiveTarget.
+
+        `sessions` restricts the choice to classes with sessions (True) or to classes with single requests (False).
+        Raises PlanError if there is no such class."""
         if not self.classes:
             return self
         suitable = [part for part in self.classes if sessions in (None, part.plan.uses_sessions)]
@@ -335,7 +337,9 @@ def _endless_sessions(prompts: Prompts) -> Iterator[SessionGraph | Session]:
 
 
 def _class_facts(part: LiveTarget) -> TrafficFacts:
-    """Return the facts about a class of traffic for the header of the run. Its load is its share of the users' load."""
+    """Return the facts about a class of traffic for the header of the run.
+
+    The load of the class is stated as a share of the users' load."""
     facts = prepare.traffic_facts(
         part.plan.replaced(arrivals=INTERACTIVE, duration_s=None),
         part.name,

@@ -105,8 +105,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def request(self) -> None:
         """Send the next prompt of the workload that is chosen in the form on Locust's start page.
 
-        If the workload has sessions, run the next session from its first to its last request. The end of the run time
-        cuts no session off, but the page's Stop button does. If the plan has classes of traffic, a random class is
+        If the workload has sessions, send all requests of the next session. A session is completed even if the run time
+        ends before, but the page's Stop button interrupts it. If the plan has classes of traffic, a random class is
         chosen by the weights."""
         target = self._next_target(None)
         if target.plan.uses_sessions:
@@ -115,7 +115,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             self._ask(target, None, None, None)
 
     def _next_target(self, sessions: bool | None) -> LiveTarget:
-        """Return the server with the requests of a class of traffic. `sessions` is that of `LiveTarget.next_class`.
+        """Return the LiveTarget of a random class of traffic. `sessions` restricts the classes as in
+        `LiveTarget.next_class`.
 
         Raises StopUser if the run could not begin, or if there is no such class. The reason has been reported."""
         if SESSION.target is None or SESSION.run is None:

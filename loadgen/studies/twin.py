@@ -107,9 +107,9 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     """Maximum number of tokens per step. None: the engine's default."""
     constants: dict[str, TwinConstant]
     transferred: dict[str, float] = {}
-    """Values of the constants for another GPU, model, number of GPUs or number format. What the fit found belongs
-    partly to the host, which stays, and partly to the errors of the hardware model for the measured server, which do
-    not carry over. Empty without hardware."""
+    """Values of the constants for predictions of another GPU, model, number of GPUs or number format. A fitted value
+    contains properties of the host, which hold there too, and errors of the hardware model for the measured server,
+    which do not. These values contain less of the errors. Empty if the twin has no hardware."""
     draws: list[list[float]]
     """Bootstrap draws of the constants, in the order of `constants`. The intervals of predictions come from these
     draws."""

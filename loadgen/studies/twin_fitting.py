@@ -56,9 +56,9 @@ NOISE = 0.1
 INDEPENDENT_REQUESTS = 20
 """Weight of a run relative to the prior: each run counts as this number of independent requests."""
 TRANSFER_REQUESTS = 1
-"""Weight of a run, as in INDEPENDENT_REQUESTS, for constants that are used with other hardware or another model. The
-hardware model is off by several percent for any server (validation.csv), in the same direction for all requests of a
-run. More requests therefore say no more about other servers."""
+"""Weight of a run in requests (as INDEPENDENT_REQUESTS) for the constants that are used with other hardware or another
+model. For each server, the hardware model is off by several percent (validation.csv), in the same direction for all
+requests of a run. More requests therefore say no more about other servers."""
 OUTLIER = 0.3
 """Residuals above this value count less than quadratically (soft L1 loss)."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
@@ -395,7 +395,7 @@ class FitProblem:
 
         They minimise the same residuals as `solve`, linearised at `solution`, with two changes. Each run has the weight
         of TRANSFER_REQUESTS requests. The prior has the standard deviations `transfer_spread`, which are smaller for
-        the rates of kernels: a deviation from typical kernels mostly belongs to the measured server alone.
+        the rates of kernels, because unusual kernel rates are mostly a property of the measured server alone.
         """
         jacobian = self._jacobian(solution)
         residuals = self._residuals(solution)

@@ -51,7 +51,7 @@ LARGE_GPU_BYTES = 70 * 2**30
 SMALL_GPU_TOKENS = 2048
 """Maximum tokens in one step on GPUs with less than LARGE_GPU_BYTES (vLLM, `get_batch_defaults`)."""
 SAMPLED_SEQUENCES = 256
-"""Sequences for which an engine reserves memory to sample the next token."""
+"""Number of sequences for which an engine reserves memory to sample the next token."""
 HEAD_FORMAT = "bf16"
 """Engines keep the output head in 16 bits when they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
 
@@ -170,8 +170,8 @@ class Deployment:
     def activation_bytes(self) -> float:
         """Bytes on each GPU that a step of maximum size takes for activations and for sampling.
 
-        The activations of one layer exist at a time: the hidden state twice, and the input and the output of the
-        activation function of the MLP, in 16 bits. Sampling keeps three copies of the logits in 32 bits.
+        Only the activations of one layer exist at the same time: the hidden state twice, and the input and the output
+        of the activation function of the MLP, in 16 bits. Sampling keeps three copies of the logits in 32 bits.
         """
         model = self.model
         per_token = 2.0 * (2 * model.hidden + model.mlp_matrices * model.intermediate / self.tensor)

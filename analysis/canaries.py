@@ -34,7 +34,8 @@ LEVEL_FACTOR = 4
 """The upper end of each level of load is this factor above that of the level below it."""
 
 IntervalOf = Callable[[float, int], tuple[float, float]]
-"""Returns the 95% interval of a share, from the number of successes and the number of independent trials."""
+"""Function that returns the 95% interval of a share, from the number of successes and the number of independent trials.
+"""
 
 
 class CanaryLevel(msgspec.Struct, frozen=True, kw_only=True):

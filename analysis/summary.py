@@ -987,7 +987,7 @@ class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one figure recovered after a command of --at. The figure is computed in short time windows."""
+    """The recovery of one figure after a command of --at. The figure is computed in short time windows."""
 
     figure: str
     """The figure, as in --assert: `ttft.p99`, `e2e.p99`, `output_tokens_per_s`, `requests_per_s` or `attainment`. In
@@ -1025,7 +1025,7 @@ class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCourse(msgspec.Struct, frozen=True, kw_only=True):
-    """How a long run went: changes and drifts of its figures, and restarts of the server."""
+    """The course of a long run: changes and drifts of its figures, and restarts of the server."""
 
     changes: list[FigureChange] = []
     """Changes in order of time. Only runs with a constant load and at least 24 time windows are examined."""

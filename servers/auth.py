@@ -62,7 +62,7 @@ ONE_SERVER = (
     "holds several URLs. For replicas of one server, repeat the option: --url URL --url URL (loadgen burst, run and "
     "sweep), or url = [...] in a plan file. For different servers, make one run each: loadgen compare RUN RUN"
 )
-"""What to do instead of naming several URLs in one option."""
+"""Message for several URLs in one option. It says what to write instead."""
 _VARIABLE = re.compile(r"(?<!\$)(?:\$\$)*\$[A-Za-z_{]")
 _WORD = re.compile(r"[^\s;,=]+(?=[\s;,]|=*$)")
 API_KEY_VARIABLE = "LOADGEN_API_KEY"

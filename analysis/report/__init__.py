@@ -283,8 +283,8 @@ class Document(Struct, frozen=True):
     chips: Sequence[Chip] = ()
     """The status strip of the page, below its title. Other renderers omit the strip."""
     names: Mapping[str, str] = {}
-    """What the letters on the page stand for, such as `A`, each with its meaning. The page shows them below the
-    title. Other renderers omit them."""
+    """Meanings of the letters on the page, such as `A`. The page shows them below the title. Other renderers omit them.
+    """
 
 
 def markdown(document: Document) -> str:

@@ -206,7 +206,7 @@ class Driver:
         self._check_done()
 
     def drop_thinking(self) -> None:
-        """Discard the requests that wait for the end of a think time. They are never sent, and no Records are written."""
+        """Discard the requests that wait for the end of a think time. They are never sent and leave no Records."""
         self._thinking = []
         self._check_done()
 

@@ -108,7 +108,7 @@ BALANCE_WORDS = {
     "least-busy": "each request goes to the one with the fewest requests in flight from this machine",
     "session": "sessions go to them in turn, and a session stays on one",
 }
-"""Words for the values of --balance."""
+"""Descriptions of the values of --balance, for messages."""
 QUIET_S, PROGRESS_INTERVAL_S = 0.4, 0.1
 """Time in seconds before the first progress of building prompts is shown, and between two updates."""
 NS_PER_S = 1_000_000_000

@@ -248,7 +248,7 @@ class LiveTarget(msgspec.Struct):
         return replace(own, classes=tuple(classes)).restarted()
 
     def _of_class(self, plan: Plan, traffic_class: TrafficClass) -> LiveTarget:
-        """Return a LiveTarget for the same server that sends the requests of a class of traffic."""
+        """Return a LiveTarget that sends the requests of a class of traffic to the same server."""
         model = plan.first_model
         facts = self.facts if model in (None, self.facts.model) else replace(self.facts, model=model)
         return replace(

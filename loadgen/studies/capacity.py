@@ -95,7 +95,7 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     cost_per_million_tokens: float | None = None
     """Cost of a million output tokens at the requested rate."""
     accuracy: dict[str, Accuracy] = {}
-    """How far predicted latencies were off in published measurements of this engine and GPU type."""
+    """Accuracy of the predicted latencies in published measurements of this engine and GPU type."""
     figures: list[float | None] = []
     """Predicted value for each objective if `gpus` GPUs share the requested rate."""
 

@@ -1,8 +1,8 @@
 """Predicts a closed loop in which separate workers compute prompts and decode (DistServe, arXiv 2401.09670).
 
-A prompt waits for a prefill worker, is computed there, and its KV cache is sent to a decode worker over the network.
-Decode steps have no prompts. In a closed loop, requests in flight are either at a prefill worker or decoding, so the
-slower group of workers determines the throughput.
+A request waits for a prefill worker, which computes the prompt and sends the KV cache to a decode worker over the
+network. Decode steps contain no prompts. In a closed loop, every request in flight is either at a prefill worker or
+decoding, so the slower group of workers determines the throughput.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def transfer_s(deployment: Deployment, tokens: int) -> float:
 
 
 def with_prefill_workers(limits: Limits, deployment: Deployment, prefill_workers: int) -> Limits:
-    """Return limits that count the GPUs of the prefill workers too. Throughput per GPU changes accordingly."""
+    """Return the limits with the GPUs of the prefill workers added. Throughput per GPU is lower accordingly."""
     gpus = limits.gpus + prefill_workers * deployment.gpus
     share = limits.gpus / gpus
     limit, expected = (

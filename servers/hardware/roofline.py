@@ -36,7 +36,8 @@ DEFAULT_FRAMEWORK = "vLLM"
 ALL_REDUCED_GEMMS = ("attention output", "down")
 """GEMMs whose results are partial sums on each GPU and need an all-reduce."""
 Expect = Callable[[Deployment, Load, float], LoadTimes]
-"""Predicts the times under a load. The last argument is the fraction of the GPU memory for weights and KV cache."""
+"""Function that predicts the times under a load. The last argument is the fraction of the GPU memory for weights and KV
+cache."""
 CURVE_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of requests in flight at which the latency-throughput curve is computed."""
 
@@ -96,7 +97,7 @@ class Limits:
     rounds: int
     """Number of requests that each client sends, one after the other."""
     statistic: str
-    """How the expected TTFT and TPOT of all requests are summarised: `mean` or `median`."""
+    """Statistic of the expected TTFT and TPOT over all requests: `mean` or `median`."""
     replayed: bool
     """True if the expected TTFT and TPOT come from a replay of the closed loop, with `spread`, `rounds` and
     `statistic`. False if they come from a formula for the steady state."""
@@ -110,7 +111,7 @@ class Limits:
     """Shares of compute, memory, network and overhead in the expected decode step."""
     gemms: Sequence[GemmBound]
     accuracy: Mapping[str, Accuracy]
-    """How far expected figures were off in published measurements of this framework, GPU and kind of model."""
+    """Accuracy of the expected figures in published measurements of this framework, GPU and kind of model."""
     curve: Mapping[str, Sequence[float]]
     """Expected TTFT, TPOT and tokens/s by requests in flight, and the hardware limits of TPOT and tokens/s."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from loadgen.servers.hardware import HardwareError
 
 DEFAULT_ACCEPTANCE = 0.55
-"""Acceptance for which three drafted tokens fit closed loops of DeepSeek-R1 and Qwen3.5-397B-A17B with multi-token
-prediction best: 0.5 on SGLang and 0.6 on TensorRT-LLM (InferenceX, random prompts). Real text has higher acceptances.
+"""Default probability that a drafted token is accepted. With three drafted tokens and multi-token prediction, it fits
+closed loops of DeepSeek-R1 and Qwen3.5-397B-A17B best: 0.5 on SGLang and 0.6 on TensorRT-LLM (InferenceX, random
+prompts). Real text has higher acceptances.
 """
 
 

@@ -46,7 +46,7 @@ class Load:
     """Number of requests that each client of a closed loop sends, one after the other. All clients start at the same
     time."""
     statistic: Literal["mean", "median"] = "mean"
-    """How the TTFT and the TPOT of all requests are summarised."""
+    """Statistic of TTFT and TPOT over all requests."""
     first_chunk: int = 1
     """Tokens in the first chunk of a response. TensorRT-LLM sends chunks of `stream_interval` tokens."""
 

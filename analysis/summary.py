@@ -903,7 +903,7 @@ class ServerTiming(msgspec.Struct, frozen=True, kw_only=True):
     p99_s: float | None
     parts: list[TimePart]
     sources: list[str]
-    """Where the responses state the times, such as `metrics`, `meta_info` or `Server-Timing`."""
+    """Places in the responses that state the times, such as `metrics`, `meta_info` or `Server-Timing`."""
     longer: int
     """Number of requests whose queue and prefill (or inference) together are longer than the measured latency. Such
     times of a server cannot be true, or mean something else."""
@@ -930,8 +930,8 @@ class ReplicaDifference(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float
     """Probability of a difference like this between equal replicas (Kruskal and Wallis, 1952)."""
     together: bool = False
-    """True if all requests were sent before the first responses. A single delay may then have concerned all requests of
-    a replica."""
+    """True if all requests were sent before the first responses. In this case, a single delay may have slowed down all
+    requests of a replica."""
 
 
 class ResponseGroups(msgspec.Struct, frozen=True, kw_only=True):
@@ -1021,7 +1021,7 @@ class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     """End of the command's standard output and standard error. The run file contains more."""
     figures: list[RecoveredFigure]
-    """How each figure recovered. Empty if the run is too short before or after the command."""
+    """The recovery of each figure. Empty if the run is too short before or after the command."""
 
 
 class RunCourse(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,8 +31,8 @@ ANSWER_LIMIT_S = 5.0
 AT_ONCE = 8
 """Maximum number of requests that are sent at the same time."""
 REQUESTS_PER_REPLICA = 10
-"""Maximum number of requests in one round, per expected replica and URL, if a balancer chooses the replica. A balancer
-that chooses at random among eight replicas then misses one of them in one of 5,000 rounds."""
+"""Maximum number of requests in one round, per expected replica and URL, if a balancer chooses the replica. With this
+number, a balancer that chooses among eight replicas at random misses one of them in one of 5,000 rounds."""
 NAMED = 12
 """Maximum number of replicas that a message names."""
 

@@ -179,7 +179,7 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
 
 def _wait_for_replicas(plan: Plan, say: Say) -> None:
-    """Wait until as many replicas answer as the plan expects. Raises UnreachableError if too few answer in time."""
+    """Wait until the expected number of replicas answers. Raises UnreachableError if too few answer in time."""
     from loadgen.servers.expected_replicas import wait_for_replicas
 
     urls = plan.urls or ((_url_of(plan) or "",) if plan.server else ())

@@ -27,7 +27,8 @@ class Accuracy:
     """Errors of one predicted figure for a framework, a GPU and a kind of model, relative to the measured values."""
 
     validated: bool
-    """False if no published measurement of this combination was compared. The other values are then 0 or empty."""
+    """False if no published measurement of this combination was compared. The other fields are 0 or empty in this case.
+    """
     rows: int = 0
     error_p50: float = 0.0
     error_p90: float = 0.0

@@ -293,7 +293,7 @@ def _related(one: str, other: str, agents: Mapping[str, Span]) -> bool:
 def _depth(agent: str, agents: Mapping[str, Span]) -> int:
     """Return the nesting depth of an agent: 1 for an agent that the session starts, 2 for its sub-agents, and so on.
 
-    The depth is 0 if `agent` is empty, which stands for a request outside any agent."""
+    The depth of a request outside any agent, for which `agent` is empty, is 0."""
     return sum(1 for name in _ancestors(agent, agents) if name)
 
 

@@ -625,7 +625,7 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
     idle = _numbers([reading for reading in source_readings if reading.moment == "idle"], "kv_used")
     during = _numbers(running, "kv_used")
     fullest = _numbers(running, "kv_used_max")
-    engines = _numbers(running, "engines")
+    engines = _numbers(source_readings, "engines")
     sizes = _numbers(source_readings, "kv_tokens")
     limits = run.header.server.get("limits") or {}
     return KvCache(

@@ -1,7 +1,7 @@
 """Chooses the replica of each request when a run has several (`--url` repeated).
 
-    even         Request number i goes to replica i modulo the number of replicas. The first turns of sessions are dealt
-                 like requests, and each later turn goes to the next replica.
+    even         Requests go to the replicas in turn, and each worker process sends to every replica (replica_in_turn).
+                 The first turns of sessions are dealt like requests, and each later turn goes to the next replica.
     session      Sessions are dealt like requests, and all turns of a session go to its replica.
     least-busy   A request goes to the replica with the fewest requests in flight when the request is due. The requests
                  of all worker processes of this machine count, but not those of other machines.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from math import gcd, lcm
 from mmap import mmap
 from typing import Literal
 
@@ -22,6 +23,25 @@ from loadgen.workloads.request import Request
 
 Balance = Literal["even", "least-busy", "session"]
 ITEM_BYTES = 4
+
+
+def replica_in_turn(number: int, replicas: int, workers: int) -> int:
+    """Return the index of the replica for the request or session with this number.
+
+    Each block of `replicas` consecutive numbers has one request for every replica. So the numbers of requests per
+    replica differ by at most one, wherever the run ends.
+
+    Worker process w has the numbers w, w + workers, w + 2 * workers, ... With 2 workers and 2 replicas, the number
+    modulo 2 would send all requests of a worker to one replica. Each time this pattern repeats, the order of the
+    replicas is therefore rotated by one:
+
+        number               0  1  2  3  4  5  6  7
+        replica              0  1  1  0  0  1  1  0
+        sent by worker 0     0     1     0     1
+        sent by worker 1        1     0     1     0
+    """
+    rotation = number // lcm(replicas, workers) % gcd(replicas, workers)
+    return (number + rotation) % replicas
 
 
 class Dealer:
@@ -51,13 +71,13 @@ class Dealer:
         if self._balance == "least-busy" and request.id >= 0:  # warm-up requests have negative ids
             return None
         if request.session is None:
-            return (request.id - self._first_id) % self._replicas
+            return replica_in_turn(request.id - self._first_id, self._replicas, self._workers)
         position = bisect_left(self._sessions, request.session)
         if position == len(self._sessions):
             self._sessions.append(request.session)
         number = self._worker + position * self._workers
         step = 0 if self._balance == "session" else request.id - request.session
-        return (number + step) % self._replicas
+        return (replica_in_turn(number, self._replicas, self._workers) + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
         """Return the number of spare connections that a worker opens to a replica, at least 1.
@@ -65,7 +85,7 @@ class Dealer:
         `spare` is the number of the worker's spare connections to all replicas together. They are divided over the
         replicas like the worker's first requests."""
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
-        return max(1, sum(number % self._replicas == replica for number in numbers))
+        return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))
 
 
 class InFlightTable:
@@ -125,8 +145,8 @@ def readdressed(payload: bytes, written_for: Target, target: Target) -> bytes:
     """
     line, separator, rest = payload.partition(b"\r\n")
     method, _, path = line.partition(b" ")
-    old_prefix, new_prefix = (each.request_target("").encode("latin-1") for each in (written_for, target))
-    old_host, new_host = (f"Host: {each.host_field}\r\n".encode("latin-1") for each in (written_for, target))
+    old_prefix, new_prefix = (replica.request_target("").encode("latin-1") for replica in (written_for, target))
+    old_host, new_host = (f"Host: {replica.host_field}\r\n".encode("latin-1") for replica in (written_for, target))
     if rest.startswith(old_host):
         rest = new_host + rest[len(old_host) :]
     return b"".join((method, b" ", new_prefix, path[len(old_prefix) :], separator, rest))

@@ -76,6 +76,18 @@ def test_the_least_busy_replica_gets_more(workers: str, tmp_path: Path) -> None:
     assert shares["least-busy"] > 60
 
 
+def test_workers_of_a_closed_loop_deal_evenly(tmp_path: Path) -> None:
+    """Each of two workers sends to both replicas in turn. A fast replica gets no more requests than a slow one."""
+    slow, fast = (SimulatedConfig(server="vllm", ttft_s=ttft_s, itl_s=0.002) for ttft_s in (0.2, 0.01))
+    with replicas(slow, fast) as servers:
+        words = ("--concurrency", "4", "--duration", "2s", "--workers", "2")
+        code, _, err = burst(tmp_path, *words, *urls_of(servers), *LOAD, command="run")
+    assert code in SUCCESS, err
+    counts = answered(read(tmp_path / "run"))
+    assert abs(counts[servers[0].url] - counts[servers[1].url]) <= 2
+    assert counts.total() >= 8
+
+
 @pytest.mark.parametrize(
     ("other", "fact"),
     [

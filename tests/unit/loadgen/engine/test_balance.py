@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from loadgen.engine.balance import Dealer, InFlightTable, LeastBusy, readdressed
+from loadgen.engine.balance import Dealer, InFlightTable, LeastBusy, readdressed, replica_in_turn
 from loadgen.servers.proxy import proxy_at
 from loadgen.servers.target import Target
 from loadgen.servers.wire.http1 import encode_post
@@ -36,6 +36,26 @@ def test_a_burst_is_dealt_exactly_evenly(replicas: int, workers: int, first_id: 
             assert dealer.spare(replica, len(own)) == max(1, own.count(replica))
     assert max(dealt.values()) - min(dealt.values()) <= 1
     assert dealt.total() == count
+
+
+@pytest.mark.parametrize(("workers", "replicas"), [(1, 2), (2, 2), (4, 2), (4, 4), (2, 4), (6, 4), (3, 2)])
+def test_each_worker_sends_to_every_replica(workers: int, replicas: int) -> None:
+    """A worker deals its requests evenly, and its sessions too. So a fast replica gets no more requests than others."""
+    for worker in range(workers):
+        numbers = range(worker, 12 * workers * replicas, workers)
+        dealer = Dealer(replicas, "even", worker, workers)
+        assert {*Counter(dealer.choose(request(number)) for number in numbers).values()} == {12}
+        sticky = Dealer(replicas, "session", worker, workers)
+        dealt = Counter(sticky.choose(request(number, session=number)) for number in numbers)
+        assert {*dealt.values()} == {12}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 11])
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 2), (2, 3), (4, 6), (6, 4), (8, 8)])
+def test_the_first_requests_are_dealt_evenly(count: int, workers: int, replicas: int) -> None:
+    """Wherever a run ends, the numbers of requests per replica differ by at most one."""
+    dealt = Counter(replica_in_turn(number, replicas, workers) for number in range(count))
+    assert max(dealt.values()) - min(dealt[replica] for replica in range(replicas)) <= 1
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -5,6 +5,9 @@
     session      Sessions are dealt like requests, and all turns of a session go to its replica.
     least-busy   A request goes to the replica with the fewest requests in flight when the request is due. The requests
                  of all worker processes of this machine count, but not those of other machines.
+                 A replica that has just refused a request gets none for LEFT_OUT_NS. A request of a group of more than
+                 BURST requests (loadgen.engine.replica_pools) is assigned before it is due, or before it is released
+                 if it waits for others to end. It counts as in flight from then on.
 
 Warm-up requests are dealt evenly. A canary (--verify) always goes to the same replica, so that its answers are
 comparable.
@@ -23,6 +26,11 @@ from loadgen.workloads.request import Request
 
 Balance = Literal["even", "least-busy", "session"]
 ITEM_BYTES = 4
+LEFT_OUT_NS = 1_000_000_000
+"""Time in ns for which `least-busy` sends no requests to a replica that has refused one. Without this pause, a replica
+that is down would attract all requests, because it never has any in flight."""
+UNAVAILABLE = frozenset({502, 503, 504})
+"""HTTP statuses of a replica that is down, starting or overloaded."""
 
 
 def replica_in_turn(number: int, replicas: int, workers: int) -> int:
@@ -113,21 +121,29 @@ class InFlightTable:
 class LeastBusy:
     """Assigns each request to the replica with the fewest requests in flight.
 
-    If several replicas have the fewest requests, the next one after the previous choice is used.
+    If several replicas have the fewest requests, the next one after the previous choice is used. A replica that has
+    refused a request is left out for LEFT_OUT_NS, unless all replicas are left out.
     """
 
     def __init__(self, table: InFlightTable, worker: int) -> None:
         self._table = table
         self._worker = worker
         self._last = worker - 1
+        self._left_out_until_ns: dict[int, int] = {}
+        """Time (CLOCK_MONOTONIC) until which a replica is left out, by its index."""
 
-    def choose(self) -> int:
-        """Return the index of the replica for a request that is due now."""
+    def choose(self, now_ns: int) -> int:
+        """Return the index of the replica for a request that is due now (`now_ns`, CLOCK_MONOTONIC)."""
         totals = self._table.totals()
         replicas = len(totals)
         following = [(self._last + step) % replicas for step in range(1, replicas + 1)]
-        self._last = min(following, key=totals.__getitem__)
+        usable = [replica for replica in following if self._left_out_until_ns.get(replica, now_ns) <= now_ns]
+        self._last = min(usable or following, key=totals.__getitem__)
         return self._last
+
+    def refused(self, replica: int, now_ns: int) -> None:
+        """Leave a replica out for LEFT_OUT_NS, because it has refused a request."""
+        self._left_out_until_ns[replica] = now_ns + LEFT_OUT_NS
 
     def began(self, replica: int) -> None:
         """Count a request that has been assigned to a replica."""
@@ -136,6 +152,15 @@ class LeastBusy:
     def ended(self, replica: int) -> None:
         """Count the end of a request that had been assigned to a replica."""
         self._table.add(self._worker, replica, -1)
+
+
+def is_unavailable(error_kind: str, http_status: int | None) -> bool:
+    """Return True if a request failed because its replica is down.
+
+    Its connection could not be opened, or was closed before the first byte of the response, or the status is one of
+    UNAVAILABLE.
+    """
+    return error_kind == "connect" if http_status is None else http_status in UNAVAILABLE
 
 
 def readdressed(payload: bytes, written_for: Target, target: Target) -> bytes:

@@ -233,7 +233,7 @@ class Driver:
             if slot.not_encoded:
                 continue
             if self._replicas is not None:
-                self._replicas.assign(slot)
+                self._replicas.assign(slot, self._clock.now_ns())
             connection = self._take_connection(slot)
             if connection is not None:
                 self._attach(slot, connection)
@@ -526,7 +526,7 @@ class Driver:
     def _end(self, slot: ScheduledRequest, exchange: Exchange) -> None:
         """Pass a request that has ended to the recorder, and let its client continue with the next request."""
         if self._replicas is not None:
-            self._replicas.ended(slot)
+            self._replicas.ended(slot, exchange.error_kind, exchange.framing.status, self._clock.now_ns())
         if exchange.error_kind in ("connect", "client_limit"):
             self._last_failure = exchange.error_kind
         slot.awaited = self._looks_inside and exchange.framing.status == 200
@@ -540,7 +540,7 @@ class Driver:
         """Record a request that was not sent. `kind` and `detail` state the reason."""
         slot.close()
         if self._replicas is not None:
-            self._replicas.ended(slot)
+            self._replicas.ended(slot, kind, None, self._clock.now_ns())
         if kind in ("connect", "client_limit"):
             self._last_failure = kind
         self._recorder.take(slot, None, kind, detail)

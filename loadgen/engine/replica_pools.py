@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from loadgen.engine.balance import LeastBusy, readdressed
+from loadgen.engine.balance import LeastBusy, is_unavailable, readdressed
 from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.servers.target import Target
 from loadgen.servers.wire.pool import ConnectionUse, Pool
@@ -18,8 +18,8 @@ together. A larger group is assigned before it is due."""
 class ReplicaPools:
     """The connection pools of a worker process, one for each replica.
 
-    With `least_busy`, requests are assigned to replicas when they are due. Otherwise they have been assigned when they
-    were encoded.
+    With `least_busy`, requests are assigned to replicas when they are due, and groups of more than BURST requests
+    before that. Otherwise requests have been assigned when they were encoded.
     """
 
     def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:
@@ -47,19 +47,28 @@ class ReplicaPools:
             return False
         return any(slot.replica is None for slot in group)
 
-    def assign(self, slot: ScheduledRequest) -> None:
-        """Assign a request to the replica with the fewest requests in flight, unless it has a replica already."""
+    def assign(self, slot: ScheduledRequest, now_ns: int) -> None:
+        """Assign a request to the replica with the fewest requests in flight, unless it has a replica already.
+
+        The request counts as in flight on this replica from now on (`now_ns`, CLOCK_MONOTONIC), even if it is sent
+        later. Otherwise all requests of a large group would go to one replica.
+        """
         if self._least_busy is None or slot.counted:
             return
         if slot.replica is None:
-            slot.replica = self._least_busy.choose()
+            slot.replica = self._least_busy.choose(now_ns)
             if slot.replica:
                 slot.payload = readdressed(slot.payload, self._targets[0], self._targets[slot.replica])
         slot.counted = True
         self._least_busy.began(slot.replica)
 
-    def ended(self, slot: ScheduledRequest) -> None:
-        """Note that a request has ended, or that it will not be sent."""
+    def ended(self, slot: ScheduledRequest, error_kind: str, http_status: int | None, now_ns: int) -> None:
+        """Note that a request has ended at `now_ns` (CLOCK_MONOTONIC), or that it will not be sent.
+
+        The error kind and the HTTP status tell whether the replica is down.
+        """
         if self._least_busy is not None and slot.counted and slot.replica is not None:
             slot.counted = False
             self._least_busy.ended(slot.replica)
+            if is_unavailable(error_kind, http_status):
+                self._least_busy.refused(slot.replica, now_ns)

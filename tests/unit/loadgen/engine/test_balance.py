@@ -7,7 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from loadgen.engine.balance import Dealer, InFlightTable, LeastBusy, readdressed, replica_in_turn
+from loadgen.engine.balance import (
+    LEFT_OUT_NS,
+    Dealer,
+    InFlightTable,
+    LeastBusy,
+    is_unavailable,
+    readdressed,
+    replica_in_turn,
+)
 from loadgen.servers.proxy import proxy_at
 from loadgen.servers.target import Target
 from loadgen.servers.wire.http1 import encode_post
@@ -90,12 +98,41 @@ def test_the_least_busy_replica_is_known_to_all_workers() -> None:
     table = InFlightTable(workers=2, replicas=3)
     first, second = LeastBusy(table, 0), LeastBusy(table, 1)
     for balancer, expected in ((first, 0), (second, 1), (first, 2), (second, 2), (first, 0), (second, 1)):
-        replica = balancer.choose()
+        replica = balancer.choose(0)
         assert replica == expected
         balancer.began(replica)
     assert table.totals() == [2, 2, 2]
     second.ended(1)
-    assert (first.choose(), second.choose()) == (1, 1)
+    assert (first.choose(0), second.choose(0)) == (1, 1)
+
+
+def test_a_replica_that_refuses_requests_is_left_out() -> None:
+    """It gets no requests for a while, although it has none in flight. If all replicas refuse, all are tried."""
+    table = InFlightTable(workers=1, replicas=2)
+    balancer = LeastBusy(table, 0)
+    table.add(0, 1, 5)
+    balancer.refused(0, 0)
+    assert [balancer.choose(now_ns) for now_ns in (0, LEFT_OUT_NS - 1, LEFT_OUT_NS)] == [1, 1, 0]
+    balancer.refused(0, LEFT_OUT_NS)
+    balancer.refused(1, LEFT_OUT_NS)
+    assert balancer.choose(LEFT_OUT_NS) == 0
+
+
+@pytest.mark.parametrize(
+    ("error_kind", "http_status", "expected"),
+    [
+        ("connect", None, True),
+        ("client_limit", None, False),
+        ("timeout", None, False),
+        ("", 200, False),
+        ("http", 503, True),
+        ("http", 429, False),
+        ("http", 500, False),
+    ],
+)
+def test_which_failures_mean_that_a_replica_is_down(error_kind: str, http_status: int | None, expected: bool) -> None:
+    """A limit of this machine, a time limit or an error of one request says nothing about the replica."""
+    assert is_unavailable(error_kind, http_status) == expected
 
 
 @pytest.mark.parametrize("proxied", [False, True])

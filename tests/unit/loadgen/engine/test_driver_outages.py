@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from loadgen.engine.back_off import GIVE_UP_NS
+from loadgen.engine.balance import InFlightTable, LeastBusy
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.closed_loop import ClosedLoop
 from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.record_buffer import RecordBuffer
+from loadgen.engine.replica_pools import ReplicaPools
 from loadgen.engine.request_queue import OpenLoop
 from loadgen.servers.errors import LocalLimitError
+from loadgen.servers.target import Target
 from loadgen.servers.wire.timestamps import PLAIN
 from tests.support.dialects import DIALECTS
 from tests.unit.loadgen.engine.test_driver import START_NS, FakeClock, FakeConnection, FakeExchange, FakeNet, slots
@@ -126,6 +129,28 @@ async def test_an_outage_costs_a_closed_loop_one_request_per_client_and_a_few_tr
     assert net.open_most == clients
     assert len(waits) >= clients
     assert min(waits) >= 50 * MS or clients > 1
+
+
+async def test_a_replica_that_is_down_gets_few_requests() -> None:
+    """`least-busy`: one of two replicas refuses connections. One request per second tries it, and the others are sent
+    to the other replica, although the first one never has requests in flight."""
+    clock = FakeClock()
+    down, up = Unreliable(clock, lambda _: True), Unreliable(clock, lambda _: False)
+    target = Target("a.test", 80, "", None, ((2, ("127.0.0.1", 80)),))
+    pools: Any = [down, up]
+    pool = ReplicaPools(pools, [target, target], LeastBusy(InFlightTable(workers=1, replicas=2), 0))
+    requests = slots([turn * 20 * MS for turn in range(200)])
+    for slot in requests:
+        slot.replica = None
+    held, counts = RecordBuffer(), LiveCounters()
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, counts, PLAIN)
+    limits: Any = {"clock": clock, "timeout_s": 1e6, "in_flight_max": 100}
+    driver = Driver(OpenLoop(iter(requests)), pool, up.exchange, recorder, **limits)
+    await driver.open()
+    await asyncio.wait_for(clock.play(asyncio.create_task(driver.run(START_NS))), 60)
+    assert len(held.records) == 200
+    assert 3 <= len(down.refused) <= 4  # in 4 s
+    assert len(up.sends) == 200 - len(down.refused)
 
 
 async def test_a_proxy_that_answers_503_counts_as_an_outage_too() -> None:

@@ -42,7 +42,7 @@ MAX_WINDOWS = 40
 FIRST_WINDOWS = 3
 """Number of windows at the beginning whose median is the level before a drift."""
 NOISES_BEYOND = 1.0
-"""Minimum distance of a window from the allowed value, beyond which it counts as too far, in units of the noise."""
+"""Minimum excess of a window over the allowed value for the window to count, in units of the noise of a window."""
 LASTING_WINDOWS = 3
 """Minimum number of windows in a row that must miss a bound, so that a single bad window does not count."""
 S_PER_HOUR = 3600.0

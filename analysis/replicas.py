@@ -24,8 +24,8 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 
     TTFTs are compared by the test of Kruskal and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The
     test assumes independent requests. Requests that wait for each other in one queue are not independent, so a minimum
-    ratio of the medians is required too, and the difference must exist in every interval of the run. Requests that were
-    sent together have no intervals. The result says so.
+    ratio of the medians is required too, and the difference must exist in every interval of the run. There are no
+    intervals if all requests were sent together. The field `together` of the result is True in this case.
     """
     if frame.replicas is None:
         return None

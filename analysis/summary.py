@@ -1080,7 +1080,7 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     network: NetworkPath | None = None
     """None if nothing is known about the network, as for runs in virtual time."""
     server_timing: ServerTiming | None = None
-    """Parts of TTFT by the server's own times. None without `--server-timing`."""
+    """Parts of TTFT, as the server states them. None without `--server-timing`."""
     response_groups: ResponseGroups | None = None
     """Two separate groups of requests with different TTFT, as behind a URL with unequal replicas."""
     commands: list[CommandEffect] = []

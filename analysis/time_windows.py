@@ -42,7 +42,7 @@ class WindowSeries(msgspec.Struct, frozen=True):
 
 
 def loaded_span_ns(frame: Frame) -> tuple[float, float] | None:
-    """Return the time from the first to the last due time of the measured requests inside the window.
+    """Return the first and the last due time in ns of the sent requests inside the measurement window.
 
     Return None if fewer than two different times are known.
     """

@@ -34,7 +34,7 @@ REQUESTS_PER_REPLICA = 10
 """Maximum number of requests in one round, per expected replica and URL, if a balancer chooses the replica. With this
 number, a balancer that chooses among eight replicas at random misses one of them in one of 5,000 rounds."""
 NAMED = 12
-"""Maximum number of replicas that a message names."""
+"""Maximum number of replicas that a message lists by name."""
 
 
 class Round(msgspec.Struct):

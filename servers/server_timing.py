@@ -119,7 +119,7 @@ def _read_payload(payload: bytes, times: ServerTimes) -> None:
 
 
 def _read_vllm(metrics: Mapping[str, Any], times: ServerTimes) -> None:
-    """Read vLLM's times. Its `time_to_first_token_ms` begins when the request leaves the queue."""
+    """Read vLLM's times. The duration `time_to_first_token_ms` begins when the request leaves the queue."""
     prefill_ms, decode_ms = metrics.get("time_to_first_token_ms"), metrics.get("generation_time_ms")
     _add(times, QUEUE, metrics.get("queue_time_ms"), _MILLISECONDS, "metrics")
     _add(times, PREFILL, prefill_ms, _MILLISECONDS, "metrics")
@@ -127,7 +127,7 @@ def _read_vllm(metrics: Mapping[str, Any], times: ServerTimes) -> None:
 
 
 def _read_sglang(info: Mapping[str, Any], times: ServerTimes) -> None:
-    """Read SGLang's times. Its instants are in seconds since 1970."""
+    """Read SGLang's times: the time in the queue in seconds, and instants in seconds since 1970."""
     _add(times, QUEUE, info.get("queue_time"), _SECONDS, "meta_info")
     prefill_s = _difference(info.get("prefill_finished_time"), info.get("forward_entry_time"))
     inference_s = _difference(info.get("request_finished_ts"), info.get("forward_entry_time"))

@@ -32,7 +32,7 @@ class CommandRunner:
     """Runs the commands of one run. Call `begin` when the run starts and `end` when it ends."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """`texts` are the commands with their times, as the user wrote them (loadgen.timed_commands)."""
+        """Prepare to run `texts`: times and commands, as the user wrote them (loadgen.timed_commands)."""
         self._commands = [parse(text) for text in texts]
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -112,7 +112,7 @@ class CommandRunner:
 
 
 def _has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if a command has exited. It stays a zombie, so that no other process group gets its id."""
+    """Return True if a command has exited. Its process stays a zombie, so that no other process group gets its id."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -108,8 +108,8 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     constants: dict[str, TwinConstant]
     transferred: dict[str, float] = {}
     """Values of the constants for predictions of another GPU, model, number of GPUs or number format. A fitted value
-    contains properties of the host, which hold there too, and errors of the hardware model for the measured server,
-    which do not. These values contain less of the errors. Empty if the twin has no hardware."""
+    contains properties of the host, which remain the same, and errors of the hardware model for the measured server,
+    which do not apply to others. The values here contain less of these errors. Empty if the twin has no hardware."""
     draws: list[list[float]]
     """Bootstrap draws of the constants, in the order of `constants`. The intervals of predictions come from these
     draws."""

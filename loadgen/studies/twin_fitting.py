@@ -189,8 +189,8 @@ def observe_run(run: Run) -> ObservedRun:
 def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
     """Return a function that invents token ids for the prompt of a Record.
 
-    The arguments of the function are the Record and the number of token ids. The ids depend on the workload of the run,
-    or on that of the Record's class of traffic, so that prompts that share text share ids."""
+    The arguments of the returned function are the Record and the number of token ids. The ids depend on the workload of
+    the run, or on that of the Record's class of traffic, so that prompts that share text share ids."""
     if not header.traffic:
         source = workload.parse(str(header.plan.get("workload") or "synthetic"))
         return lambda record, length: _prompt_ids(record, length, source, 0)

@@ -32,6 +32,9 @@ PREFILL = "server_prefill_us"
 INFERENCE = "server_inference_us"
 MAX_US = 86_400_000_000
 """Maximum duration in us: a day. Larger values are ignored, because they are instants and not durations."""
+MAX_NUMBER = 1e18
+"""Maximum number in a response that counts as a duration or an instant. Python cannot convert much larger integers to
+floats, and no time in any unit is so large."""
 LAST_EVENTS = 3
 """Number of events at the end of a stream that are searched. The last one is often an end marker."""
 MAX_NAME = 40
@@ -151,7 +154,7 @@ def _read_cloud(usage: Mapping[str, Any], source: str, times: ServerTimes) -> No
 
 def _add(times: ServerTimes, mark: str, value: Any, us_per_unit: float, source: str) -> None:
     """Add a duration to the times. Ignore it if it is missing, negative, or longer than a day."""
-    if not _is_number(value):
+    if not _is_time(value):
         return
     duration_us = value * us_per_unit
     if 0 <= duration_us <= MAX_US:
@@ -159,17 +162,18 @@ def _add(times: ServerTimes, mark: str, value: Any, us_per_unit: float, source: 
         times.sources.add(source)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_time(value: Any) -> bool:
+    """Return True if a value of a JSON document is a number that can be a duration or an instant."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def _sum(first: Any, second: Any) -> Any:
-    return first + second if _is_number(first) and _is_number(second) else None
+    return first + second if _is_time(first) and _is_time(second) else None
 
 
 def _difference(later: Any, earlier: Any) -> Any:
     """Return the time between two instants, or None if one is unknown. SGLang writes 0 for an unknown instant."""
-    return later - earlier if _is_number(later) and _is_number(earlier) and earlier > 0 else None
+    return later - earlier if _is_time(later) and _is_time(earlier) and earlier > 0 else None
 
 
 def _number(text: str) -> float | None:

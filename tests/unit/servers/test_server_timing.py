@@ -93,3 +93,21 @@ def test_unknown_names_are_reported() -> None:
 def test_other_events_state_no_times(payload: bytes) -> None:
     """Events of any other form raise no error."""
     assert times_in_response(HEAD, [payload]).marks == {}
+
+
+HUGE = b"1" + b"0" * 400
+HOSTILE = {
+    "one duration": b'{"metrics":{"queue_time_ms":%b}}' % HUGE,
+    "a negative duration": b'{"metrics":{"queue_time_ms":-%b}}' % HUGE,
+    "a sum with a float": b'{"metrics":{"time_to_first_token_ms":%b,"generation_time_ms":0.5}}' % HUGE,
+    "a difference with a float": b'{"meta_info":{"prefill_finished_time":%b,"forward_entry_time":0.5}}' % HUGE,
+    "a difference of floats": b'{"meta_info":{"prefill_finished_time":1e308,"forward_entry_time":1e-9}}',
+    "more digits than Python converts": b'{"timings":{"prompt_ms":1%b}}' % (b"0" * 9_999),
+    "a float beyond the largest": b'{"usage":{"queue_time":1e999}}',
+}
+
+
+@pytest.mark.parametrize("payload", HOSTILE.values(), ids=HOSTILE)
+def test_huge_numbers_are_no_times(payload: bytes) -> None:
+    """A number that fits no float raises no error, because an error would end the worker."""
+    assert times_in_response(HEAD, [payload]).marks == {}

@@ -18,6 +18,8 @@ from loadgen.servers.server_timing import INFERENCE, PREFILL, QUEUE
 
 US_PER_S = 1e6
 NOT_STATED = "the server does not state it"
+MAX_EXAMPLES = 3
+"""Maximum number of unknown names of times in the summary."""
 NO_RTT = "the kernel reported no round-trip time"
 LONGER_SHARE, LONGER_S = 0.02, 0.002
 """The times that a server states count as longer than the measured latency if they exceed it by more than LONGER_SHARE
@@ -30,6 +32,9 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
         return None
     samples = [sample.values for sample in run.telemetry if sample.source == "client"]
     sources = {source for values in samples for source in values.get("timing_sources", ())}
+    unknown_names = {name for values in samples for name in values.get("unknown_timing_names", ())}
+    if unknown_names:
+        sources.add(_unknown_source(unknown_names))
     queue_s, prefill_s, inference_s = (frame.mark(name) / US_PER_S for name in (QUEUE, PREFILL, INFERENCE))
     streamed = is_streamed(frame)
     splits_ttft = bool((frame.sampled & streamed & ~np.isnan(prefill_s)).any()) or not _known(frame, inference_s).any()
@@ -64,6 +69,16 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
         sources=sorted(sources),
         longer=int((server_s > total_s[rows] * (1 + LONGER_SHARE) + LONGER_S).sum()),
     )
+
+
+def _unknown_source(names: set[str]) -> str:
+    """Return a source with names of times that loadgen does not know, such as `Server-Timing, where db is an unknown
+    name`. Of many names, the source contains MAX_EXAMPLES."""
+    examples = ", ".join(sorted(names)[:MAX_EXAMPLES])
+    if len(names) == 1:
+        return f"Server-Timing, where {examples} is an unknown name"
+    more = " and more" if len(names) > MAX_EXAMPLES else ""
+    return f"Server-Timing, where {examples}{more} are unknown names"
 
 
 def is_streamed(frame: Frame) -> Booleans:

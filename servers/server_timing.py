@@ -63,6 +63,8 @@ class ServerTimes(msgspec.Struct, frozen=True):
     """Durations in us, by the name of the mark."""
     sources: set[str]
     """The places in the response that contained the times, such as `metrics` or `Server-Timing`."""
+    unknown_names: set[str]
+    """Names in a `Server-Timing` header that loadgen does not know. The server chooses them."""
 
 
 def times_in_response(head: bytes, payloads: Sequence[bytes], trailer: bytes = b"") -> ServerTimes:
@@ -71,7 +73,7 @@ def times_in_response(head: bytes, payloads: Sequence[bytes], trailer: bytes = b
     `head` is the head of the response, `payloads` are its events or its whole body, and `trailer` contains the header
     fields after the last chunk of the body.
     """
-    times = ServerTimes({}, set())
+    times = ServerTimes({}, set(), set())
     _read_header_fields(head + b"\r\n" + trailer, times)
     for payload in payloads[-LAST_EVENTS:]:
         _read_payload(payload, times)
@@ -97,7 +99,7 @@ def _read_server_timing(value: str, times: ServerTimes) -> None:
             continue
         mark = SERVER_TIMING.get(re.sub(r"[-_.]", "", name.lower()))
         if mark is None:
-            times.sources.add(f"Server-Timing, where {name} is an unknown name")
+            times.unknown_names.add(name)
         else:
             _add(times, mark, _number(duration[1]), _MILLISECONDS, "Server-Timing")
 

@@ -53,7 +53,7 @@ _CLIENT = {
     "ring_drops ring_missed ring_rejected ring_given_up socket_rejected users pauses paused_ns": Count,
     "core_wait_ns": Integer,
     "realtime": bool,
-    "gateways": [str],
+    "gateways timing_sources unknown_timing_names": [str],
     "late_counts": dict[_LateBucket, Count],
     "ring_off_counts": dict[_Bits, Count],
 }

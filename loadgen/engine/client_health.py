@@ -41,8 +41,8 @@ EVENT_COUNTERS = ("reads", "coalesced_reads", "full_reads", "windows", "retransm
 - `out_of_order`: segments that arrived out of order.
 """
 
-MAX_TIMING_SOURCES = 10
-"""Maximum number of sources of the server's times in a health sample."""
+MAX_UNKNOWN_NAMES = 4
+"""Maximum number of unknown names of times in a health sample. A server may send a new name with every response."""
 MAX_SEARCHED = 64
 """Maximum number of responses that one call searches for their first token.
 
@@ -73,6 +73,7 @@ class Health:
         """Names of the gateways that the searched responses state (loadgen.servers.gateways)."""
         self.timing_sources = set[str]()
         """Where responses state the server's times (loadgen.servers.server_timing), with `--server-timing`."""
+        self._unknown_timing_names = set[str]()
         self.mark: Mark | None = None
         """The mark that identifies a simulated server, if a response contained one."""
         self._cpu_ns = time.process_time_ns()
@@ -101,6 +102,12 @@ class Health:
         self._pauses += 1
         self._paused_ns += waited_ns
 
+    def add_unknown_timing_names(self, names: Iterable[str]) -> None:
+        """Note names in a `Server-Timing` header that loadgen does not know. The first MAX_UNKNOWN_NAMES are kept."""
+        for name in names:
+            if len(self._unknown_timing_names) < MAX_UNKNOWN_NAMES:
+                self._unknown_timing_names.add(name)
+
     def sample(self) -> dict[str, Any]:
         """Return the counters as telemetry values, and reset them.
 
@@ -123,7 +130,9 @@ class Health:
         if self.gateways:
             values["gateways"] = sorted(self.gateways)
         if self.timing_sources:
-            values["timing_sources"] = sorted(self.timing_sources)[:MAX_TIMING_SOURCES]
+            values["timing_sources"] = sorted(self.timing_sources)
+        if self._unknown_timing_names:
+            values["unknown_timing_names"] = sorted(self._unknown_timing_names)
         if self.mark is not None:
             values["simulated"] = True
             if self.mark.speed is not None:

@@ -307,7 +307,8 @@ def _note_server_times(response: _Response, health: Health) -> None:
     trailer = bytes(exchange.raw[response.bounds[-1] :]) if exchange.framing.chunked and response.bounds else b""
     times = times_in_response(exchange.framing.head, response.payloads or (), trailer)
     response.record.marks = response.record.marks | times.marks
-    health.timing_sources |= {hide_secrets(source) for source in times.sources}
+    health.timing_sources |= times.sources
+    health.add_unknown_timing_names(map(hide_secrets, times.unknown_names))
 
 
 def _note_http_error(response: _Response, status: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,18 @@ REQUESTS = 20
 
 
 def summary_with(
-    folder: Path, share: float, *, server: str = "vllm", rtt_us: int | None = 1_000, **units: int
+    folder: Path,
+    share: float,
+    *,
+    server: str = "vllm",
+    rtt_us: int | None = 1_000,
+    unknown_names: Sequence[str] = (),
+    **units: int,
 ) -> Summary:
     """Return the summary of a run whose server states that queue and prefill together took this share of TTFT.
 
     The queue is a quarter of it. `units` may contain `queue=0`, for a server that does not state its queue, and
-    `stated`, the number of responses that state times.
+    `stated`, the number of responses that state times. There is one health sample for each of `unknown_names`.
     """
     records = []
     for number, record in enumerate(burst(REQUESTS, 8)):
@@ -37,6 +44,7 @@ def summary_with(
         stated = number < units.get("stated", REQUESTS)
         records.append(replace(record, min_rtt_us=rtt_us, marks=marks if stated else {}))
     samples = [*healthy(), Telemetry(source="client", at_ns=1, values={"timing_sources": ["metrics"]})]
+    samples += [Telemetry(source="client", at_ns=1, values={"unknown_timing_names": [name]}) for name in unknown_names]
     plan = header(REQUESTS, server=server).plan | {"server_timing": True}
     return summarise(run_of(folder / "run", records, telemetry=samples, server=server, plan=plan))
 
@@ -114,6 +122,27 @@ def test_a_server_without_times_gets_its_remedy(tmp_path: Path, server: str, rem
     assert "No response states the server's times." in finding.sentence
     assert remedy in finding.sentence
     assert not server_timing([summary]).rows
+
+
+@pytest.mark.parametrize(
+    ("unknown_names", "source"),
+    [
+        (("db",), "Server-Timing, where db is an unknown name"),
+        (("db", "cache", "db"), "Server-Timing, where cache, db are unknown names"),
+        (
+            [f"span-{number}" for number in range(99)],
+            "Server-Timing, where span-0, span-1, span-10 and more are unknown names",
+        ),
+    ],
+)
+def test_unknown_names_are_one_source(tmp_path: Path, unknown_names: Sequence[str], source: str) -> None:
+    """All unknown names of a run together are one source with a few examples, and the finding names them."""
+    summary = summary_with(tmp_path, 0.5, stated=0, unknown_names=unknown_names)
+    assert summary.server_timing is not None
+    assert summary.server_timing.sources == [source, "metrics"]
+    finding = server_timing_finding(summary)
+    assert finding is not None
+    assert f"There is {source}." in finding.sentence
 
 
 def test_a_run_without_the_option_has_no_section(tmp_path: Path) -> None:

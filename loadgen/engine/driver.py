@@ -150,8 +150,9 @@ class Driver:
         `client_limit` (caused by this machine)."""
         self._retry_at_ns: int | None = None
         """Time at which the next waiting client of the closed loop retries. None if no retry is scheduled."""
-        self._thinking: list[ScheduledRequest] = []
-        """The next requests of closed loops and sessions. They wait until they are due."""
+        self._thinking: dict[ScheduledRequest, None] = {}
+        """The next requests of closed loops and sessions. They wait until they are due. A dictionary, because removing
+        a request from a list of many clients takes long, just before the request is sent."""
         self._waiting: deque[ScheduledRequest] = deque()
         """Requests that were due while `in_flight_max` requests were in flight, in order. While requests wait, the next
         group of the queue is not drawn, so that few encoded requests are in memory."""
@@ -199,7 +200,7 @@ class Driver:
             self._back_off.clear()
         waiting = [*self._group, *self._thinking, *self._waiting]
         self._group = []
-        self._thinking = []
+        self._thinking = {}
         self._waiting.clear()
         for slot in waiting:
             self._give_up(slot, *NOT_SENT)
@@ -207,7 +208,7 @@ class Driver:
 
     def drop_thinking(self) -> None:
         """Discard the requests that wait for the end of a think time. They are never sent and leave no Records."""
-        self._thinking = []
+        self._thinking = {}
         self._check_done()
 
     # Before requests are due.
@@ -700,12 +701,12 @@ class Driver:
             asyncio.get_running_loop().call_soon(self._give_up_next)
 
     def _wait(self, slot: ScheduledRequest) -> None:
-        self._thinking.append(slot)
+        self._thinking[slot] = None
         self._clock.at(self._recorder.start_ns + slot.due_ns, lambda: self._on_thought(slot))
 
     def _on_thought(self, slot: ScheduledRequest) -> None:
         if slot in self._thinking:  # not after an interrupt or `drop_thinking`
-            self._thinking.remove(slot)
+            del self._thinking[slot]
             self._prepare([slot])
             self._send([slot], look=False)
 

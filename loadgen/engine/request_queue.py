@@ -74,9 +74,9 @@ class Schedule(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """One request of a run with its due time, its encoded bytes and its connection."""
+    """One request of a run with its due time, its encoded bytes and its connection. Requests compare by identity."""
 
     request: Request
     payload: bytes

@@ -248,6 +248,20 @@ async def test_a_closed_loop_sends_on_the_end_of_an_answer_and_a_think_time() ->
     assert sorted(record.due_ns for record in held.records) == [sent for _, sent in net.sends]
 
 
+async def test_waiting_requests_are_found_without_comparing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests compare by identity, so the cost of a send does not grow with the number of waiting clients."""
+    first, second = slots([0])[0], slots([0])[0]
+    assert first != second
+    assert len({first, second}) == 2
+    feed = ClosedLoop(iter(slots([0] * 60)), clients=20, think_ns=50_000_000)
+    compared = Mock(return_value=False)
+    monkeypatch.setattr(ScheduledRequest, "__eq__", compared, raising=False)
+    monkeypatch.setattr(ScheduledRequest, "__hash__", object.__hash__, raising=False)
+    net, _, _ = await drive(feed, FakeClock(), 200_000_000)
+    assert len(net.sends) == 60
+    compared.assert_not_called()
+
+
 async def test_a_closed_loop_ends_with_its_duration() -> None:
     """Nothing is due at or after the end; what is in flight is finished."""
     feed = ClosedLoop(iter(slots([0] * 1000)), clients=2, think_ns=0, until_ns=1_000_000_000)

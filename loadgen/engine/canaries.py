@@ -64,6 +64,10 @@ class CanaryLoop(ClosedLoop):
         """Send no further canaries. Canaries in flight are answered."""
         self.stopped = True
 
+    def group(self) -> list[ScheduledRequest]:
+        """Return the first canary of each client, or none if the loop was stopped before."""
+        return [] if self.stopped else super().group()
+
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
         """Return the next canary of a client whose last one was answered at `ended_ns`, or None at the end."""
         return None if self.stopped else super().next_after_completion(ended_ns)
@@ -145,6 +149,7 @@ class CanaryAsker:
         self._build_driver = build_driver
         self._loop: CanaryLoop | None = None
         self._driver: Driver | None = None
+        self._load_ended = False
 
     async def ask_alone(self, moment: Moment) -> None:
         """Ask each canary once, one after the other."""
@@ -152,11 +157,15 @@ class CanaryAsker:
 
     async def ask_during(self, start_ns: int) -> None:
         """Ask canary after canary until `stop` is called. The load starts at `start_ns` (CLOCK_MONOTONIC)."""
+        if self._load_ended:
+            return
         clients = min(CLIENTS, len(self._task.prompts))
         await self._run("during", self._slots(cycle(self._task.prompts), start_ns + DELAY_NS), clients)
 
     def stop(self) -> None:
-        """End `ask_during` as soon as the canaries in flight are answered."""
+        """End `ask_during` as soon as the canaries in flight are answered. If it is still opening connections, or has
+        not begun, it asks no canaries."""
+        self._load_ended = True
         if self._loop is not None and self._driver is not None:
             self._loop.stop()
             self._driver.drop_thinking()

@@ -711,6 +711,9 @@ class Driver:
             self._send([slot], look=False)
 
     def _check_done(self) -> None:
+        """Let `run` return if no request is left."""
+        if not self._started:  # the pool may still be filling, and the first group may not have been taken yet
+            return
         busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended
         if not (busy or self._waiting or self._releasing) and not (self._back_off and self._back_off.waiting):
             self._all_done.set()

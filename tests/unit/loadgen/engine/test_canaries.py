@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
-from loadgen.engine.canaries import CanaryLoop, suspect_marks
+from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryLoop, CanaryTask, suspect_marks
+from loadgen.engine.client_health import LiveCounters
+from loadgen.engine.driver import Driver, Recorder
+from loadgen.engine.record_buffer import RecordBuffer
 from loadgen.engine.request_queue import ScheduledRequest
+from loadgen.servers.wire.timestamps import PLAIN
 from loadgen.workloads.canaries import build_canaries, canary_request
+from loadgen.workloads.request import Request
+from tests.support.dialects import DIALECTS
+from tests.unit.loadgen.engine.test_driver import FOREVER_NS, FakeClock, FakeNet
 
 PROSE = "The lighthouse stands on a rock. Its lamp turns all night, and ships pass it at a safe distance. "
 
@@ -45,3 +55,53 @@ def test_the_loop_ends_when_it_is_stopped() -> None:
     assert following.due_ns == 15
     loop.stop()
     assert loop.next_after_completion(20) is None
+
+
+class SlowNet(FakeNet):
+    """Connections that are open once the test sets `filled`."""
+
+    filled: asyncio.Event
+
+    async def fill(self) -> None:
+        await self.filled.wait()
+
+
+def asker_on(net: FakeNet) -> CanaryAsker:
+    """Return an asker of two canaries, whose drivers use the connections and the clock of `net`."""
+    dialect = DIALECTS["tgi", "generate"]
+    log = CanaryLog(dialect)
+
+    def encode(request: Request, due_ns: int) -> ScheduledRequest:
+        return ScheduledRequest(request, str(request.id).encode(), due_ns)
+
+    def build_driver(loop: CanaryLoop, _clients: int) -> Driver:
+        recorder = Recorder(dialect, RecordBuffer(), 0, LiveCounters(), PLAIN)
+        recorder.on_response = log.take
+        limits: Any = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": None}
+        return Driver(loop, net, net.exchange, recorder, clock=net.clock, **limits)  # type: ignore[arg-type]
+
+    return CanaryAsker(CanaryTask(build_canaries(2, seed=0), {}), log, encode, build_driver)
+
+
+async def test_a_load_that_ends_while_connections_are_opened_leaves_no_canaries_for_later() -> None:
+    """No canary is asked for the moment `during`, and each one is asked for the moment `after`."""
+    net = SlowNet(FakeClock(), 1_000)
+    net.filled = asyncio.Event()
+    asker = asker_on(net)
+    during = asyncio.create_task(asker.ask_during(0))
+    await asyncio.sleep(0)
+    asker.stop()
+    net.filled.set()
+    await asyncio.wait_for(during, 20)
+    assert net.sends == []
+    await asyncio.wait_for(net.clock.play(asyncio.create_task(asker.ask_alone("after"))), 20)
+    assert [(canary.number, canary.moment) for canary in asker.log.canaries] == [(0, "after"), (1, "after")]
+
+
+async def test_a_load_that_ends_before_the_first_canary_ends_the_canaries() -> None:
+    """`ask_during` returns at once if the load had ended before it began."""
+    net = FakeNet(FakeClock(), 1_000)
+    asker = asker_on(net)
+    asker.stop()
+    await asyncio.wait_for(asker.ask_during(0), 20)
+    assert net.sends == []

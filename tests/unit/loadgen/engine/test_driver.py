@@ -220,6 +220,19 @@ async def test_an_interrupt_ends_requests_that_wait_for_others() -> None:
     assert Counter(record.error_kind for record in held.records) == {"cancelled": 9}
 
 
+async def test_requests_that_are_dropped_before_the_start_do_not_end_the_run() -> None:
+    """The first group is taken later, when the connections are open, and is sent and recorded."""
+    held, net = RecordBuffer(), FakeNet(FakeClock(), 1_000)
+    recorder = Recorder(DIALECTS["tgi", "generate"], held, 0, LiveCounters(), PLAIN)
+    limits: Any = {"timeout_s": FOREVER_NS / 1e9, "in_flight_max": None}
+    feed = ClosedLoop(iter(slots([20] * 9)), clients=3)
+    driver = Driver(feed, net, net.exchange, recorder, clock=net.clock, **limits)  # type: ignore[arg-type]
+    driver.drop_thinking()
+    await driver.open()
+    await asyncio.wait_for(net.clock.play(asyncio.create_task(driver.run(START_NS))), 20)
+    assert len(net.sends) == len(held.records) == 9
+
+
 async def test_late_wake_ups_make_requests_late_and_never_shift_the_plan() -> None:
     """A client that wakes 3 ms late sends each request 3 ms after it was due, not later and later."""
     due_ns = [index * 10_000_000 for index in range(50)]

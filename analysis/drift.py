@@ -10,8 +10,8 @@ neighbouring windows. Sources:
   hydrological series", 2004.
 
 A figure whose level changes in steps (loadgen.analysis.change_points) has no single slope. Its drift is the difference
-between its last and its first level, divided by the length of the run. A figure that returns to its first level does
-not drift.
+between its last and its first level, divided by the time between the middles of its first and its last window. A figure
+that returns to its first level does not drift.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis.change_points import find_change_points, noise_of
+from loadgen.analysis.format import HOUR_S
 from loadgen.analysis.frame import Floats, Frame
 from loadgen.analysis.metrics import metric_by_key
 from loadgen.analysis.objectives import LATENCIES, Objective
@@ -45,7 +46,6 @@ NOISES_BEYOND = 1.0
 """Minimum excess of a window over the allowed value for the window to count, in units of the noise of a window."""
 LASTING_WINDOWS = 3
 """Minimum number of windows in a row that must miss a bound, so that a single bad window does not count."""
-S_PER_HOUR = 3600.0
 MEDIAN_ERROR = 1.2533
 """Ratio of the standard error of a median to that of a mean, for a normal distribution: the root of pi / 2."""
 MAX_CORRELATION = 0.95
@@ -84,8 +84,7 @@ def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
 
 def measure_drift(series: WindowSeries, confidence: float = CONFIDENCE) -> Drift | None:
     """Return the drift of a figure, or None if fewer than MIN_WINDOWS windows have a value, or if the level is 0."""
-    known = ~np.isnan(series.values)
-    values, hours = series.values[known], series.middles_s[known] / S_PER_HOUR
+    values, hours = _known_windows(series)
     level = float(np.median(values)) if len(values) else 0.0
     if len(values) < MIN_WINDOWS or level <= 0:
         return None
@@ -105,10 +104,34 @@ def measure_drift(series: WindowSeries, confidence: float = CONFIDENCE) -> Drift
     return Drift(slope / level, float(low) / level, float(high) / level, level, p_value)
 
 
+def reason_without_drift(series: WindowSeries) -> str:
+    """Return the reason why `measure_drift` returns None for this figure."""
+    values, _ = _known_windows(series)
+    if len(values) < MIN_WINDOWS:
+        return (
+            f"a drift needs {MIN_WINDOWS} time windows with a value, "
+            f"and the figure is known in {len(values)} of {len(series.values)}"
+        )
+    return "the median of the figure over the run is 0, and a drift is a share of this median"
+
+
+def hours_between_ends(series: WindowSeries) -> float:
+    """Return the hours between the middles of the first and the last window with a value, or 0 if there are none."""
+    _, hours = _known_windows(series)
+    return float(hours[-1] - hours[0]) if len(hours) else 0.0
+
+
+def _known_windows(series: WindowSeries) -> tuple[Floats, Floats]:
+    """Return the values of the windows that have one, and the middles of these windows in hours."""
+    known = ~np.isnan(series.values)
+    return series.values[known], series.middles_s[known] / HOUR_S
+
+
 def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: float, confidence: float) -> Drift:
     """Return the drift of a figure whose level changes in steps: the change from the first to the last level.
 
-    `hours` is the length of the run, and `changes` contains the index of the first value of each new level.
+    `hours` is the time between the middles of the first and the last window, and `changes` contains the index of the
+    first value of each new level.
     """
     first, last = values[: changes[0]], values[changes[-1] :]
     change = float(np.median(last) - np.median(first))
@@ -118,17 +141,17 @@ def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: flo
     return Drift(per_hour, low, high, level, math.erfc(abs(change) / error / math.sqrt(2)))
 
 
-def first_beyond(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
+def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tuple[float, float] | None:
     """Return when a figure first exceeded the drift that an objective allows: start and end of a window, in seconds.
 
-    A bound on the drift allows the figure to change by a certain amount over the whole run, counted from its level at
-    the beginning. The result is the first of LASTING_WINDOWS windows in a row that exceed this amount by more than the
-    noise. The result is None if there are no such windows. The drift may be too large nevertheless.
+    A bound on the drift allows the figure to change by a certain amount over the whole run, counted from its median in
+    the first FIRST_WINDOWS windows. This amount is a share of the level in `drift`, as the drift itself is. The result
+    is the first of LASTING_WINDOWS windows in a row that exceed this amount by more than the noise. The result is None
+    if there are no such windows. The drift may be too large nevertheless.
     """
-    base = float(np.nanmedian(series.values[:FIRST_WINDOWS]))
-    hours = series.window_s * len(series.values) / S_PER_HOUR
-    allowed = base * (1 + objective.bound * hours)
-    margin = NOISES_BEYOND * noise_of(series.values[~np.isnan(series.values)])
+    values, _ = _known_windows(series)
+    allowed = float(np.median(values[:FIRST_WINDOWS])) + objective.bound * drift.level * hours_between_ends(series)
+    margin = NOISES_BEYOND * noise_of(values)
     falls = objective.comparison.startswith(">")
     return _first_lasting(series, series.values < allowed - margin if falls else series.values > allowed + margin)
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from loadgen.analysis.change_points import find_change_points
 from loadgen.analysis.drift import MAX_WINDOWS as DRIFT_WINDOWS
-from loadgen.analysis.drift import S_PER_HOUR, measure_drift
-from loadgen.analysis.frame import Frame
+from loadgen.analysis.drift import hours_between_ends, measure_drift
+from loadgen.analysis.frame import NS_PER_S, Floats, Frame
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.summary import FigureChange, FigureDrift, RunCourse, ServerRestart
@@ -102,7 +102,7 @@ def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, Window
     span_ns = loaded_span_ns(frame)
     if span_ns is None:
         return
-    longest = int((span_ns[1] - span_ns[0]) / 1e9 / MIN_WINDOW_S)
+    longest = int((span_ns[1] - span_ns[0]) / NS_PER_S / MIN_WINDOW_S)
     count = window_count(frame, span_ns, min(MAX_WINDOWS, longest))
     if count < MIN_WINDOWS:
         return
@@ -144,10 +144,10 @@ def _drift(figure: str, series: WindowSeries) -> list[FigureDrift]:
     level."""
     groups = max(1, math.ceil(len(series.values) / DRIFT_WINDOWS))
     parts = len(series.values) // groups
-    means = [float(np.nanmedian(series.values[index * groups : (index + 1) * groups])) for index in range(parts)]
-    drift = measure_drift(WindowSeries(series.from_s, series.window_s * groups, np.array(means)))
-    hours = series.window_s * len(series.values) / S_PER_HOUR
-    if drift is None or drift.p_value > MAX_P_VALUE or abs(drift.per_hour) * hours < MIN_CHANGE:
+    medians = [_known_median(series.values[index * groups : (index + 1) * groups]) for index in range(parts)]
+    grouped = WindowSeries(series.from_s, series.window_s * groups, np.array(medians))
+    drift = measure_drift(grouped)
+    if drift is None or drift.p_value > MAX_P_VALUE or abs(drift.per_hour) * hours_between_ends(grouped) < MIN_CHANGE:
         return []
     return [
         FigureDrift(
@@ -157,6 +157,12 @@ def _drift(figure: str, series: WindowSeries) -> list[FigureDrift]:
             level=_rounded(drift.level),
         )
     ]
+
+
+def _known_median(values: Floats) -> float:
+    """Return the median of the values that are not NaN, or NaN if there are none, as in an outage."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
 def _rounded(value: float) -> float:

@@ -12,7 +12,7 @@ With a required confidence (--confidence), the whole interval decides:
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
 The interval always decides about a drift, because a short run says little about an hour. A run that is too short for a
-drift is inconclusive.
+drift is inconclusive. A drift of a figure that the run does not have fails.
 
 Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
 bound is 0% or 100%, because no sample could prove such a bound. An objective fails if the run has no sample of its
@@ -32,7 +32,7 @@ import numpy as np
 
 from loadgen.analysis import stats
 from loadgen.analysis.cached_prompts import count_in_responses
-from loadgen.analysis.drift import drift_windows, first_beyond, first_missed, measure_drift
+from loadgen.analysis.drift import drift_windows, first_beyond, first_missed, measure_drift, reason_without_drift
 from loadgen.analysis.format import (
     UNKNOWN,
     elapsed,
@@ -142,14 +142,19 @@ def judge(
 
 def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: float) -> ObjectiveVerdict:
     """Return the verdict on an objective whose bound applies to the drift of a figure."""
-    series: WindowSeries | str = f"{objective.part} does not have this figure"
-    if part is not None:
-        series = drift_windows(objective, part.frame)
-    drift = None if isinstance(series, str) else measure_drift(series, confidence)
     verdict: Literal["pass", "fail", "inconclusive"] = "inconclusive"
     first_bad_s = None
-    if drift is None or isinstance(series, str):
-        said = series if isinstance(series, str) else "the figure is unknown in most of the run"
+    series: WindowSeries | str = ""
+    drift = None
+    if part is not None and _has_figure(objective, part):
+        series = drift_windows(objective, part.frame)
+        drift = None if isinstance(series, str) else measure_drift(series, confidence)
+    else:
+        verdict, series = "fail", _missing_text(objective)
+    if isinstance(series, str):
+        said = series
+    elif drift is None:
+        said = reason_without_drift(series)
     else:
         ends = objective.satisfied_by(drift.low), objective.satisfied_by(drift.high)
         if ends[0] == ends[1]:
@@ -157,7 +162,7 @@ def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: flo
         numbers = [f"{value * 100:+.3g}" for value in (drift.per_hour, drift.low, drift.high)]
         said = f"{numbers[0]}%/h, {confidence * 100:.4g}% CI {numbers[1]} to {numbers[2]}%/h"
         if verdict == "fail":
-            first_bad_s = first_beyond(series, objective)
+            first_bad_s = first_beyond(series, objective, drift)
             said += _since_text(first_bad_s)
         elif verdict == "inconclusive":
             said += "; a longer run would decide"
@@ -178,6 +183,20 @@ def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: flo
         said=said,
         first_bad_s=first_bad_s,
     )
+
+
+def _has_figure(objective: Objective, part: _JudgedPart) -> bool:
+    """Return True if the requests have the latency or the rate of an objective."""
+    if objective.figure in LATENCIES:
+        return len(LATENCIES[objective.figure].values(part.frame)) > 0
+    return getattr(part.throughput, objective.figure) is not None
+
+
+def _missing_text(objective: Objective) -> str:
+    """Return the words for an objective whose figure the run or the named part does not have."""
+    if objective.figure in LATENCIES:
+        return "no complete request has this latency"
+    return f"{objective.part or 'the run'} does not have this figure"
 
 
 def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
@@ -349,17 +368,15 @@ def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str,
 
     For a marginal figure, the text includes the number of requests that would be needed to decide.
     """
-    latency = objective.figure in LATENCIES
     if evidence is None:
-        whose = f"{objective.part} " if objective.part else "the run "
-        return "no complete request has this latency" if latency else f"{whose}does not have this figure"
+        return _missing_text(objective)
     text = _figure_text(objective, evidence, confidence)
     if objective.satisfied_by(evidence.low) == objective.satisfied_by(evidence.high):
         return text
     mark = "" if verdict == "inconclusive" else "marginal, "
     if evidence.requests_needed is None:
         return f"{text}; {mark}too close to the bound for any number of requests to decide"
-    noun = "complete request" if latency else "request"
+    noun = "complete request" if objective.figure in LATENCIES else "request"
     return f"{text}; {mark}about {pluralise(evidence.requests_needed, noun)} would decide"
 
 

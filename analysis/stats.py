@@ -636,7 +636,10 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 
 
 def batch_rates(frame: Frame, batches: int) -> dict[str, Floats]:
-    """Return rates per second in each of `batches` equal parts of the measurement window, by the name of the rate."""
+    """Return rates per second in each of `batches` equal parts of the measurement window, by the name of the rate.
+
+    The result contains the rates of inputs and of audio only for requests that have inputs or audio.
+    """
     requests, tokens, prompts = _batch_rates(frame, batches)
     rates = {
         "requests_per_s": requests,
@@ -644,8 +647,16 @@ def batch_rates(frame: Frame, batches: int) -> dict[str, Floats]:
         "total_tokens_per_s": tokens + prompts,
         "input_tokens_per_s": prompts,
     }
+    amounts = {}
     if frame.inputs_inside:
-        rates["inputs_per_s"] = _inputs_per_batch(frame, batches)
+        amounts["inputs_per_s"] = np.nan_to_num(frame.mark("inputs"))
+    if "audio_us" in frame.marks:
+        amounts["audio_seconds_per_s"] = frame.audio_s
+    if "audio_bytes" in frame.marks:
+        amounts["audio_bytes_per_s"] = frame.mark("audio_bytes")
+    ended = frame.measured & frame.complete
+    for name, amount in amounts.items():
+        rates[name] = _sum_per_batch(frame, batches, frame.end_ns[ended], amount[ended])
     return rates
 
 
@@ -686,12 +697,6 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
         amounts = np.repeat(scale[rows], counts[rows]) * frame.chunk_tokens[chunks]
         tokens += _sum_per_batch(frame, batches, frame.chunk_ns[chunks], amounts)
     return requests, tokens, prompts
-
-
-def _inputs_per_batch(frame: Frame, batches: int) -> Floats:
-    """Return, for each of `_batch_rates`' batches, the inputs of completed requests per second."""
-    ended = frame.measured & frame.complete
-    return _sum_per_batch(frame, batches, frame.end_ns[ended], np.nan_to_num(frame.mark("inputs")[ended]))
 
 
 def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats) -> Floats:

@@ -104,12 +104,13 @@ def samples_for(share: float | None) -> int:
 def rate_windows(frame: Frame, name: str, count: int) -> WindowSeries:
     """Return the rate `name`, such as `output_tokens_per_s`, in each of `count` windows.
 
-    Call this function only for a frame whose `loaded_span_ns` is known.
+    Every value is NaN if the requests do not have this rate. For example, chat requests have no audio. Call this
+    function only for a frame whose `loaded_span_ns` is known.
     """
     span_ns = loaded_span_ns(frame)
     assert span_ns is not None
     part = replace(frame, window=Window(*span_ns, "set", "time in which requests were due"), span_of_run=None)
-    return _series(span_ns, batch_rates(part, count)[name])
+    return _series(span_ns, batch_rates(part, count).get(name, np.full(count, np.nan)))
 
 
 def window_index(instants_ns: Floats, span_ns: tuple[float, float], count: int) -> Integers:

@@ -134,17 +134,18 @@ def _change_event(changes: Sequence[FigureChange]) -> CourseEvent:
 
 
 def _drift_finding(drift: FigureDrift) -> Finding:
+    """Return the finding on a drift: a warning if the figure becomes worse, otherwise a note.
+
+    The finding recommends an objective that fails if the figure becomes worse by more than 5% per hour.
+    """
     low, high = (_signed_percent(end) for end in drift.ci95)
+    limit = "> -5%/h" if _higher_is_better(drift.figure) else "< 5%/h"
     text = (
         f"{figure_title(drift.figure)} drifts by {_signed_percent(drift.per_hour)} per hour (95% CI {low} to {high}), "
         "so the figures depend on the length of the run. "
-        f"--assert '{drift.figure} drift < 5%/h' makes a limit of it."
+        f"--assert '{drift.figure} drift {limit}' limits how fast it may become worse."
     )
-    if not _is_worse(drift.figure, drift.per_hour):
-        return Finding("drift", "note", text, "course")
-    if _higher_is_better(drift.figure):
-        text = text.replace("drift < 5%/h", "drift > -5%/h")
-    return Finding("drift", "warning", text, "course")
+    return Finding("drift", "warning" if _is_worse(drift.figure, drift.per_hour) else "note", text, "course")
 
 
 def _higher_is_better(figure: str) -> bool:

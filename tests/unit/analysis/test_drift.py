@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from loadgen.analysis.drift import first_missed, measure_drift
-from loadgen.analysis.objectives import ObjectiveError, ObjectiveVerdict, parse
+from loadgen.analysis.change_points import noise_of
+from loadgen.analysis.drift import first_beyond, first_missed, hours_between_ends, measure_drift, reason_without_drift
+from loadgen.analysis.objectives import RATES, ObjectiveError, ObjectiveVerdict, parse
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.slo import judge
 from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.time_windows import WindowSeries
-from tests.support.long_runs import constant, long_run, requests_over
+from tests.support.long_runs import S, constant, long_run, requests_over
 from tests.support.runs import summarise, typed
 
 HOUR_S = 3600
@@ -145,6 +147,70 @@ def test_a_short_run_is_inconclusive(tmp_path: Path) -> None:
     assert result.verdict == "inconclusive"
     assert result.measured is None
     assert "a drift needs 10 time windows" in result.said
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_every_rate_can_be_judged(tmp_path: Path, rate: str) -> None:
+    """A text run misses any high bound on a rate. Rates that it does not have fail, whether as a level or a drift."""
+    run = long_run(tmp_path, requests_over(HOUR_S, constant, rate_per_s=0.7))
+    level, drift = judge(
+        parse([f"{rate} > 100000", f"{rate} drift > -900%/h"]), frame_of_run(run), typed(summarise(run))
+    )
+    assert level.verdict == "fail"
+    if level.measured is None:
+        assert (drift.verdict, drift.said) == ("fail", "the run does not have this figure")
+    else:
+        assert drift.verdict == "pass"
+
+
+def test_the_first_bad_window_of_audio_is_named(tmp_path: Path) -> None:
+    """Requests carry 30 s of audio each and 10 s after half an hour: the rate of audio misses its bound from then."""
+    records = [
+        replace(record, marks={"audio_us": 30_000_000 if (record.due_ns or 0) < 1800 * S else 10_000_000})
+        for record in requests_over(HOUR_S, constant, rate_per_s=0.7)
+    ]
+    result = verdict_on(tmp_path, records, "audio_seconds_per_s > 15")
+    assert result.verdict == "fail"
+    assert result.first_bad_s is not None
+    assert result.first_bad_s[1] == pytest.approx(1800, abs=200)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("nobody: ttft.p50 drift < 5%/h", "no complete request has this latency"),
+        ("nobody: output_tokens_per_s drift > -5%/h", "nobody does not have this figure"),
+        ("rtf.p50 drift < 5%/h", "no complete request has this latency"),
+    ],
+)
+def test_the_drift_of_an_unknown_figure_fails(tmp_path: Path, expression: str, said: str) -> None:
+    """A drift of a part or of a latency that the run does not have fails, as every other objective on it does."""
+    result = verdict_on(tmp_path, requests_over(HOUR_S, constant, rate_per_s=0.7), expression)
+    assert (result.verdict, result.said) == ("fail", said)
+
+
+def test_a_figure_without_drift_has_a_reason() -> None:
+    """A level of 0 has no share, and a figure that is known in few windows has no slope. The reasons differ."""
+    zeros = WindowSeries(0.0, 60.0, np.zeros(WINDOWS))
+    assert "the median of the figure over the run is 0" in reason_without_drift(zeros)
+    few = np.full(WINDOWS, np.nan)
+    few[:9] = 1.0
+    assert "known in 9 of 40" in reason_without_drift(WindowSeries(0.0, 60.0, few))
+
+
+@pytest.mark.parametrize("excess", [0.98, 1.02])
+def test_the_first_bad_window_and_the_drift_have_one_base(excess: float) -> None:
+    """The last three windows of a steep line exceed a bound just below their change, and not one just above it.
+
+    The change is a share of the median over the run and of the time between the middles of the end windows.
+    """
+    values = np.linspace(1.0, 9.0, WINDOWS)
+    series = WindowSeries(0.0, 4 * HOUR_S / WINDOWS, values)
+    drift = measure_drift(series)
+    assert drift is not None
+    reached = (values[-3] - np.median(values[:3]) - noise_of(values)) / drift.level / hours_between_ends(series)
+    objective = parse([f"ttft.p50 drift < {reached / excess * 100:.6f}%/h"])[0]
+    assert (first_beyond(series, objective, drift) is not None) == (excess > 1)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.report.course_findings import course_marks
+from loadgen.analysis.report.course_findings import _drift_finding, course_marks
 from loadgen.analysis.report.findings import findings
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.run_course import find_restarts
-from loadgen.analysis.summary import Summary
+from loadgen.analysis.summary import FigureDrift, Summary
 from loadgen.analysis.telemetry import Reading
 from tests.support.long_runs import S, constant, long_run, requests_over
 from tests.support.runs import healthy
@@ -56,6 +56,26 @@ def test_a_drifting_server_is_no_change(tmp_path: Path) -> None:
     assert not sentences(summary, "change")
     drifting = [sentence for level, sentence in sentences(summary, "drift") if level == "warning"]
     assert any("TTFT p50 drifts by +" in sentence and "ttft.p50 drift < 5%/h" in sentence for sentence in drifting)
+
+
+def test_a_rate_that_rises_is_limited_downwards() -> None:
+    """The objective for a throughput that rises by 20% per hour limits its fall, and the finding is a note."""
+    drift = FigureDrift(figure="output_tokens_per_s", per_hour=0.2, ci95=(0.15, 0.25), level=100.0)
+    finding = _drift_finding(drift)
+    assert finding.level == "note"
+    assert "--assert 'output_tokens_per_s drift > -5%/h'" in finding.sentence
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_outage_prints_no_warning(tmp_path: Path) -> None:
+    """Ten minutes without a complete request leave groups of time windows empty, which is no warning of NumPy."""
+    records = [
+        record
+        for record in requests_over(HOUR_S, lambda due_s: 0.1 * (1 + 0.6 * due_s / HOUR_S))
+        if not 1200 <= (record.due_ns or 0) / S < 1800
+    ]
+    summary = summarise(long_run(tmp_path, records))
+    assert [drift.figure for drift in summary.course.drifts if summary.course] == ["ttft.p50", "e2e.p50"]
 
 
 @pytest.mark.parametrize("seed", range(8))

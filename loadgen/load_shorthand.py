@@ -22,6 +22,7 @@ from loadgen.workloads.spec_syntax import WorkloadError, format_number, parse_ra
 
 LOAD_KEYS = ("arrivals", "rate", "concurrency")
 """Settings that state when to send requests."""
+URL_LIST = 'Name every replica in the list: url = ["http://a:8000", "http://b:8000"].'
 ONE_AT_A_TIME = "closed:1"
 """Arrivals of a plan that has a duration, but neither arrivals nor a number of requests."""
 
@@ -57,13 +58,19 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
 def split_urls(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a plan with a list of URLs split: `url` is the first one, and `more_urls` the others.
 
-    For example, `url=["http://a", "http://b"]` becomes `url="http://a"` and `more_urls=["http://b"]`.
+    For example, `url=["http://a", "http://b"]` becomes `url="http://a"` and `more_urls=["http://b"]`. Settings from a
+    run file are split already, and are returned unchanged. Raises PlanError for an empty list, and for `more_urls`
+    without `url`.
     """
     result = dict(settings)
     urls = result.get("url")
     if isinstance(urls, list | tuple):
-        result["url"] = urls[0] if urls else None
+        if not urls:
+            raise PlanError("url: the list is empty", f"{URL_LIST} Leave url out to detect the server.")
+        result["url"] = urls[0]
         result["more_urls"] = [*urls[1:]]
+    elif result.get("more_urls") and not urls:
+        raise PlanError("more_urls without url", URL_LIST)
     return result
 
 
@@ -72,9 +79,11 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
     A load can be written as `rate`, `concurrency` or `arrivals`. Settings that contradict a changed load are removed.
     For example, the change `rate=5` removes `arrivals`, and the change `concurrency=8` removes `closed:4`. The arrivals
-    `poisson:20` remain, because `concurrency=8` limits them.
+    `poisson:20` remain, because `concurrency=8` limits them. A changed `url` replaces the URLs of all replicas.
     """
     result = dict(settings)
+    if "url" in changes:
+        result.pop("more_urls", None)
     closed = str(result.get("arrivals", "")).startswith("closed:")
     if "rate" in changes or ("concurrency" in changes and closed):
         result.pop("arrivals", None)

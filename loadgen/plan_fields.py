@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.errors import PlanError
+from loadgen.load_shorthand import URL_LIST
 from loadgen.servers.auth import redact, redact_fields
 from loadgen.servers.backends import join_or
 from loadgen.servers.errors import read_settings, read_toml
@@ -339,14 +340,17 @@ def _error_line(name: str, value: Any, message: str) -> str:
 def read_plan(path: Path) -> dict[str, Any]:
     """Return the settings in a plan file, which is a TOML file whose keys are the fields of Plan.
 
-    Raises PlanError if the file cannot be read or is not TOML.
+    Raises PlanError if the file cannot be read or is not TOML, and for the key `more_urls`, which only run files have.
     """
     try:
-        return read_toml(path)
+        settings = read_toml(path)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "Name a plan file (TOML).") from error
     except ValueError as error:
         raise PlanError(f"{path} is not TOML: {error}", 'Write lines such as: arrivals = "poisson:20"') from error
+    if "more_urls" in settings:
+        raise PlanError(f"{path}: more_urls is no setting of a plan file", URL_LIST)
+    return settings
 
 
 def catalog_names() -> list[str]:

@@ -143,6 +143,12 @@ def fixed_number(urls: Sequence[str]) -> int | None:
     return None
 
 
+def has_fixed_address(url: str) -> bool:
+    """Return True if the host is an IP address, `localhost` or a Unix socket, which no gateway serves by its name."""
+    host = parse_host(url)
+    return url.lower().startswith(UNIX_SCHEME) or host == "localhost" or _is_ip_address(host)
+
+
 def _is_ip_address(host: str) -> bool:
     """Return True if the host is an IPv4 or IPv6 address, without brackets."""
     try:

@@ -93,6 +93,9 @@ DCGM: Mapping[str, tuple[str, float]] = {
 class GapError(Exception):
     """One reading of a telemetry source failed. The message is the reason."""
 
+    values: Mapping[str, Any] = {}
+    """The values of the replicas that could be read, as `replicas`. Empty if nothing could be read."""
+
 
 class NotMeasuredError(GapError):
     """A telemetry source cannot be read at all on this machine or server. The message is the reason."""
@@ -163,18 +166,29 @@ class ReplicaMetrics:
         self.facts: Mapping[str, Any] = {"from": ", ".join(str(source.facts["from"]) for source in by_url.values())}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return the sum of the values of all replicas. Raises GapError if one of them cannot be read, because a sum
-        without this replica would look like a restart of the server."""
+        """Return the sum of the values of all replicas, and the values of each one.
 
-        def read_replica(url: str) -> dict[str, Any]:
+        Raises GapError if a replica cannot be read, because a sum without this replica would look like a restart of the
+        server. The error has the values of the replicas that could be read, and names the others. It is a
+        NotMeasuredError if no replica can be read at all.
+        """
+
+        def read_replica(url: str) -> dict[str, Any] | GapError:
             try:
                 return {"url": url, **self._by_url[url].read(limit_s)}
             except GapError as error:
-                raise type(error)(f"{url}: {error}") from None
+                return type(error)(f"{url}: {error}")
 
         with ThreadPoolExecutor(len(self._by_url)) as executor:
-            replicas = list(executor.map(read_replica, self._by_url))
-        return {**add_up_replicas(replicas), "replicas": replicas}
+            results = list(executor.map(read_replica, self._by_url))
+        errors = [result for result in results if isinstance(result, GapError)]
+        replicas = [result for result in results if not isinstance(result, GapError)]
+        if not errors:
+            return {**add_up_replicas(replicas), "replicas": replicas}
+        never = not replicas and all(isinstance(error, NotMeasuredError) for error in errors)
+        failure = (NotMeasuredError if never else GapError)("; ".join(map(str, errors)))
+        failure.values = {"replicas": replicas} if replicas else {}
+        raise failure from None
 
     def close(self) -> None:
         for source in self._by_url.values():

@@ -532,7 +532,7 @@ def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> 
         "addresses": [*addresses],
         "addresses_unused": unused,
         "replicas": [
-            {"url": facts.url, "query": facts.query, "pids": facts.pids, **target.facts}
+            {"url": facts.url, "query": facts.query, **target.facts}
             for facts, target in zip(replicas, targets, strict=True)
         ],
     }

@@ -20,6 +20,7 @@ from loadgen.servers.backends.error_messages import error_text, is_rejection, on
 from loadgen.servers.backends.output_check import check_output
 from loadgen.servers.errors import decompress
 from loadgen.servers.gateways import gateways_in_head
+from loadgen.servers.replica_identity import replica_name
 from loadgen.servers.server_timing import times_in_response
 from loadgen.servers.wire.http1 import ProtocolError, ResponseFraming, join_pieces
 from loadgen.servers.wire.sse import is_event_stream, payloads_of_chunks, split_events
@@ -35,8 +36,6 @@ EARLY_NS = 20_000_000
 ERROR_LIMIT_BYTES = 1 << 20
 HEAD_LIMIT_BYTES = 1 << 16
 """Number of bytes at the beginning of a response that are searched for its head."""
-REPLICA_NAME_MAX = 80
-"""Maximum number of characters of a replica's name."""
 FULL_WINDOW_BYTES = 65_536
 """Minimum size in bytes of a read that counts as having found a full receive window. Linux offers this much on a new
 connection."""
@@ -281,8 +280,7 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
 
 def _replica(exchange: Exchange, replica_header: str) -> str:
     """Return the name of the replica that answered, or "" if it is unknown."""
-    name = exchange.framing.header(replica_header) if replica_header else ""
-    return one_line(hide_secrets(name), REPLICA_NAME_MAX) if name else exchange.address
+    return (replica_name(exchange.framing.header(replica_header)) if replica_header else "") or exchange.address
 
 
 def _check_output(response: _Response, dialect: Dialect) -> None:

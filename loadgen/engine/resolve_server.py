@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
 from math import inf
 from operator import itemgetter
 from random import SystemRandom
@@ -32,7 +32,8 @@ from loadgen.servers.backends import BACKENDS
 from loadgen.servers.backends.dialect import azure_header, bearer_header, round_up_to_pieces
 from loadgen.servers.errors import SecretError, UnreachableError, WrongServerError
 from loadgen.servers.proxy import proxy_at
-from loadgen.servers.server_url import describe_repair, parse_server_url, takes_azure_key
+from loadgen.servers.server_url import describe_repair, has_fixed_address, parse_server_url, takes_azure_key
+from loadgen.servers.target import address_text
 from loadgen.workloads import arrival_processes, lengths, workload
 from loadgen.workloads.http_headers import HEADER
 from loadgen.workloads.request import Request
@@ -162,6 +163,8 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     """
     if not plan.server and plan.simulated:
         return plan.replaced(server=SIMULATED_SERVER)
+    if plan.more_urls and not plan.proxy:  # with a proxy, the addresses are those of the proxy's network
+        _check_addresses(plan.urls, say)
     if plan.expect_replicas:
         _wait_for_replicas(plan, say or (lambda _: None))
     if not plan.url:
@@ -176,6 +179,27 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
     result = probe(plan.url, model=plan.first_model, access=access_for(plan), say=say)
     _detected[plan.url, plan.first_model] = time.monotonic(), result
     return plan.replaced(server=result.name)
+
+
+def _check_addresses(urls: Sequence[str], say: Say | None) -> None:
+    """Check that no two URLs lead to the same server.
+
+    If one of the hosts is an IP address or `localhost`, two URLs with the same address are the same server, and
+    PlanError is raised. Two host names may share an address: a gateway tells them apart by the Host header. `say` is
+    then called with a line about them.
+    """
+    from loadgen.servers.replica_identity import find_places
+
+    for (first, places), (second, other_places) in combinations([(url, find_places(url)) for url in urls], 2):
+        common = sorted(address_text(address) for address, _, _ in places & other_places)
+        if not common:
+            continue
+        if has_fixed_address(first) or has_fixed_address(second):
+            raise PlanError(
+                f"--url {first} and --url {second} lead to the same server, at {common[0]}", "Name each replica once."
+            )
+        if say:
+            say(f"{first} and {second} have the same address, {common[0]}, and may be the same server")
 
 
 def _wait_for_replicas(plan: Plan, say: Say) -> None:

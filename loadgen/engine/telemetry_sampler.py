@@ -68,6 +68,7 @@ HOLD_NS = 5 * NS_PER_S
 """Maximum time in ns to wait until a burst has been sent. One of its requests may wait even longer for a connection."""
 PART = "part-telemetry.jsonl"
 ELSEWHERE = "the server is not on this machine"
+SOME_ELSEWHERE = "not all replicas are on this machine"
 ANSWER_LIMIT_S = 15.0
 """Maximum time in seconds to wait for an answer of a SamplerProcess. Its readings have time limits of five seconds or
 less."""
@@ -249,16 +250,17 @@ class Sampler:
         """Read one source, store the reading, and return its values.
 
         `moment` is the phase of the run, such as `idle` or `end`. If the reading fails, the result is empty, and the
-        stored reading contains the reason as `gap`.
+        stored reading contains the reason as `gap`. If only some replicas can be read, the stored reading also contains
+        their values.
         """
         began_ns = time.monotonic_ns()
-        gap = {}
+        gap: dict[str, Any] = {}
         values: dict[str, Any] = {}
         try:
             values = self._sources[name].read(limit_s)
             self.latest[name] = values
         except GapError as error:
-            gap = {"gap": str(error)}
+            gap = {**error.values, "gap": str(error)}
             if moment == "idle" and isinstance(error, NotMeasuredError):
                 self._not_measured[name] = str(error)
         now_ns = time.monotonic_ns()
@@ -321,8 +323,10 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
     access = access_for(plan)
     replicas = server.get("replicas") or [server]
     # With a proxy, the URLs are those of the proxy's network.
-    here = not plan.proxy and any(is_this_machine(replica["url"]) for replica in replicas)
-    gpu: Callable[[], Source] | str = f"{ELSEWHERE}: --dcgm-url reads its GPUs"
+    local = [is_this_machine(replica["url"]) for replica in replicas]
+    here = not plan.proxy and all(local)
+    elsewhere = SOME_ELSEWHERE if any(local) and not plan.proxy else ELSEWHERE
+    gpu: Callable[[], Source] | str = f"{elsewhere}: --dcgm-url reads its GPUs"
     if plan.dcgm_url:
         gpu = partial(Dcgm, plan.dcgm_url, access.tls, access.proxy)
     elif plan.gpu is False:
@@ -343,7 +347,7 @@ def _openings(plan: Plan, server: Mapping[str, Any]) -> dict[str, Callable[[], S
     return {
         "server": open_metrics,
         "gpu": gpu,
-        "host": partial(HostMemory, pids) if plan.server_pid or here else ELSEWHERE,
+        "host": partial(HostMemory, pids) if plan.server_pid or here else elsewhere,
     }
 
 

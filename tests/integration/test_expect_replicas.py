@@ -13,6 +13,7 @@ from loadgen.servers import expected_replicas
 from loadgen.servers.auth import NO_AUTH
 from loadgen.servers.errors import UnreachableError
 from loadgen.servers.expected_replicas import Round, wait_for_replicas
+from loadgen.servers.json_client import JsonResponse
 from loadgen.servers.server_url import fixed_number
 from loadgen.servers.simulated.config import SimulatedConfig
 from tests.support.command import FAST, burst
@@ -43,10 +44,10 @@ def test_a_missing_replica_is_named(tmp_path: Path) -> None:
     """One of two replicas does not listen: exit code 3 after the stated time, and nothing is sent to the other."""
     missing = free_url()
     with running(SimulatedConfig(server="vllm", **FAST)) as server:
-        words = ("--url", server.url, "--url", missing, "--expect-replicas", "2", "--replicas-wait", "500ms")
+        words = ("--url", server.url, "--url", missing, "--expect-replicas", "2", "--replicas-wait", "2s")
         code, _, err = burst(tmp_path, *words, *LOAD)
     assert code == 3
-    assert f"only 1 of 2 replicas answered within 0.5 s: {server.url}" in err
+    assert f"only 1 of 2 replicas answered within 2 s: {server.url}" in err
     assert f"nothing listens at {missing}" in err
     assert "--replicas-wait 10m" in err
     assert not server.log
@@ -64,16 +65,16 @@ def test_a_header_names_the_replicas() -> None:
 
     said: list[str] = []
     with answering({"GET /v1/models": from_one_of_three}) as stub:
-        wait_for_replicas([stub.url], 3, "x-served-by", 0.1, NO_AUTH, said.append)
+        wait_for_replicas([stub.url], 3, "x-served-by", 60, NO_AUTH, said.append)
         with pytest.raises(UnreachableError) as caught:
-            wait_for_replicas([stub.url], 4, "x-served-by", 0.1, NO_AUTH, said.append)
+            wait_for_replicas([stub.url], 4, "x-served-by", 2, NO_AUTH, said.append)
     assert sorted(said[0].removeprefix("3 replicas answer: ").split(", ")) == [f"10.0.0.{n}:80" for n in (1, 2, 3)]
-    assert "only 3 of 4 replicas answered within 0.1 s (by the header x-served-by): 10.0.0." in str(caught.value)
+    assert "only 3 of 4 replicas answered within 2 s (by the header x-served-by): 10.0.0." in str(caught.value)
     assert f"{stub.url}: answers 503" in str(caught.value)
 
 
 def test_a_header_that_no_response_has_is_said(tmp_path: Path) -> None:
-    """The hint names the header, because waiting longer would not help."""
+    """The message names the header after the first round, because waiting longer would not help."""
     with running(SimulatedConfig(server="vllm", **FAST)) as server:
         words = (
             "--url",
@@ -83,11 +84,11 @@ def test_a_header_that_no_response_has_is_said(tmp_path: Path) -> None:
             "--expect-replicas",
             "2",
             "--replicas-wait",
-            "100ms",
+            "1h",
         )
         code, _, err = burst(tmp_path, *words, *LOAD)
     assert code == 3
-    assert "No response had the header X-None" in err
+    assert "--expect-replicas 2: no response had the header X-None" in err
 
 
 def test_addresses_of_a_name_are_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +103,44 @@ def test_addresses_of_a_name_are_replicas(monkeypatch: pytest.MonkeyPatch) -> No
     said: list[str] = []
     with running(SimulatedConfig(server="vllm", host="0.0.0.0", **FAST)) as server:
         url = f"http://{NAME}:{server.url.rpartition(':')[2]}"
-        wait_for_replicas([url], 2, "", 0.1, NO_AUTH, said.append)
+        wait_for_replicas([url], 2, "", 60, NO_AUTH, said.append)
         assert said == [f"2 replicas answer: {url} 127.0.0.1, {url} 127.0.0.2"]
-        with pytest.raises(UnreachableError, match=r"only 2 of 3 replicas answered within 0\.1 s"):
-            wait_for_replicas([url], 3, "", 0.1, NO_AUTH, said.append)
+        with pytest.raises(UnreachableError, match=r"only 2 of 3 replicas answered within 2 s"):
+            wait_for_replicas([url], 3, "", 2, NO_AUTH, said.append)
     assert fixed_number([url]) is None
+
+
+def test_two_names_of_one_address_are_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with two names counts once."""
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *rest: Any, **more: Any) -> list[Any]:
+        return original("127.0.0.1" if str(host).endswith(".test") else host, port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with running(SimulatedConfig(server="vllm", **FAST)) as server:
+        port = server.url.rpartition(":")[2]
+        urls = [f"http://{name}.test:{port}" for name in ("one", "two")]
+        with pytest.raises(UnreachableError, match=r"only 1 of 2 replicas answered within 1 s: http://one\.test"):
+            wait_for_replicas(urls, 2, "", 1, NO_AUTH, print)
+
+
+def test_a_round_ends_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request takes 5 s under a fake clock. A round of 40 requests ends after the 12 s that the user allows."""
+    now_s = [0.0]
+    sent: list[str] = []
+
+    def answer(url: str, _access: object, _until_s: float, _address: object = None) -> JsonResponse:
+        sent.append(url)
+        now_s[0] += 5.0
+        return JsonResponse(200, b"", headers={"x-served-by": "one"})
+
+    monkeypatch.setattr(expected_replicas, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(expected_replicas, "AT_ONCE", 1)
+    monkeypatch.setattr(expected_replicas, "_answer", answer)
+    with pytest.raises(UnreachableError, match="only 1 of 2 replicas answered within 12 s"):
+        wait_for_replicas(["http://a:1", "http://b:1"], 2, "x-served-by", 12.0, NO_AUTH, print)
+    assert len(sent) == 3
 
 
 def test_replicas_that_start_later_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,17 @@ def test_a_server_that_is_no_replica_is_named(other: SimulatedConfig, fact: str,
     assert not servers[0].log
 
 
+def test_one_server_is_not_two_replicas(tmp_path: Path) -> None:
+    """`localhost` and 127.0.0.1 lead to the same server, which would be compared with itself."""
+    with replicas(*equal(1)) as servers:
+        other = servers[0].url.replace("127.0.0.1", "localhost")
+        words = ("--n", "4", "--url", servers[0].url, "--url", other, "--expect-replicas", "2")
+        code, _, err = burst(tmp_path, *words, *LOAD)
+    assert code == 2
+    assert f"--url {servers[0].url} and --url {other} lead to the same server, at 127.0.0.1" in err
+    assert not servers[0].log
+
+
 def test_plan_files_and_the_api_take_several_urls(tmp_path: Path) -> None:
     """`url` may be a list. The command that the header stores names every URL, and runs of a stored plan are equal."""
     with replicas(*equal(2)) as servers:

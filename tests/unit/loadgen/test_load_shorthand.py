@@ -40,6 +40,23 @@ def test_a_plan_stores_the_arrivals_that_a_short_form_means(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
+    [({"url": []}, "url: the list is empty"), ({"more_urls": ["http://b:1"]}, "more_urls without url")],
+)
+def test_a_list_without_urls_is_refused(settings: dict[str, Any], message: str) -> None:
+    """An empty list does not mean that the server is detected, and further replicas need a first one."""
+    with pytest.raises(PlanError, match=message):
+        Plan(n=9, **settings)
+
+
+def test_another_url_replaces_all_replicas() -> None:
+    """The replicas of a stored plan do not remain when another server is named."""
+    stored = Plan(server="vllm", url=["http://a:1", "http://b:1"], n=9).to_dict()
+    assert Plan(**override(stored, {"url": "http://c:1"})).urls == ("http://c:1",)
+    assert Plan(**override(stored, {"n": 8})).urls == ("http://a:1", "http://b:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
     [
         ({"rate": 5, "arrivals": "closed:3"}, "--rate 5 and --arrivals closed:3 both say when to send requests"),
         ({"rate": -1}, "--rate -1: rate '-1' is not a plain decimal number"),

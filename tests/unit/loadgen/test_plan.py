@@ -127,6 +127,9 @@ def test_a_plan_file_is_toml(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text('server = "tgi"\narrivals = "constant:5"\nn = 10\n')
     assert Plan(**read_plan(file)).n == 10
+    file.write_text('server = "tgi"\nmore_urls = ["http://b:1"]\n')
+    with pytest.raises(PlanError, match="more_urls is no setting of a plan file"):
+        read_plan(file)
     file.write_text("server: tgi")
     with pytest.raises(PlanError, match="is not TOML"):
         read_plan(file)

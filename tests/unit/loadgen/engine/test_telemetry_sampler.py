@@ -14,8 +14,9 @@ import pytest
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.engine import telemetry_sampler as telemetry
 from loadgen.engine.client_health import LiveCounters
-from loadgen.engine.telemetry_sampler import PART, Bursts, Sampler, find_bursts
+from loadgen.engine.telemetry_sampler import PART, Bursts, Sampler, find_bursts, open_sampler
 from loadgen.errors import OutputError
+from loadgen.plan import Plan
 from loadgen.servers.telemetry import GapError, NotMeasuredError
 
 S = 1_000_000_000
@@ -151,6 +152,29 @@ def test_a_failed_reading_is_a_line_with_its_reason(tmp_path: Path) -> None:
         {"moment": "start", "took_ns": 0, "running": 1},
         {"moment": "end", "took_ns": 0, "gap": "dead"},
     ]
+
+
+def test_a_gap_keeps_the_values_of_the_replicas_that_answered(tmp_path: Path) -> None:
+    """The stored reading has them, and the live figures do not."""
+    gap = GapError("http://b: busy")
+    gap.values = {"replicas": [{"url": "http://a", "running": 1}]}
+    sampler = Sampler({"server": Scripted(gap)})
+    sampler.idle()
+    sampler.begin(time.monotonic_ns() + S, tmp_path, lambda: sent(0))
+    sampler.stop()
+    stored = {**lines(tmp_path)[0].values, "took_ns": 0}
+    assert stored == {"moment": "idle", "took_ns": 0, **gap.values, "gap": "http://b: busy"}
+    assert sampler.latest == {}
+
+
+def test_memory_is_that_of_the_server_only_if_all_replicas_are_here() -> None:
+    """With a replica on another machine, this machine's memory and GPUs are not those of the server."""
+    server = {"name": "vllm", "url": "http://127.0.0.1:1", "simulated": False}
+    replicas = [{"url": "http://127.0.0.1:1"}, {"url": "http://192.0.2.1:1"}]
+    sampler = open_sampler(Plan(server="vllm", n=1), {**server, "replicas": replicas}, None)
+    reason = "not all replicas are on this machine"
+    expected = {"host": reason, "gpu": f"{reason}: --dcgm-url reads its GPUs"}
+    assert sampler.facts["not_measured"] == expected
 
 
 def test_what_cannot_be_read_at_all_is_asked_once(tmp_path: Path) -> None:

@@ -42,8 +42,10 @@ from loadgen.servers.auth import (
     check_headers,
     client_certificate_mistake,
     normalise_url,
+    redact_commands,
     redact_fields,
     redact_header,
+    register_commands,
     register_fields,
     require_one_url,
 )
@@ -52,7 +54,7 @@ from loadgen.servers.proxy import normalise_proxy_url
 from loadgen.servers.server_url import check_server_url, fixed_number
 from loadgen.servers.session_identity import check_captures, check_header_name, check_session_headers
 from loadgen.servers.wire.timestamp_sources import AUTO, SOURCES
-from loadgen.timed_commands import check_timed_commands
+from loadgen.timed_commands import check_timed_commands, late_command
 from loadgen.workloads import arrivals, cancellation, lengths, model_mix, workload
 from loadgen.workloads.arrival_facts import Arrivals
 from loadgen.workloads.canaries import MAX_CANARIES
@@ -370,7 +372,7 @@ class Plan:
     """Read this machine's GPUs through NVML. Default: only if the server runs on this machine."""
     server_pid: Annotated[tuple[int, ...], TUPLE, RunOption("Advanced")] = ()
     """PID of a server process on this machine, to record its memory and that of its children. Repeatable."""
-    at: Annotated[tuple[str, ...], TUPLE, check_timed_commands, RunOption("Advanced")] = ()
+    at: Annotated[tuple[str, ...], TUPLE, check_timed_commands, register_commands, RunOption("Advanced")] = ()
     """Run a shell command at a time of the run, such as --at 10m 'kubectl delete pod vllm-0'. Repeatable. The report
     shows the output and the time to recover. Commands that are still running at the end of the run are terminated."""
     objectives: Annotated[tuple[str, ...], TUPLE] = ()
@@ -418,6 +420,7 @@ class Plan:
         """Return the plan as the run file stores it: with JSON types and without secrets."""
         values = vars(self) | {
             "header": tuple(map(redact_header, self.header)),
+            "at": redact_commands(self.at),
             "extra_body": redact_fields(self.extra_body),
             "traffic": tuple(map(traffic.redacted, self.traffic)),
         }
@@ -518,6 +521,7 @@ class Plan:
         yield from self._replica_mistakes()
         yield from self._raw_mistakes()
         yield from self._end_mistakes()
+        yield from self._command_mistakes()
         if mistake := client_certificate_mistake(self.cert, self.key):
             yield mistake
         if self.n is not None and self.workers > self.n:
@@ -590,6 +594,17 @@ class Plan:
         if traffic.has_own_load(self) and not weights:
             load = f"n = {self.n}" if self.arrivals == type(self).arrivals else f"arrivals = {self.arrivals!r}"
             yield f"[[traffic]]: no table has a weight, so no class uses {load} of the whole plan: leave it out"
+
+    def _command_mistakes(self) -> Iterator[str]:
+        """Yield a message if a command would start after the last request. Without a duration, the end is unknown."""
+        plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
+        durations_s = [plan.duration_s for plan in plans if plan.duration_s is not None]
+        if not self.at or len(durations_s) < len(plans):
+            return
+        late = late_command(self.at, max(durations_s))
+        if late:
+            instant = late.strip().partition(" ")[0]
+            yield f"--at {instant}: no requests are sent after {max(durations_s):g} s; name an earlier time"
 
     def _end_mistakes(self) -> Iterator[str]:
         """Yield a message if the load would never end, or if `--repeat-file` has no file to repeat."""

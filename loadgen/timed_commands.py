@@ -38,17 +38,32 @@ def check_timed_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def late_command(texts: tuple[str, ...], duration_s: float) -> str:
+    """Return the first text whose command would start at the end of the duration or later. Return "" if there is none.
+
+    No request is sent any more at such an instant, so that the command would have no effect on the run.
+    """
+    return next((text for text in texts if parse(text).at_s >= duration_s), "")
+
+
 def join_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line, with the two values of each option --at joined to one word.
 
     For example, the three words `--at`, `10m` and `date` become the two words `--at` and `10m date`. The reason is that
-    typer accepts only one value per use of a repeatable option.
+    typer accepts only one value per use of a repeatable option. A word that begins with a hyphen is the next option and
+    not a command.
     """
     result = list[str]()
     index = 0
     while index < len(arguments):
         word = arguments[index]
-        if word == OPTION and index + 2 < len(arguments) and " " not in arguments[index + 1].strip():
+        is_pair = (
+            word == OPTION
+            and index + 2 < len(arguments)
+            and " " not in arguments[index + 1].strip()
+            and not arguments[index + 2].startswith("-")
+        )
+        if is_pair:
             result += [word, f"{arguments[index + 1].strip()} {arguments[index + 2]}"]
             index += 3
         else:

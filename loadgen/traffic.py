@@ -69,6 +69,7 @@ NOT_INHERITED = (
     "goodput",
     "repeats",
     "repeat",
+    "at",
 )
 """Fields of a plan that its classes do not take over."""
 HINT = "Nothing was sent. Correct the tables of the plan file."

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os.path import commonprefix
 from pathlib import Path
@@ -49,6 +49,22 @@ _SECRET_FIELD = re.compile(
 """Names of fields of a request body that hold secrets. `prompt_cache_key` and `eos_token` do not match."""
 _SECRET_TEXT = re.compile(r"(?i)(?:bearer|basic) +[^ $]|\b(?:g?sk|pk|hf|gh[a-z]|nvapi|xox[a-z])[-_]\w{4}")
 """Matches the beginning of a secret in the value of a field with any name."""
+_COMMAND_NAME = r"\b(?:[\w-]*[_-])?(?:(?:api|access|private)?key|password|passwd|passphrase|secret|token|credentials?)"
+_COMMAND_VALUE = r"""((?!\*{3}|\S+\.(?:pem|key|crt)\b)(?:'[^'$]+'|"[^"$]+"|[^\s"'$;&|\\]+))"""
+"""The value of a secret in a shell command. Variables such as `$KEY` and names of key files do not match."""
+_COMMAND_SECRETS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"""(\b(?:authorization|cookie) *: *+(?:(?:bearer|basic|token) ++)?+)((?!\*{3})[^"'$]+)""",
+        r"(\b(?:bearer|basic +(?=[^\s]*(?-i:[A-Z\d]))) *)(?<= )" + _COMMAND_VALUE,
+        rf"""({_COMMAND_NAME}["'\\]*\s*[:=]\s*\\?)""" + _COMMAND_VALUE,
+        rf"((?<!\S)--?{_COMMAND_NAME} +)" + _COMMAND_VALUE,
+        r"""((?<!\S)(?:-u|--user|--proxy-user)[ =]*["']?[^\s:"'$]+:)((?!\*{3})[^\s"'$]+)""",
+        r"""(://[^\s/:@"']*:)((?!\*{3})[^\s/@"'$]+)(?=@)""",
+        r"()(\b(?:g?sk|pk|hf|gh[a-z]|nvapi|xox[a-z])[-_]\w{4}[\w-]*)",
+    )
+)
+"""Match the secrets in a shell command. Group 1 is the text before a secret, and group 2 is the secret."""
 _KEY_VARIABLES = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
 """Environment variables in which users of other tools keep the API key of a server."""
 _VARIABLE_NAME = re.compile(
@@ -368,6 +384,33 @@ def redact_header(line: str) -> str:
     return f"{name}: ${variable}"
 
 
+def redact_command(text: str) -> str:
+    """Return a shell command in a form that may be stored: each secret is replaced by `***`.
+
+    Secrets are found by their form or by the name before them, such as `Bearer`, `--password` or `API_KEY=`. They are
+    also registered, so that `hide_secrets` removes them from the output of the command. Variables such as `$KEY` are
+    not secrets."""
+
+    def hide(match: re.Match[str]) -> str:
+        register_secret(match[2].strip("\"'"))
+        return match[1] + HIDDEN
+
+    for pattern in _COMMAND_SECRETS:
+        text = pattern.sub(hide, text)
+    return hide_secrets(text, whole=True)
+
+
+def redact_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return commands of --at in a form that may be stored, as `redact_command` returns one."""
+    return tuple(map(redact_command, texts))
+
+
+def register_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Register every secret in commands of --at, and return the commands unchanged."""
+    redact_commands(texts)
+    return texts
+
+
 def _is_secret_field(name: str, value: Any) -> bool:
     """Return True if a field of a request body holds a secret.
 
@@ -457,25 +500,44 @@ def _is_key_file(name: str, value: str) -> bool:
     return name == "key" and (value.endswith((".pem", ".key")) or os.path.isfile(value))  # noqa: PTH113 - never raises
 
 
+def _names_before(values: Sequence[Any], name: str) -> list[str]:
+    """Return the name that says whether a value is a secret, for each value of the list `name`.
+
+    It is the name of the list for headers and commands. Otherwise it is the word before the value. The option --at has
+    two values: a time and a command.
+    """
+    if name in ("header", "at"):
+        return [name] * len(values)
+    names = ["", *map(str, values)][: len(values)]
+    for index in range(2, len(values)):
+        if values[index - 2] == "--at" and not str(values[index]).startswith("-"):
+            names[index] = "--at"
+    return names
+
+
 def redact(value: Any, name: str = "") -> Any:
     """Return settings or command-line arguments in a form that may be stored.
 
-    Secrets in headers, options, environment variables and request bodies are replaced, and registered with
-    `register_secret`. `name` is the key of the setting, or the command-line argument before `value`.
+    Secrets in headers, options, environment variables, request bodies and commands of --at are replaced. They are also
+    registered with `register_secret`. `name` is the key of the setting, or the command-line argument before `value`.
     """
     if name.lstrip("-").replace("-", "_") == "extra_body":
         return _redact_json(value) if isinstance(value, str) else redact_fields(value)
     if isinstance(value, Mapping):
         return {key: redact(member, str(key)) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        names = [name] * len(value) if name == "header" else ["", *value]
-        return [redact(item, str(before)) for before, item in zip(names, value, strict=False)]
-    if not isinstance(value, str):
-        return value
+        return [redact(item, before) for before, item in zip(_names_before(value, name), value, strict=True)]
+    return _redact_text(value, name) if isinstance(value, str) else value
+
+
+def _redact_text(value: str, name: str) -> str:
+    """Return one setting or command-line argument in a form that may be stored, as `redact` does."""
     option, equals, argument = value.partition("=")
     if equals and option.startswith("--"):
         return f"{option}={redact(argument, option)}"
     name = name.lstrip("-")
+    if name == "at":
+        return redact_command(value)
     redacted = value
     if option and name == "header":
         redacted = redact_header(value)

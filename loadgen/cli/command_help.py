@@ -108,14 +108,16 @@ class GroupedCommand(TyperCommand):
             ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help. The short help has one line per option, and lists advanced options by name only."""
+        """Write the help. The short help has one line per option, and lists advanced options by name only. An
+        advanced option that only completes another option is not listed."""
         if not self._has_short_help() or HELP_ALL in ctx.meta:
             super().format_help(ctx, formatter)
             return
         self.format_usage(ctx, formatter)
         formatter.write(f"{first_sentence(self.help or '')}\n")
         sections = self._sections(ctx)
-        advanced = [_first_name(names) for names, _ in sections["Advanced"]]
+        # Options that only complete another option, such as --bind for --distributed, are left to --help-all.
+        advanced = [_first_name(names) for names, text in sections["Advanced"] if not text.startswith("With --")]
         rows = {
             heading: [(_short_names(names), _first_clause(text)) for names, text in section]
             for heading, section in sections.items()

@@ -78,7 +78,7 @@ def run_load(
         bool,
         Option("--live", help="Show the progress on a local web page. The page is saved as live.html.", **OUTPUT),
     ] = False,
-    live_port: Annotated[int, Option(help="Port of the page of --live. 0 means any free port.", **ADVANCED)] = 0,
+    live_port: Annotated[int, Option(help="With --live: port of the page. 0 means any free port.", **ADVANCED)] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
     alone: bool = False,

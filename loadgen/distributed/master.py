@@ -133,7 +133,7 @@ def run(
         per_machine = len(tasks) // spread.machines
         shares = [tasks[first : first + per_machine] for first in range(0, len(tasks), per_machine)]
         fields = plan_of_machines(total, prepared.header.plan)
-        master = Master(link, prepared.header, shares, spread, fields, folder, say, on_progress)
+        master = Master(link, prepared.header, shares, spread, fields, folder, say, on_progress, plan.at)
         with master.interrupts.counting():
             return master.run(open_sampler(total, prepared.header.server, prepared.schedule.due_ns))
 
@@ -165,6 +165,8 @@ class Master:
     _folder: Path
     _say: Say
     _on_progress: OnProgress
+    _timed_commands: Sequence[str] = ()
+    """Commands of --at, as the user wrote them. The plan in the header has no secrets."""
     interrupts: Interrupts = field(default_factory=Interrupts)
     _sampler: Sampler = field(default_factory=lambda: Sampler({}))
     _port: int | None = None
@@ -184,7 +186,7 @@ class Master:
         """
         outcome, kept_all = "the master failed", False
         self._sampler = sampler
-        commands = CommandRunner(self._header.plan.get("at", ()))
+        commands = CommandRunner(self._timed_commands)
         try:
             sampler.idle()
             self._assemble()
@@ -196,7 +198,7 @@ class Master:
             self._watch()
             telemetry_parts = [*sampler.end(patient=not self.interrupts.count), *commands.end()]
             self._measure()
-            footer = self._gather(telemetry_parts)
+            footer = self._gather(telemetry_parts, commands.notes)
             outcome, kept_all = "the run is over", True
             return footer
         except (DistributedError, KeyboardInterrupt) as error:
@@ -329,8 +331,10 @@ class Master:
         counts.set_server_gauges(self._sampler.latest.get("server", {}))
         self._on_progress(phase, counts)
 
-    def _gather(self, telemetry_parts: Sequence[Path]) -> Footer:
-        """Merge the part files of all machines into the run file, and return its footer."""
+    def _gather(self, telemetry_parts: Sequence[Path], command_notes: Sequence[str]) -> Footer:
+        """Merge the part files of all machines into the run file, and return its footer.
+
+        `command_notes` are messages about the commands of --at for the footer."""
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
         machines = self.present
         for machine in machines:
@@ -347,6 +351,7 @@ class Master:
             for machine in machines
             if not machine.ended
         ]
+        notes += command_notes
         ends = (machine.ended.at_ns - machine.offset.after.offset_ns for machine in machines if machine.ended)
         return merge_parts(
             outcomes,

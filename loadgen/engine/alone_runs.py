@@ -38,13 +38,15 @@ def run_alone(
 
     These runs use a different seed than the run with all classes. With the same seed, the server's prefix cache would
     contain the prompts of that run already.
+
+    The commands of --at run only in the run with all classes.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):
         name = table["name"]
         if say is not None:
             say(f"class {number} of {len(plan.traffic)} alone: {name}")
-        alone = plan.replaced(only_class=name, seed=plan.seed + ALONE_SEEDS, objectives=(), goodput=())
+        alone = plan.replaced(only_class=name, seed=plan.seed + ALONE_SEEDS, objectives=(), goodput=(), at=())
         subfolder = Path(f"{folder.name}-alone", name)
         if run_class(alone, folder.parent / subfolder).interrupted:
             return None

@@ -7,25 +7,65 @@ command is the leader of its own process group, which is ended with the run.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from loadgen.analysis.run.command_record import MAX_OUTPUT, CommandRecord
 from loadgen.analysis.run.runfile import RunWriter
-from loadgen.servers.auth import hide_secrets
+from loadgen.servers.auth import hide_secrets, redact_command
 from loadgen.timed_commands import TimedCommand, parse
 
 PART = "part-commands.jsonl"
 TERMINATION_LIMIT_S = 2.0
 """Time in seconds that the processes of a command have to end after SIGTERM. After this time, they are killed."""
 POLL_S = 0.05
+READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20
+"""Maximum size in bytes of what a pipe contains, unless an administrator has raised the limit."""
+
+
+class _Output:
+    """The end of a command's output. The output is read from a pipe and never stored as a whole."""
+
+    def __init__(self, pipe: int) -> None:
+        """`pipe` is the file descriptor of the pipe's end for reading."""
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLIN)
+        self._end = b""
+        self._at_end = False
+
+    def read(self, wait_s: float) -> bool:
+        """Read what the pipe contains, up to READ_BYTES, and return True if that was anything.
+
+        If the pipe is empty, wait for up to `wait_s` seconds.
+        """
+        if self._at_end:  # every process of the command has closed the pipe
+            time.sleep(wait_s)
+            return False
+        if not self._poll.poll(wait_s * 1000):
+            return False
+        data = os.read(self._pipe, READ_BYTES)
+        self._at_end = not data
+        self._end = (self._end + data)[-4 * MAX_OUTPUT :]  # a character has up to four bytes
+        return bool(data)
+
+    def read_rest(self) -> None:
+        """Read what a command has written before its end. Processes that it left behind may write without end."""
+        for _ in range(PIPE_BYTES // READ_BYTES):
+            if not self.read(0):
+                break
+
+    def text(self) -> str:
+        """Return the end of the output as text, without secrets."""
+        return hide_secrets(self._end.decode("utf-8", "replace"))[-MAX_OUTPUT:]
 
 
 class CommandRunner:
@@ -39,6 +79,18 @@ class CommandRunner:
         self._lock = threading.Lock()
         self._part: RunWriter | None = None
         self._start_ns = 0
+        self._not_due: list[TimedCommand] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """Messages for the footer of the run: the commands that never ran, because the run ended before they were
+        due."""
+        if not self._not_due:
+            return []
+        count, first_s = len(self._not_due), min(command.at_s for command in self._not_due)
+        if count == 1:
+            return [f"the command of --at {first_s:g}s did not run: the run ended before it was due"]
+        return [f"{count} commands of --at, from {first_s:g}s on, did not run: the run ended before they were due"]
 
     def begin(self, start_ns: int, folder: Path) -> None:
         """Start to wait for the instants of the commands. The run starts at `start_ns` (CLOCK_MONOTONIC).
@@ -71,35 +123,42 @@ class CommandRunner:
         """Wait for the instant of a command, run it, and record its result."""
         due_ns = self._start_ns + round(command.at_s * 1e9)
         if self._ended.wait(max(0.0, (due_ns - time.monotonic_ns()) / 1e9)):
+            with self._lock:
+                self._not_due.append(command)
             return
-        record = CommandRecord(command=hide_secrets(command.command, whole=True), at_ns=self._now_ns())
-        with tempfile.TemporaryFile() as output:
-            try:
-                process = subprocess.Popen(  # noqa: S602 - the user's own command line
-                    command.command,
-                    shell=True,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                record.output = f"cannot start a shell: {error.strerror}"
-                self._store(record)
-                return
-            while not _has_exited(process) and not self._ended.wait(POLL_S):
-                pass
+        record = CommandRecord(command=redact_command(command.command), at_ns=self._now_ns())
+        try:
+            process = subprocess.Popen(  # noqa: S602 - the user's own command line
+                command.command,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:  # ValueError: the command contains a NUL character
+            record.output = f"cannot start a shell: {getattr(error, 'strerror', None) or error}"
+            self._store(record)
+            return
+        assert process.stdout is not None
+        with process.stdout as pipe:
+            output = _Output(pipe.fileno())
+            while not _has_exited(process) and not self._ended.is_set():
+                output.read(POLL_S)
             record.end_ns = self._now_ns()
             record.ended_with_run = not _has_exited(process)
             if record.ended_with_run:
-                _end_group(process)
+                _end_group(process, output)
             else:
                 record.exit_code = _exit_code(process)
-            record.output = _end_of(output)
-        self._store(record)
-        if not record.ended_with_run:
-            self._ended.wait()
-            _end_group(process)  # processes that the command has left behind
+            output.read_rest()
+            record.output = output.text()
+            self._store(record)
+            if not record.ended_with_run:
+                # Processes that the command has left behind may go on to write. A full pipe would block them.
+                while not self._ended.is_set():
+                    output.read(POLL_S)
+                _end_group(process, output)
 
     def _store(self, record: CommandRecord) -> None:
         with self._lock:
@@ -123,13 +182,15 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the process group of a command. Processes that ignore SIGTERM are killed after TERMINATION_LIMIT_S."""
+def _end_group(process: subprocess.Popen[bytes], output: _Output) -> None:
+    """Terminate the process group of a command. Processes that ignore SIGTERM are killed after TERMINATION_LIMIT_S.
+
+    The output is read meanwhile, because a process may write while it ends."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     limit_s = time.monotonic() + TERMINATION_LIMIT_S
     while _is_alive(process.pid) and time.monotonic() < limit_s:
-        time.sleep(POLL_S)
+        output.read(POLL_S)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -144,10 +205,3 @@ def _is_alive(group: int) -> bool:
             if int(own_group) == group and state not in "ZX":
                 return True
     return False
-
-
-def _end_of(output: IO[bytes]) -> str:
-    """Return the end of a command's output as text, without secrets."""
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - 4 * MAX_OUTPUT))
-    return hide_secrets(output.read().decode("utf-8", "replace"))[-MAX_OUTPUT:]

@@ -69,6 +69,7 @@ def run(
     folder: Path,
     on_progress: Callable[[str, LiveCounters], str | None],
     sampler: Callable[[], Sampler],
+    timed_commands: Sequence[str] = (),
 ) -> Footer:
     """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
 
@@ -76,11 +77,12 @@ def run(
       `running`, `stopping` after an interrupt, and `ended`. If it returns a reason, the run ends as if it had been
       interrupted.
     - `sampler` opens the Sampler that reads the server, the GPUs and the host during the run.
+    - `timed_commands` are the commands of --at, as the user wrote them. The plan in the header has no secrets.
 
     The first interrupt ends the run and keeps the results so far. The second interrupt also kills the workers.
     """
     telemetry = Sampler({})
-    commands = CommandRunner(header.plan.get("at", ()))
+    commands = CommandRunner(timed_commands)
     ended_ns: int | None = None
     telemetry_parts: Sequence[Path] = ()
     notes: list[str] = []
@@ -113,6 +115,7 @@ def run(
         nonlocal ended_ns, telemetry_parts
         ended_ns = time.monotonic_ns()
         telemetry_parts = [*telemetry.end(patient=not interrupts.count), *commands.end()]
+        notes.extend(commands.notes)
 
     interrupts = Interrupts()
     with interrupts.counting():

@@ -166,7 +166,7 @@ def run(
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client |= {"alone": dict(alone)} if alone else {}
         header.client["calibration"] = machine.load_calibration(header.host, say)
-        return coordinator.run(prepared.tasks, header, folder, on_progress, sampler)
+        return coordinator.run(prepared.tasks, header, folder, on_progress, sampler, plan.at)
 
 
 @contextlib.contextmanager

@@ -138,6 +138,11 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets, say: Say |
     """
     from loadgen.engine.resolve_server import with_detected_server
 
+    if settings.get("at"):
+        raise PlanError(
+            "--at: a sweep runs no commands, because every step would run them again",
+            "Leave --at out, or use loadgen run.",
+        )
     settings = {**settings, **default_duration(settings)}
     if settings.get("traffic") is not None:
         return _plan_with_classes(settings, targets, say)

@@ -24,6 +24,7 @@ from loadgen.servers.auth import (
     normalise_url,
     read_secret,
     redact,
+    redact_command,
     redact_fields,
     redact_header,
     register_secret,
@@ -363,3 +364,28 @@ def test_secret_fields_are_filled_from_the_environment() -> None:
 def test_the_name_tells_whether_a_field_is_secret(name: str, is_secret: bool) -> None:
     """Names of keys, tokens and passwords are recognised in any spelling. Fields about tokens of text are not."""
     assert (redact_fields({name: "some-text-7"}) != {name: "some-text-7"}) == is_secret
+
+
+@pytest.mark.parametrize(
+    ("command", "stored"),
+    [
+        ("curl -H 'Authorization: Bearer abcd1234' http://h", "curl -H 'Authorization: Bearer ***' http://h"),
+        ('curl -H "Authorization: Basic dXNlcjpwYXNz" http://h', 'curl -H "Authorization: Basic ***" http://h'),
+        ("curl -H 'Cookie: a=b1234567; c=d' http://h", "curl -H 'Cookie: ***' http://h"),
+        ("curl -u joe:pa55word http://h", "curl -u joe:*** http://h"),
+        ("curl http://joe:pa55word@h:80/", "curl http://joe:***@h:80/"),
+        ("curl http://h/?key=abcdefgh&x=1", "curl http://h/?key=***&x=1"),
+        ("""curl -d '{"api_key": "topsecret1"}' http://h""", """curl -d '{"api_key": ***}' http://h"""),
+        ("mysql --password 'a b c d' -e x", "mysql --password *** -e x"),
+        ("API_KEY=hunter2x ./x; y --token tok123456; z", "API_KEY=*** ./x; y --token ***; z"),
+        ("echo hf_abcdefghij", "echo ***"),
+        ("curl -H 'Authorization: Bearer $TOKEN' http://h", None),
+        ('x --password "$(cat file)" --key client.pem --max-tokens=5', None),
+        ("kubectl delete secret vllm; kubectl delete pod vllm-0; echo basic settings", None),
+        ("curl http://h:80/a@b", None),
+    ],
+)
+def test_stored_commands_have_no_secrets(command: str, stored: str | None) -> None:
+    """A secret in a shell command is found by its form, or by the name before it. None: the command has no secrets."""
+    assert redact_command(command) == (stored or command)
+    assert redact_command(redact_command(command)) == redact_command(command)

@@ -54,6 +54,7 @@ def test_help_fits_a_screen(command: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(lines) <= 36
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if re.match(r"[A-Z]\w+ +-", line)] == [*HEADINGS, "Advanced"]
+    assert "--join-timeout" not in shown, "it only completes --distributed"
     code, whole, _ = in_process(tmp_path, command, "--help-all")
     assert code == 0
     assert "Exit codes:" in " ".join(whole.split())

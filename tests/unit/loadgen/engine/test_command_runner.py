@@ -21,9 +21,11 @@ def records_in(folder: Path) -> list[CommandRecord]:
     return [msgspec.json.decode(line, type=CommandRecord) for line in lines]
 
 
-def ran(folder: Path, *texts: str, records: int = 1) -> list[CommandRecord]:
-    """Return the records of these commands. The run ends when `records` of them have been recorded."""
-    runner = CommandRunner(texts)
+def ran(folder: Path, *texts: str, records: int = 1, runner: CommandRunner | None = None) -> list[CommandRecord]:
+    """Return the records of these commands. The run ends when `records` of them have been recorded.
+
+    `runner` has commands already."""
+    runner = runner or CommandRunner(texts)
     runner.begin(time.monotonic_ns(), folder)
     limit_s = time.monotonic() + PATIENCE_S
     while len(records_in(folder)) < records and time.monotonic() < limit_s:
@@ -75,8 +77,43 @@ def test_processes_that_a_command_leaves_behind_end_too(tmp_path: Path) -> None:
 
 
 def test_a_command_after_the_end_never_runs(tmp_path: Path) -> None:
-    """A command that was not due yet leaves no record."""
-    assert len(ran(tmp_path, "0s true", "1h echo late")) == 1
+    """A command that was not due yet leaves no record, and a note for the footer of the run."""
+    runner = CommandRunner(["0s true", "1h echo late"])
+    assert len(ran(tmp_path, runner=runner)) == 1
+    assert runner.notes == ["the command of --at 3600s did not run: the run ended before it was due"]
+
+
+def test_several_commands_after_the_end_share_a_note(tmp_path: Path) -> None:
+    """The note counts the commands, and names the time of the first. Without such commands there is no note."""
+    runner = CommandRunner(["0s true", "2h echo late", "1h echo late"])
+    ran(tmp_path, runner=runner)
+    assert runner.notes == ["2 commands of --at, from 3600s on, did not run: the run ended before they were due"]
+    runner = CommandRunner(["0s true"])
+    ran(tmp_path, runner=runner)
+    assert runner.notes == []
+
+
+def test_a_command_that_cannot_be_started_is_recorded(tmp_path: Path) -> None:
+    """A plan file may contain a NUL character, which no command line can contain."""
+    [record] = ran(tmp_path, "0s echo \0")
+    assert record.output == "cannot start a shell: embedded null byte"
+    assert record.exit_code is None
+    assert not record.ended_with_run
+
+
+def test_output_needs_no_more_memory_or_disk_than_its_end(tmp_path: Path) -> None:
+    """A command that writes much without end holds a few kilobytes. Its processes are not blocked by a full pipe."""
+    done = tmp_path / "done"
+    [record] = ran(tmp_path, f"0s (head -c 4000000 /dev/zero | tr '\\0' x; echo end; echo > {done}) & wait; echo last")
+    assert record.output.endswith("xend\nlast\n")
+    assert len(record.output) == MAX_OUTPUT
+    runner = CommandRunner([f"0s (sleep 0.2; head -c 400000 /dev/zero; echo > {done}2) & exit 0"])
+    runner.begin(time.monotonic_ns(), tmp_path)
+    limit_s = time.monotonic() + PATIENCE_S
+    while not Path(f"{done}2").exists() and time.monotonic() < limit_s:
+        time.sleep(0.02)
+    runner.end()
+    assert Path(f"{done}2").exists(), "a process that the command left behind was blocked"
 
 
 def test_long_output_keeps_its_end_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +128,14 @@ def test_long_output_keeps_its_end_and_no_secret(tmp_path: Path, monkeypatch: py
     assert long.output.endswith("word\nend\n")
     assert secret not in hidden.output + hidden.command
     assert hidden.output == "*** ***\n"
+
+
+def test_a_secret_in_a_command_is_stored_nowhere(tmp_path: Path) -> None:
+    """A secret that only the command contains is hidden in its record and in its output, but the shell gets it."""
+    secret = "tok3n-that-is-typed"
+    [record] = ran(tmp_path, f"0s TOKEN={secret}; echo $TOKEN ${{#TOKEN}}")
+    assert record.command == "TOKEN=***; echo $TOKEN ${#TOKEN}"
+    assert record.output == f"*** {len(secret)}\n"
 
 
 def test_without_commands_there_is_no_file(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from loadgen.errors import PlanError
 from loadgen.studies.sweep.measure import new_sweep, parse_targets, plan_of_steps
 
 
@@ -23,3 +26,10 @@ def test_a_low_concurrency_uses_fewer_workers(tmp_path: Path) -> None:
     plan = plan_of_steps({"server": "vllm", "simulated": True, "workers": 4}, targets)
     sweep = new_sweep(plan, tmp_path, targets, None, adaptive=False, speed=1.0)
     assert [sweep.step(1, load).workers for load in (1, 2, 8)] == [1, 2, 4]
+
+
+def test_a_sweep_runs_no_commands() -> None:
+    """Every step would run them again, and the steps before the command of --at would differ from those after it."""
+    targets = parse_targets(None, "1,2", None, "rate")
+    with pytest.raises(PlanError, match="--at: a sweep runs no commands"):
+        plan_of_steps({"server": "vllm", "simulated": True, "at": ("10s kill 1",)}, targets)

@@ -78,16 +78,6 @@ def test_every_class_with_text_is_checked(tmp_path: Path) -> None:
     assert {canary.number for canary in asked if canary.moment == "during"} == set(range(6))
 
 
-def test_no_canary_waits_for_its_turn_after_the_load(tmp_path: Path) -> None:
-    """When the load ends, clients that wait before their next canary send it no more, so that they do not delay the
-    end of the run. At most one canary is sent between the last response and its Record."""
-    measured(tmp_path, "vllm", "")
-    run = runfile.read(tmp_path / "run")
-    load_end_ns = max(record.end_ns or 0 for record in run.records)
-    late = [canary for canary in run.canaries if canary.moment == "during" and (canary.sent_ns or 0) > load_end_ns]
-    assert len(late) <= 1
-
-
 def test_responses_without_text_have_no_canaries(tmp_path: Path) -> None:
     """Embeddings have no text. Several machines cannot share the canaries, and virtual time has no texts."""
     with running(SimulatedConfig(server="tei", ttft_s=0.01, itl_s=0.01)) as server:

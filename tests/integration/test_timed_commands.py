@@ -1,55 +1,52 @@
-"""`--at` on a simulated server: commands run during the load, and the report shows the time to recover."""
+"""Commands of --at during a run: the shell gets the original text, the run stores none of its secrets."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
+import signal
 from pathlib import Path
 
-import pytest
-
 from loadgen.analysis.run import runfile
-from tests.support.command import burst
+from loadgen.servers.simulated.config import SimulatedConfig
+from tests.support.command import start, wait_for
+from tests.support.simulated import running
 
-PAUSE_AT_S, PAUSE_S, DURATION_S = 8, 3, 18
-
-
-@pytest.fixture
-def server() -> Iterator[tuple[str, int]]:
-    """A simulated vLLM in its own process: its URL and its process id."""
-    words = [sys.executable, "-m", "loadgen", "mock-server", "--server", "vllm", "--ttft", "50ms", "--itl", "5ms"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        try:
-            yield url, process.pid
-        finally:
-            process.terminate()
+KEY, TYPED = "sk-soak-0123456789", "tok3n-that-is-typed"
 
 
-def test_a_paused_server_recovers(server: tuple[str, int], tmp_path: Path) -> None:
-    """A server that is stopped for three seconds is disturbed for about as long. Output and exit code are recorded, a
-    command that would run after the end is not, and the API key that a command prints is hidden."""
-    url, pid = server
-    pause = f"kill -STOP {pid}; sleep {PAUSE_S}; kill -CONT {pid}; echo $LOADGEN_API_KEY"
-    code, _, err = burst(
-        tmp_path,
-        *("--url", url, "--rate", "40", "--duration", f"{DURATION_S}s", "--output-tokens", "8", "--input-tokens", "16"),
-        *("--at", f"{PAUSE_AT_S}s", pause, "--at", "10m", "echo never", "--goodput", "ttft < 2s"),
-        command="run",
-        LOADGEN_API_KEY="sk-soak-0123456789",
-    )
-    assert code in (0, 5), err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    [effect] = summary["commands"]
-    assert effect["exit_code"] == 0
-    assert effect["output"] == "***"
-    assert effect["at_s"] == pytest.approx(PAUSE_AT_S, abs=2)
-    ttft = next(figure for figure in effect["figures"] if figure["figure"] == "ttft.p99")
-    assert ttft["disturbed"]
-    assert ttft.get("recovered_s", DURATION_S) >= PAUSE_S - 2 * ttft["window_s"]
-    assert len(runfile.read(tmp_path / "run").commands) == 1
+def test_commands_run_during_the_load(tmp_path: Path) -> None:
+    """The command runs as it was written. Neither the API key that it prints nor the secret that it contains is
+    stored. A command that was not due before the end is a note of the report."""
+    done = tmp_path / "done"
+    command = f"echo $LOADGEN_API_KEY; TOKEN={TYPED}; echo ${{#TOKEN}} $TOKEN; echo $TOKEN > part; mv part {done}"
+    with running(SimulatedConfig(server="vllm", ttft_s=0.01, itl_s=0.001)) as server:
+        load = (
+            "--url",
+            server.url,
+            "--rate",
+            "20",
+            "--duration",
+            "10m",
+            "--output-tokens",
+            "4",
+            "--input-tokens",
+            "16",
+        )
+        commands = ("--at", "100ms", command, "--at", "9m", "echo never")
+        process = start(tmp_path, *load, *commands, command="run", LOADGEN_API_KEY=KEY)
+        wait_for(done.exists, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    assert done.read_text() == f"{TYPED}\n"
+    [record] = runfile.read(tmp_path / "run").commands
+    assert record.command.startswith("echo $LOADGEN_API_KEY; TOKEN=***; echo ")
+    assert record.output == f"***\n{len(TYPED)} ***\n"
+    assert record.at_ns >= 100_000_000
+    note = "the command of --at 540s did not run: the run ended before it was due"
+    assert note in json.loads((tmp_path / "run" / "summary.json").read_text())["run"]["notes"]
+    assert f"{note}." in " ".join(out.split())
+    stored = "".join(file.read_text() for file in (tmp_path / "run").glob("*.json*"))
+    assert TYPED not in stored + out + err
+    assert KEY not in stored + out + err
     assert not list((tmp_path / "run").glob("part-*"))
-    assert "sk-soak-0123456789" not in (tmp_path / "run" / "run.jsonl").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine.canaries import CanaryAsker, CanaryLog, CanaryLoop, CanaryTask, suspect_marks
+from loadgen.engine.canaries import DELAY_NS, CanaryAsker, CanaryLog, CanaryLoop, CanaryTask, suspect_marks
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.driver import Driver, Recorder
 from loadgen.engine.record_buffer import RecordBuffer
@@ -105,3 +105,14 @@ async def test_a_load_that_ends_before_the_first_canary_ends_the_canaries() -> N
     asker.stop()
     await asyncio.wait_for(asker.ask_during(0), 20)
     assert net.sends == []
+
+
+async def test_no_canary_waits_for_its_turn_after_the_load() -> None:
+    """When the load ends, clients that wait before their next canary send it no more, so that they do not delay the
+    end of the run."""
+    net = FakeNet(FakeClock(), 1_000)
+    asker = asker_on(net)
+    net.clock.at(DELAY_NS + 2_000, asker.stop)
+    await asyncio.wait_for(net.clock.play(asyncio.create_task(asker.ask_during(0))), 20)
+    assert len(net.sends) == 2
+    assert [canary.moment for canary in asker.log.canaries] == ["during"] * 2

@@ -117,7 +117,9 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
     """Return the plan with a new number of clients for each closed loop.
 
-    Classes that divided the clients of the plan among them get separate numbers of clients."""
+    Classes that divided the clients of the plan among them get separate numbers of clients. The number of workers is
+    at most that of the clients of the smallest closed loop, because each worker needs a client of each closed loop.
+    """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):
         process = arrivals.parse(traffic_class.plan.arrivals)
@@ -129,4 +131,4 @@ def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
     shared = any(traffic_class.share for traffic_class in traffic_classes(plan))
     is_closed = isinstance(plan.arrival_process, ClosedLoopArrivals)
     changes = {"arrivals": type(plan).arrivals} if shared and is_closed else {}
-    return plan.replaced(traffic=tuple(tables), **changes)
+    return plan.replaced(traffic=tuple(tables), workers=min(plan.workers, *clients.values()), **changes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadgen.engine.prepare import build_schedule
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.studies.sweep.class_loads import class_loads, describe_load, divided_clients, with_total_load
@@ -59,6 +60,16 @@ def test_clients_are_divided_in_proportion() -> None:
     shared = plan_with({"name": "a", "weight": 9}, {"name": "b", "weight": 1}, concurrency=20)
     assert class_loads(shared, "concurrency") == {"a": 18, "b": 2}
     assert loads_of(with_total_load(shared, "concurrency", 4)) == {"a": "closed:3", "b": "closed:1"}
+
+
+@pytest.mark.parametrize(("clients", "workers"), [(2, 1), (7, 2), (12, 4), (60, 4)])
+def test_no_worker_is_without_a_client(clients: int, workers: int) -> None:
+    """A step with few clients has fewer workers, as many as the smallest class has clients."""
+    plan = plan_with({"name": "a", "concurrency": 8}, {"name": "b", "concurrency": 4}, workers=4)
+    step = with_total_load(plan, "concurrency", clients)
+    assert step.workers == workers
+    for traffic_class in traffic_classes(step):
+        assert build_schedule(traffic_class.plan).clients >= workers
 
 
 @pytest.mark.parametrize("clients", range(3, 40))

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from importlib.metadata import version
 from itertools import count, islice, repeat
 from pathlib import Path
@@ -79,6 +79,9 @@ DEFAULT_MODEL = "llama-2-7b"
 STAMPS = StampFacts(name="virtual", title="virtual time", exact=True, error_s=0.0, by_read=False)
 IDS_PER_SPAN = 1 << 32
 """Distance between the first token ids of two spans of prompts, so that different spans share no ids."""
+MIN_ENDS, MAX_ENDS_PER_JOB = 1_000, 4
+"""Limit on the number of times at which requests are to be ended: MIN_ENDS, and MAX_ENDS_PER_JOB for each request in
+flight. A request in flight has one or two such times, and a request that has ended may have left some behind."""
 PROGRESS_NS = 250_000_000
 """Virtual time in ns between two calls of a progress callback."""
 
@@ -634,7 +637,7 @@ class VirtualRun:
         self._live: set[Job] = set()
         self._ends: list[tuple[int, int, Job]] = []
         """Heap of the times at which clients give up, or at which requests time out. A time stays in the heap after its
-        request has ended, until it is the earliest."""
+        request has ended, until it is the earliest or `_end_at` removes it."""
         self._never_sent = 0
         """Number of abandoned requests that were never sent, because an earlier request of their session was."""
         self._counts = Counter[str]()
@@ -849,7 +852,14 @@ class VirtualRun:
             job.output_tokens = cancellation.after_tokens
 
     def _end_at(self, job: Job, end_ns: int) -> None:
-        """End a job at `end_ns`, unless it has ended before."""
+        """End a job at `end_ns`, unless it has ended before.
+
+        If most times in the heap belong to jobs that have ended, these times are removed. The jobs and their prompts
+        would otherwise stay in memory until the timeout.
+        """
+        if len(self._ends) > MIN_ENDS + MAX_ENDS_PER_JOB * len(self._live):
+            self._ends = [entry for entry in self._ends if entry[2] in self._live]
+            heapify(self._ends)
         heappush(self._ends, (end_ns, next(self._order), job))
 
     def _leave(self, job: Job) -> None:

@@ -50,6 +50,32 @@ def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:
     assert (footer.sent, footer.complete, footer.ended_ns) == (20, 20, max(each.end_ns or 0 for each in run.records))
 
 
+TWO_TIMEOUTS = [{"name": "chat", "rate": 50, "timeout_s": 5}, {"name": "batch", "rate": 50, "timeout_s": 600}]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [{"arrivals": "poisson:100", "cancel": "50% after 1s"}, {"traffic": TWO_TIMEOUTS}],
+    ids=["cancel", "classes"],
+)
+def test_ended_requests_leave_no_times_behind(monkeypatch: pytest.MonkeyPatch, load: dict[str, Any]) -> None:
+    """Times at which requests would have timed out do not pile up behind earlier times of requests in flight."""
+    monkeypatch.setattr(simulate, "MIN_ENDS", 20)
+    plan = Plan(server="vllm", duration_s=30.0, input_tokens=100, output_tokens="uniform:8..64", **load)
+    resolved = simulate.resolve_model(plan, simulate.ServerModel(gpu="H100", model="llama-3.1-8b"))
+    live = longest = 0
+
+    def look(_item: Record | runfile.Telemetry) -> None:
+        nonlocal live, longest
+        live = max(live, len(run._live))
+        longest = max(longest, len(run._ends))
+
+    run = simulate.VirtualRun(simulate._virtual_load(plan), resolved, look)
+    footer = run.run()
+    assert footer.complete > 1_000
+    assert longest <= 20 + simulate.MAX_ENDS_PER_JOB * (live + 1)
+
+
 def test_what_is_told_is_what_is_in_the_file(tmp_path: Path) -> None:
     """Records as they come, and all else: complete, given up, dropped and refused."""
     records: list[Record] = []

@@ -122,7 +122,8 @@ class Policy:
     - `peak`: nothing is reserved, but a job is admitted only if the largest future use of all running jobs fits the
       cache.
     - `share`: nothing is reserved, but a job is admitted only if its prompt and its whole output fit next to a share of
-      the remaining output of all decoding jobs (SGLang's `new_token_ratio`). The share falls with every decode step.
+      the remaining output of all decoding jobs (SGLang's `new_token_ratio`). The share falls with every decode step,
+      and is as at the start again when the engine becomes idle.
 
     The estimate for `peak` assumes that all prompts are computed at once. With chunked prefill, some jobs run longer
     than estimated, and the cache can still fill up. The newest sequence is then preempted, as LightLLM pauses requests.
@@ -244,6 +245,8 @@ class Scheduler:
         """Decide which jobs the step that begins at `now_ns` processes, and return the size of the step."""
         self._chunks.clear()
         self._admits_next_step = False
+        if not self.running and self.waiting and self.waiting[0].arrived_ns >= now_ns:
+            self._share = self.policy.output_share  # the engine was idle until now, which resets SGLang's ratio
         if self.policy.prefill == "mixed":
             self._plan_mixed(now_ns)
         else:

@@ -102,6 +102,29 @@ def test_sglang_counts_a_share_of_the_output_of_others(kv_tokens: int, running: 
     assert engine.running == running
 
 
+@pytest.mark.parametrize(("arrived_ns", "running"), [(5_000, 1), (4_000, 2)])
+def test_an_idle_sglang_forgets_how_far_its_share_has_fallen(arrived_ns: int, running: int) -> None:
+    """A request with 620 output tokens brings the share to its minimum, 0.098, and ends at 4,500 ns.
+
+    If the next request arrives later, the engine was idle, and the share is 0.7 again. 20 + 10 tokens of a third
+    request and 0.7 of the 48 that the second one still generates are 63.6, and the cache has 49 free tokens. If the
+    second request arrived earlier, the share has stayed at 0.098: the third request takes 34.7 tokens, which fit.
+    """
+    policy = replace(find_engine("sglang").policy, block_size=1)
+    engine = Scheduler(policy, 700)
+    first = Job(20, 620, 0)
+    engine.submit(first)
+    while engine.running or engine.waiting:
+        engine.plan(1)
+        engine.finish()
+    engine.submit(Job(650, 49, arrived_ns))
+    engine.plan(max(arrived_ns, 4_500))
+    engine.finish()
+    engine.submit(Job(20, 10, arrived_ns))
+    engine.plan(5_001)
+    assert engine.running == running
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_one_request_at_a_time_takes_its_prompt_and_its_steps(name: str) -> None:
     """Without others, TTFT is the path through the server and the prompt, and TPOT a decode step."""

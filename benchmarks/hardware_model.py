@@ -148,7 +148,7 @@ def splitwise(quantity: str) -> list[Point]:
 def mi300x() -> list[Point]:
     """Return points of static batches with vLLM on eight MI300X. The model was not fitted to them."""
     points = []
-    for row in _rows("mi300x"):
+    for row in read_rows("mi300x"):
         made = make_deployment(row["gpu"], row["model"], row["format"], int(row["tp"]), framework_name="vLLM")
         load = Load(int(row["input"]), int(row["output"]), int(row["batch"]))
         found = expected_times(replace(made, kv_bytes=2.0), load)
@@ -164,13 +164,18 @@ def closed_loops(quantity: str, nvfp4: bool = False, only: str = "") -> list[Poi
     `only` is the name of a framework; by default, the points of all frameworks are returned.
     """
     rows = [
-        row for row in _rows("closed_loops") if (row["format"] == "nvfp4") == nvfp4 and only in ("", row["framework"])
+        row
+        for row in read_rows("closed_loops")
+        if (row["format"] == "nvfp4") == nvfp4 and only in ("", row["framework"])
     ]
     return closed_loop_points(rows, quantity)
 
 
 def closed_loop_points(rows: Rows, quantity: str) -> list[Point]:
-    """Return one point per row. The rows have the columns of closed_loops.csv. `quantity` is as in `closed_loops`."""
+    """Return one point per row. The rows have the columns of closed_loops.csv. `quantity` is as in `closed_loops`.
+
+    Published are only TTFT and TPOT. The measured tokens/s are derived from both.
+    """
     points = []
     key = ("source", "framework", "gpu", "model", "format", "tp", "input", "output")
     for names, group in _grouped(rows, key):
@@ -208,7 +213,7 @@ def mixtures(quantity: str, speculative: bool = False) -> list[Point]:
     """
     points = []
     key = ("framework", "gpu", "model", "format", "tp", "ep", "dp_attention", "input", "output")
-    chosen = [row for row in _rows("mixtures") if (row["speculative"] == "1") == speculative]
+    chosen = [row for row in read_rows("mixtures") if (row["speculative"] == "1") == speculative]
     for names, rows in _grouped(chosen, key):
         engine, card, shape, stored, tp, experts, groups, prompt, output = names
         made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
@@ -323,7 +328,7 @@ def ladder_speeds() -> list[Point]:
     The cases compare the ladder architecture with other architectures (arXiv 2501.06589).
     """
     points = []
-    for row in _rows("ladder_70b"):
+    for row in read_rows("ladder_70b"):
         made = make_deployment("H100", "Llama-3-70B", "bf16", int(row["tp"]), framework_name="gpt-fast")
         made = replace(made, architecture=row["architecture"].replace(" ", "-"))
         if row["p2p"] == "off":
@@ -448,7 +453,7 @@ def _kernels(
     quantity: str, name: str, key: Sequence[str], columns: Sequence[str], times: Callable[..., Any]
 ) -> list[Point]:
     points = []
-    for names, rows in _grouped(_rows(name), key):
+    for names, rows in _grouped(read_rows(name), key):
         shapes = [np.array([float(row[column]) for row in rows]) for column in columns]
         gpus = int(names[2]) if key[-1] == "gpus" else 1
         for row, us in zip(rows, times(*names, *shapes), strict=True):
@@ -459,7 +464,7 @@ def _kernels(
 
 def _static(source: str, name: str, engine: str, quantity: str) -> list[Point]:
     points = []
-    for names, rows in _grouped(_rows(name), ("gpu", "model", "format", "tp")):
+    for names, rows in _grouped(read_rows(name), ("gpu", "model", "format", "tp")):
         card, shape, stored, tp = names
         made = Deployment(gpu(card), model(shape), number_format(stored), framework(engine), int(tp))
         made = replace(made, kv_bytes=1.0 if stored == "fp8" and made.framework.fp8_kv else 2.0)
@@ -480,7 +485,8 @@ def _point(source: str, quantity: str, row: dict[str, str], measured: float, pre
 
 
 @cache
-def _rows(name: str) -> Rows:
+def read_rows(name: str) -> Rows:
+    """Return the rows of a file of measurements in benchmarks/data, by its name without the ending."""
     path = next(file for folder in DATA if (file := folder / f"{name}.csv.gz").exists())
     with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))

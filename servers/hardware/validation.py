@@ -16,7 +16,7 @@ from loadgen.servers.hardware.inference import Deployment
 
 TABLE = FOLDER / "validation.csv"
 COLUMNS = ("framework", "gpu", "models", "figure", "rows", "error_p50", "error_p90", "source")
-FIGURES = ("TTFT", "TPOT", "output tokens/s", "prefill", "decode step")
+FIGURES = ("TTFT", "TPOT", "prefill", "decode step")
 """Figures of a deployment that validation.csv may contain."""
 TRAINING = "training"
 """Framework of the rows about training iterations. Their figure is `iteration`."""

@@ -29,10 +29,11 @@ def test_the_constants_are_fitted_again(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_the_goals_are_compared_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By framework, from the rows in the repository or from a folder with whole files."""
-    assert hardware_goals.main([]) == 0
+    """The table has lines by framework, from the repository or from a folder. A goal that is not kept fails."""
+    assert hardware_goals.main([]) == 1
     printed = capsys.readouterr().out
-    assert [printed.count(f"  {name} ") for name in hardware_goals.FRAMEWORKS] == [2, 2, 2, 2]
+    assert [line[:44].rstrip() for line in printed.splitlines() if "NOT KEPT" in line] == ["closed loops: TTFT"]
+    assert [printed.count(f"  {name} ") for name in hardware_goals.FRAMEWORKS] == [3, 3, 3, 2]
     head = "gpu,tp,model,precision,framework,isl,osl,concurrency,ttft_ms,tpot_ms\n"
     rows = {
         "e2e_inferencex_dense": "B200-SXM,8,meta-llama/Llama-3.1-70B,fp8,vllm,1024,1024,8,155.6,6.9\n",
@@ -41,5 +42,19 @@ def test_the_goals_are_compared_in_one_table(tmp_path: Path, capsys: pytest.Capt
     }
     for name, row in rows.items():
         (tmp_path / f"{name}.csv").write_text(head + row, "utf-8")
-    assert hardware_goals.main(["--measured", str(tmp_path)]) == 0
+    hardware_goals.main(["--measured", str(tmp_path)])
     assert "closed loops: TPOT                                3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("limits", "code"), [((0.1, 0.2, 0.15), 0), ((0.05, 0.2, 0.15), 1), ((0.1, 0.2, 0.05), 1)])
+def test_the_exit_code_says_if_all_goals_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limits: tuple[float, float, float], code: int
+) -> None:
+    """An error above one of the limits, median, p90 or mean, is a failure."""
+    points = [hardware_model.Point("example", "TPOT", "H100", 1, "", 1.0, 1.1 - 1e-9)] * 3
+    goal = hardware_goals.Goal("example", lambda: points, *limits)
+    monkeypatch.setattr(hardware_goals, "goals", lambda _: [goal])
+    monkeypatch.setattr(hardware_goals.schedulers, "bursts", list)
+    monkeypatch.setattr(hardware_goals.schedulers, "order_kept", lambda _: (0, 0))
+    assert hardware_goals.main([]) == code
+    assert ("NOT KEPT" in capsys.readouterr().out) == bool(code)

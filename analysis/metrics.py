@@ -177,10 +177,11 @@ def _answer_tpot_ns(frame: Frame) -> Floats:
 
 
 def _outside_s(frame: Frame) -> Floats:
-    whole = (frame.gap_counts == 0) & (frame.output_tokens > 1)  # Sent as a whole: the first token has no time.
+    from loadgen.analysis.server_timing import is_streamed
+
     ttft_ns = frame.first_ns - frame.sent_ns
     outside_s = ttft_ns / NS_PER_S - (frame.mark(QUEUE) + frame.mark(PREFILL)) / US_PER_S
-    outside_s[whole] = math.nan
+    outside_s[~is_streamed(frame)] = math.nan
     return outside_s
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from loadgen.analysis.frame import Frame
+from loadgen.analysis.metrics import US_PER_S
 from loadgen.analysis.objectives import Distribution
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import percentiles, round_to_ns
 from loadgen.analysis.summary import NetworkPath
-
-US_PER_S = 1e6
 
 
 def describe_path(run: Run, frame: Frame, ttft_s: Distribution) -> NetworkPath | None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame
+from loadgen.analysis.metrics import US_PER_S
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.stats import percentiles, round_to_ns
 from loadgen.analysis.summary import PartName, ServerTiming, TimePart
 from loadgen.servers.server_timing import INFERENCE, PREFILL, QUEUE
 
-US_PER_S = 1e6
 NOT_STATED = "the server does not state it"
 MAX_EXAMPLES = 3
 """Maximum number of unknown names of times in the summary."""

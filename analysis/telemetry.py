@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from loadgen.analysis.format import pluralise
-from loadgen.analysis.frame import Booleans, Frame, sum_known
+from loadgen.analysis.frame import NS_PER_S, Booleans, Frame, sum_known
 from loadgen.analysis.frame_parts import NO_REPLICA
 from loadgen.analysis.run.canary import Canary
 from loadgen.analysis.run.runfile import Run
@@ -81,7 +81,7 @@ def _all_readings(run: Run, source: Source) -> list[Reading]:
     """Return the readings of one telemetry source in order of time, with all values."""
     lines = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
-        Reading(at_ns / 1e9, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
+        Reading(at_ns / NS_PER_S, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
         for at_ns, line in sorted(lines.items())
     ]
 
@@ -671,9 +671,9 @@ def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock
         workers=facts["workers"],
         requests=int(own.sum()),
         complete=int((own & frame.complete).sum()),
-        offset_s=facts["offset_ns"] / 1e9,
-        drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / 1e9,
-        uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / 1e9,
+        offset_s=facts["offset_ns"] / NS_PER_S,
+        drift_s=(samples[-1]["offset_ns"] - samples[0]["offset_ns"]) / NS_PER_S,
+        uncertainty_s=max(sample["uncertainty_ns"] for sample in samples) / NS_PER_S,
     )
 
 
@@ -689,7 +689,9 @@ def skew_range_s(machines: Sequence[MachineClock], frame: Frame) -> tuple[float,
     for machine in machines:
         own = sent & np.isin(frame.worker, machine.workers)
         if own.any():
-            spans.append((machine.uncertainty_s, frame.sent_ns[own].min() / 1e9, frame.sent_end_ns[own].max() / 1e9))
+            spans.append(
+                (machine.uncertainty_s, frame.sent_ns[own].min() / NS_PER_S, frame.sent_end_ns[own].max() / NS_PER_S)
+            )
     minimum = maximum = 0.0
     for (index_a, a), (index_b, b) in product(enumerate(spans), repeat=2):
         uncertainty_a, begin_s, _ = a

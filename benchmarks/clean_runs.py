@@ -1,6 +1,6 @@
 """Counts warnings in runs that have no fault: simulated servers, short and varied loads, with canaries and own times.
 
-    python -m benchmarks.clean_runs              200 runs (ten minutes)
+    python -m benchmarks.clean_runs              200 runs (a quarter of an hour)
     python -m benchmarks.clean_runs --runs 20    a first look
 
 Every run has a new simulated server, so no prompt is cached and nothing holds tokens back. Each warning is therefore

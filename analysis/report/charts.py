@@ -802,7 +802,7 @@ CHARTS: dict[str, Chart] = {
             "maximum in each interval. TTFT belongs to first tokens that arrived in an interval, TPOT and E2E to "
             "responses that ended in it; the p99 of few requests is close to their maximum. Marks on the baselines "
             "show when requests ended that did not complete. Shaded time is excluded from all figures. A break in a "
-            "line of telemetry is a reading that failed. Dashed vertical lines mark events, which the table lists.",
+            "line of telemetry is a reading that failed.",
             script="throughput.js",
             shape="tall",
             details=_over_time_details,

@@ -316,9 +316,21 @@ def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
             [f"{name}: {text}" if len(drawn) > 1 else text for name, text in texts if text]
             for texts in (captions, details)
         )
-        reference = doc.ChartRef(chart.id, _title(chart, drawn), lines, chart.shape, chart.zoom, chart.note, folded)
+        reference = doc.ChartRef(
+            chart.id, _title(chart, drawn), lines, chart.shape, chart.zoom, _note(chart, drawn), folded
+        )
         sections.setdefault(chart.section, []).append(reference)
     return sections
+
+
+def _note(chart: Chart, drawn: Sequence[ChartRun]) -> str:
+    """Return the help text of a chart. It explains the lines of events only if the chart has some.
+
+    The page of several runs draws no events.
+    """
+    if chart.id == "course" and len(drawn) == 1 and drawn[0].data["course"]["marks"]:
+        return f"{chart.note} Dashed vertical lines mark events, which the table lists."
+    return chart.note
 
 
 def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:

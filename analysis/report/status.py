@@ -53,15 +53,15 @@ def validity(summaries: Sequence[Summary]) -> Chip:
     noted = f", {findings.concerns_text(warned)}" if warned else ""
     if named:
         noted += f": {', '.join(named)}{', …' if len(warned) > len(named) else ''}"
+    level: Level = "warning" if warned else "ok"
+    if invalid or any(finding.level == "error" for finding in warned):
+        level = "error"
     if len(summaries) == 1:
         if invalid:
             reason = invalid[0].sentence.removeprefix("Invalid: ").rstrip(".")
             return Chip("Measurement", f"invalid: {reason}", "error")
-        return Chip("Measurement", f"valid{_server_kind(measured)}{noted}", "warning" if warned else "ok")
+        return Chip("Measurement", f"valid{_server_kind(measured)}{noted}", level)
     modelled = len(summaries) - len(measured)
-    level: Level = "warning" if warned else "ok"
-    if invalid:
-        level = "error"
     if modelled:
         verdict_text = f"{len(invalid):,} invalid" if invalid else "all valid"
         text = f"{pluralise(modelled, 'run')} modelled, {len(measured):,} measured, {verdict_text}{noted}"

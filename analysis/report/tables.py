@@ -370,19 +370,31 @@ def replicas(summaries: Summaries, *, brief: bool = False) -> Table:
 
 
 def server_timing(summaries: Summaries) -> Table:
-    """Return the table of the parts of TTFT, or of E2E, as the server states them (--server-timing)."""
+    """Return the table of the parts of TTFT, or of E2E, as the server states them (--server-timing).
+
+    An asterisk marks a percentile with too few samples.
+    """
     rows: list[Cells] = []
+    thin = set[str]()
     for index, summary in enumerate(summaries):
         timing = summary.server_timing
         if timing is None or not timing.requests:
             continue
-        total = (timing.latency.upper(), f"{timing.requests:,}", timing.p50_s, timing.p99_s)
-        parts = [(part.name, f"{part.requests:,}", part.p50_s, part.p99_s) for part in timing.parts]
-        for name, number, p50_s, p99_s in (total, *parts):
-            cells = (UNKNOWN if seconds is None else significant(seconds * 1e3) for seconds in (p50_s, p99_s))
-            rows.append([_run(index), name, number, *cells])
+        total = (timing.latency.upper(), timing.requests, {"p50": timing.p50_s, "p99": timing.p99_s})
+        parts = [(part.name, part.requests, {"p50": part.p50_s, "p99": part.p99_s}) for part in timing.parts]
+        for name, number, statistics in (total, *parts):
+            row: list[TableCell | str] = [_run(index), name, f"{number:,}"]
+            for figure, seconds in statistics.items():
+                is_thin = seconds is not None and number < samples_needed(PERCENTILES[figure])
+                text = UNKNOWN if seconds is None else significant(seconds * 1e3) + "*" * is_thin
+                row.append(TableCell(text, seconds, thin=is_thin))
+                thin |= {figure} if is_thin else set()
+            rows.append(row)
+    needed = ", ".join(f"{figure} {samples_needed(PERCENTILES[figure]):,}" for figure in sorted(thin))
+    notes = [f"* too few samples: {needed} needed."] if thin else []
     heads: Mapping[str, ColumnKind] = {"run": "text", "part": "head", **number_columns("n", "p50, ms", "p99, ms")}
-    return table("Parts by the server's own times", heads, rows, several=len(summaries) > 1, id="server_timing")
+    several = len(summaries) > 1
+    return table("Parts by the server's own times", heads, rows, several=several, id="server_timing", notes=notes)
 
 
 def traffic(summaries: Summaries, *, brief: bool = False) -> Table:

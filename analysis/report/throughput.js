@@ -145,7 +145,7 @@
         fillcolor: fade(colour("quiet")), line: { width: 0 } }));
   }
 
-  // Marks the events of the run on all panels, on pages of one run only: a line, and a label at the top with the sentence.
+  // Marks the events of the run on all panels, on pages of one run only: a line, and a label at the bottom. Hovering over it shows the sentence.
   const eventMarks = () => several ? [] : DATA.runs[0].data.course.marks ?? [];
   const eventLines = () => eventMarks().map(({ x, bad }) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1,
     line: { color: colour(bad ? "bad" : "quiet"), width: 1.2, dash: "dash" } }));

@@ -125,7 +125,7 @@ def capacity_sentence(sweep: SweepResult) -> str:
         return f"{subject}he capacity is not known yet{limit}."
     if sweep.capacity_high is None:
         return f"Capacity: at least {low} {unit}{condition}; no load violated that."
-    rough = "" if _is_settled(sweep) else " This is less exact than requested."
+    rough = "" if _is_settled(sweep) else " The interval is wider than requested (--precision)."
     between = _measured_bracket(sweep)
     if sweep.fixed_loads:
         return f"Capacity: {between} {unit}{condition}."
@@ -136,7 +136,11 @@ def capacity_sentence(sweep: SweepResult) -> str:
     interval = f"{confidence} CI {interval_text(low, high)}"
     times_plan = ""
     if sweep.plan_load:
-        times_plan = f" This is {significant((sweep.capacity or 0) / sweep.plan_load)} times the load of the plan."
+        factor, *ends = (
+            significant((load or 0) / sweep.plan_load)
+            for load in (sweep.capacity, sweep.capacity_low, sweep.capacity_high)
+        )
+        times_plan = f" The capacity is {factor} times the load of the plan ({confidence} CI {interval_text(*ends)})."
     return f"Capacity: {capacity} {unit} ({interval}){measured}{condition}{meaning}.{times_plan}{rough}"
 
 

@@ -10,8 +10,11 @@ import pytest
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.report.course_findings import _drift_finding, course_marks
 from loadgen.analysis.report.findings import findings
+from loadgen.analysis.report.page import render
+from loadgen.analysis.report.run_document import page_document, prepare_run
 from loadgen.analysis.run.runfile import Telemetry
 from loadgen.analysis.run_course import find_restarts
+from loadgen.analysis.steady_window import frame_of_run
 from loadgen.analysis.summary import FigureDrift, Summary
 from loadgen.analysis.telemetry import Reading
 from tests.support.long_runs import S, constant, long_run, requests_over
@@ -137,3 +140,14 @@ def test_a_restart_is_a_warning_on_the_report(tmp_path: Path) -> None:
     assert level == "warning"
     assert "between 15 min and 15 min 10 s" in sentence
     assert [mark["x"] for mark in course_marks(summary)] == [910]
+
+
+def test_the_help_of_the_chart_names_the_lines_of_events_only_if_there_are_some(tmp_path: Path) -> None:
+    """A run without events, and the page of several runs, have no such lines."""
+    for name in ("steady", "slower"):
+        (tmp_path / name).mkdir()
+    steady = long_run(tmp_path / "steady", requests_over(HOUR_S, lambda _: 0.1))
+    slower = long_run(tmp_path / "slower", requests_over(HOUR_S, lambda due_s: 0.1 if due_s < 1200 else 0.15))
+    first, second = (prepare_run(run, frame_of_run(run), summarise(run)) for run in (steady, slower))
+    pages = [render(page_document(runs)) for runs in ([first], [second], [first, second])]
+    assert ["Dashed vertical lines mark events" in page for page in pages] == [False, True, False]

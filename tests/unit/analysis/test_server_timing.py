@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from loadgen.analysis.build_summary import summarise
+from loadgen.analysis.report import TableCell
 from loadgen.analysis.report.findings import server_timing_finding
 from loadgen.analysis.report.tables import server_timing
 from loadgen.analysis.run.runfile import Telemetry
@@ -67,7 +68,11 @@ def test_ttft_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     assert finding is not None
     assert finding.level == "note"
     assert f"of {REQUESTS} of {REQUESTS} responses" in finding.sentence
-    assert len(server_timing([summary]).rows) == 5
+    table = server_timing([summary])
+    assert len(table.rows) == 5
+    cells = [row.cells[-1] for row in table.rows]
+    assert all(isinstance(cell, TableCell) and cell.thin and cell.text.endswith("*") for cell in cells)
+    assert [note for note in table.notes if "p99 662 needed" in note]
 
 
 @pytest.mark.parametrize(("is_burst", "level"), [(False, "warning"), (True, "note")])

@@ -77,6 +77,15 @@ def test_the_chip_counts_the_lines_that_the_page_marks(tmp_path: Path) -> None:
     assert findings.verdict(summary, known).sentence == "Valid, with 1 error and 1 warning below."
 
 
+def test_the_chip_is_red_if_it_counts_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chip that counts errors has their colour, for one run and for several."""
+    summary = summary_of(tmp_path, burst(30, 4))
+    known = [*findings.findings(summary), findings.Finding("example", "error", "An example.", "")]
+    monkeypatch.setattr(findings, "findings", lambda _: known)
+    assert (status.validity([summary]).text, status.validity([summary]).level) == ("valid, 1 error", "error")
+    assert status.validity([summary, summary]).level == "error"
+
+
 def test_a_chip_names_a_simulated_server(tmp_path: Path) -> None:
     """The client of such a run is real. Runs in virtual time have none, so they are counted apart."""
     summary = summary_of(tmp_path, burst(30, 4), simulated=True)

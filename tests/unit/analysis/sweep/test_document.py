@@ -113,6 +113,20 @@ def test_a_list_says_between_which_loads_the_capacity_is(without: SweepResult) -
     assert " 64.0 " not in text
 
 
+def test_the_factor_of_the_plan_has_an_interval(without: SweepResult) -> None:
+    """The capacity as a multiple of the plan's load has the interval of the capacity, divided by this load."""
+    sweep = msgspec.structs.replace(
+        without,
+        plan_load=20.0,
+        fixed_loads=False,
+        capacity=28.6,
+        capacity_low=18.0,
+        capacity_high=52.6,
+        confidence=0.95,
+    )
+    assert "The capacity is 1.43 times the load of the plan (95% CI 0.900–2.63)." in capacity_sentence(sweep)  # noqa: RUF001
+
+
 def test_without_objectives_there_is_no_verdict_on_them(without: SweepResult) -> None:
     """Neither the word `met` nor a column of that name; a search says what the server did."""
     steps = [msgspec.structs.replace(step, verdict="", over=0.0) for step in without.steps]

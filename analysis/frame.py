@@ -352,6 +352,14 @@ class Frame(msgspec.Struct, frozen=True):
         """
         return np.where(self.sampled, np.maximum(self.arrived_tokens - 1, 0), 0).astype(np.int64)
 
+    @property
+    def is_streamed(self) -> Booleans:
+        """A mask of the responses whose first token arrived before the others.
+
+        A response of one chunk with several tokens was sent as a whole, so the time of its first token is not known.
+        """
+        return (self.gap_counts > 0) | (self.output_tokens <= 1)
+
     def gaps_s(self) -> Floats:
         """Return the gaps between the consecutive chunks of each request, in seconds.
 

@@ -177,11 +177,9 @@ def _answer_tpot_ns(frame: Frame) -> Floats:
 
 
 def _outside_s(frame: Frame) -> Floats:
-    from loadgen.analysis.server_timing import is_streamed
-
     ttft_ns = frame.first_ns - frame.sent_ns
     outside_s = ttft_ns / NS_PER_S - (frame.mark(QUEUE) + frame.mark(PREFILL)) / US_PER_S
-    outside_s[~is_streamed(frame)] = math.nan
+    outside_s[~frame.is_streamed] = math.nan
     return outside_s
 
 

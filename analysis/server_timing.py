@@ -36,7 +36,7 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
     if unknown_names:
         sources.add(_unknown_source(unknown_names))
     queue_s, prefill_s, inference_s = (frame.mark(name) / US_PER_S for name in (QUEUE, PREFILL, INFERENCE))
-    streamed = is_streamed(frame)
+    streamed = frame.is_streamed
     splits_ttft = bool((frame.sampled & streamed & ~np.isnan(prefill_s)).any()) or not _known(frame, inference_s).any()
     if splits_ttft:
         total_s = np.where(streamed, frame.first_ns - frame.sent_ns, np.nan) / NS_PER_S
@@ -79,14 +79,6 @@ def _unknown_source(names: set[str]) -> str:
         return f"Server-Timing, where {examples} is an unknown name"
     more = " and more" if len(names) > MAX_EXAMPLES else ""
     return f"Server-Timing, where {examples}{more} are unknown names"
-
-
-def is_streamed(frame: Frame) -> Booleans:
-    """Return a mask of the responses whose first token arrived before the others.
-
-    A response of one chunk with several tokens was sent as a whole, so the time of its first token is not known.
-    """
-    return (frame.gap_counts > 0) | (frame.output_tokens <= 1)
 
 
 def _known(frame: Frame, values: Floats) -> Booleans:

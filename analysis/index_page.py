@@ -55,6 +55,7 @@ from loadgen.analysis.report.tables import (
     overview_columns,
     statistic_cell,
     table,
+    validity_cell,
 )
 from loadgen.analysis.summary import Summary
 
@@ -163,9 +164,8 @@ def list_document(runs: Sequence[IndexedRun], title: str) -> Document:
     for run in sorted(runs, key=_started_at, reverse=True):
         summary = run.summary
         rate, ttft = significant(summary.throughput.output_tokens_per_s, 4), summary.latency.ttft.p50
-        valid = findings.verdict(summary, findings.findings(summary))
         name = TableCell(run.name, note=simulated(summary) if marks_differ else "")
-        rows.append((name, rate, significant(ttft, 4), TableCell(valid.id, level=valid.level)))
+        rows.append((name, rate, significant(ttft, 4), validity_cell(summary)))
     heads: dict[str, ColumnKind] = {"run": "head", **number_columns("tokens/s", "TTFT p50, s")}
     return Document(
         "loadgen report", title, [Section("", "", [table("Runs", heads | {"validity": "text"}, rows, several=True)])]

@@ -11,13 +11,17 @@
   const shown = (value) => range === null ? value : Math.min(Math.max(value, range[0]), range[1]);
   const interval = ({ low, high }) => low === null ? "no interval" : `95% CI ${factor(Math.max(0, low))}\u2013${factor(high)}`;
 
-  function points(outcome) {
-    const matching = rows.filter((row) => row.outcome === outcome);
+  // Returns the points with an outcome. Points without an interval are a trace of their own, because an empty error bar
+  // would be drawn as a short line that looks like a very narrow interval.
+  function points(outcome, known) {
+    const matching = rows.filter((row) => row.outcome === outcome && (row.low !== null) === known);
+    const bars = { type: "data", symmetric: false, array: matching.map((row) => shown(row.high) - row.ratio),
+      arrayminus: matching.map((row) => row.ratio - shown(row.low)), color: colour(outcomes[outcome]), thickness: 2, width: 5 };
     return {
-      type: "scatter", mode: "markers", name: outcome, x: matching.map((row) => row.ratio), y: matching.map((row) => row.figure),
-      marker: { size: 10, color: colour(outcomes[outcome]), symbol: symbols[outcome] },
-      error_x: { type: "data", symmetric: false, array: matching.map((row) => row.high === null ? null : shown(row.high) - row.ratio),
-        arrayminus: matching.map((row) => row.low === null ? null : row.ratio - shown(row.low)), color: colour(outcomes[outcome]), thickness: 2, width: 5 },
+      type: "scatter", mode: "markers", name: known ? outcome : `${outcome}, no interval`,
+      x: matching.map((row) => row.ratio), y: matching.map((row) => row.figure),
+      marker: { size: 10, color: colour(outcomes[outcome]), ...(known ? { symbol: symbols[outcome] } : { symbol: "x-thin", line: { width: 2, color: colour(outcomes[outcome]) } }) },
+      ...(known ? { error_x: bars } : {}),
       text: matching.map((row) => `${row.figure}: ${factor(row.ratio)}, ${interval(row)}`), hovertemplate: "%{text}<extra></extra>",
     };
   }
@@ -34,7 +38,7 @@
   }
 
   function ratios() {
-    const traces = [...Object.keys(outcomes).map(points), arrows()].filter((trace) => trace.x.length);
+    const traces = [...Object.keys(outcomes).flatMap((outcome) => [points(outcome, true), points(outcome, false)]), arrows()].filter((trace) => trace.x.length);
     const marginBand = { type: "rect", xref: "x", yref: "paper", x0: 1 - margin, x1: 1 + margin, y0: 0, y1: 1, line: { width: 0 },
       fillcolor: fade(colour("quiet"), "26"), layer: "below" };
     const equalLine = { type: "line", xref: "x", yref: "paper", x0: 1, x1: 1, y0: 0, y1: 1, line: { color: colour("quiet"), width: 1, dash: "dot" } };

@@ -212,6 +212,11 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
     return Finding("valid", "ok", f"Valid: every check passed. {capped}".rstrip())
 
 
+def concerns(known: Sequence[Finding]) -> list[Finding]:
+    """Return the errors and warnings that concern the measurement. Incomplete requests are stated beside it."""
+    return [finding for finding in known if finding.level in ("warning", "error") and finding.id != "complete"]
+
+
 def concerns_text(findings: Sequence[Finding]) -> str:
     """Return the number of errors and of warnings among the findings, such as `1 error and 2 warnings`.
 
@@ -361,13 +366,18 @@ def lengths_sentence(summary: Summary) -> str:
         prompt = "prompt lengths not known beforehand"
     elif tokens.prompt_unknown:
         included = "earlier outputs" if summary.run.load.sessions else "more than text"
-        prompt += f" ({tokens.prompt_unknown:,} of unknown length, as they included {included})"
+        known = pluralise(complete - tokens.prompt_unknown, "request")
+        prompt = (
+            f"prompt lengths as requested for {known}, and not known beforehand for {tokens.prompt_unknown:,}, as they "
+            f"included {included}"
+        )
     sentence = f"{prompt[0].upper()}{prompt[1:]}"
     if not summary.generates:
         return f"{sentence}."
     outputs = _output_lengths(summary)
     if (prompt, outputs) == (PROMPTS_AS_REQUESTED, OUTPUTS_AS_REQUESTED):
-        return "All prompt and output lengths as requested."
+        of = " of complete requests" if summary.requests.truncated else ""
+        return f"All prompt and output lengths{of} as requested."
     return f"{sentence}; {outputs}."
 
 

@@ -41,7 +41,7 @@ def validity(summaries: Sequence[Summary]) -> Chip:
     warned = list[Finding]()
     for summary in summaries:
         known = findings.findings(summary)
-        warned += [finding for finding in known if finding.level in ("warning", "error") and finding.id != "complete"]
+        warned += findings.concerns(known)
         verdict = findings.verdict(summary, known)
         invalid += [verdict] if verdict.level == "error" else []
     ids = {finding.id for finding in warned}

@@ -661,14 +661,22 @@ def overview_columns() -> dict[str, ColumnKind]:
 
 def overview_cells(summary: Summary) -> list[TableCell]:
     """Return the cells with the main figures of a run, one for each of `overview_columns`."""
-    verdict = findings.verdict(summary, findings.findings(summary))
     rates = (summary.throughput.output_tokens_per_s, summary.throughput.requests_per_s)
     cells = [TableCell(significant(rate, 4), rate) for rate in rates]
     for name, figure, unit in OVERVIEW:
         cells.append(statistic_cell(summary.latencies[name], figure, OVERVIEW_FACTORS[unit], bare=True))
     requests = summary.requests
     complete = TableCell(f"{requests.complete:,} of {requests.planned:,}", requests.complete)
-    return [*cells, complete, TableCell(verdict.id, level=verdict.level)]
+    return [*cells, complete, validity_cell(summary)]
+
+
+def validity_cell(summary: Summary) -> TableCell:
+    """Return the cell that says whether the measurement of a run is valid, such as `valid`, `warning` or `invalid`.
+
+    Incomplete requests have a column of their own and do not count, as in the chip `Measurement`.
+    """
+    verdict = findings.verdict(summary, findings.concerns(findings.findings(summary)))
+    return TableCell(verdict.id, level=verdict.level)
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:

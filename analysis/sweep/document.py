@@ -77,11 +77,11 @@ STABILITY_VERDICTS = {
 }
 """Verdicts of a search without objectives."""
 ENDED = {
-    "runs": "The maximum number of runs (--max-runs) was reached; use --resume with a larger one to narrow the "
+    "runs": "The maximum number of runs (`--max-runs`) was reached; use `--resume` with a larger one to narrow the "
     "interval.",
-    "time": "--max-time was reached; use --resume to continue.",
+    "time": "`--max-time` was reached; use `--resume` to continue.",
     "client": "The client was the limit, so the capacity may be higher.",
-    "interrupted": "The sweep was interrupted; use --resume to continue.",
+    "interrupted": "The sweep was interrupted; use `--resume` to continue.",
 }
 MEANINGS = (
     ("tokens/s per user", "1 / TPOT", "The speed at which a user sees a response: the median over requests."),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from loadgen.analysis.format import start_time
 from loadgen.analysis.objectives import ObjectiveVerdict
-from loadgen.analysis.report import findings, tables
+from loadgen.analysis.report import findings, status, tables
 from loadgen.analysis.run.runfile import read
 from loadgen.analysis.summary import QueueWait, Summary
 from tests.support.runs import MILLISECOND_NS as MS
@@ -43,6 +43,8 @@ def test_an_exact_run_is_called_exact(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, burst(12, 4))
     assert said(summary, "complete") == "All 12 requests complete."
     assert said(summary, "lengths") == "All prompt and output lengths as requested."
+    cut = replace(summary, requests=replace(summary.requests, truncated=1))
+    assert said(cut, "lengths") == "All prompt and output lengths of complete requests as requested."
     assert {each.level for each in findings.findings(summary)} == {"ok"}
 
 
@@ -102,8 +104,8 @@ def test_estimated_prompt_lengths_differ_from_an_estimate(tmp_path: Path) -> Non
             "warning",
             "All prompt lengths as requested; output lengths unknown for 1 request, as only chunks were counted.",
         ),
-        (64, {"prompt_tokens_asked": 0}, "ok", "All prompt lengths as requested (1 of unknown length, as they included "
-         "more than text); all output lengths as requested."),
+        (64, {"prompt_tokens_asked": 0}, "ok", "Prompt lengths as requested for 1 request, and not known beforehand "
+         "for 1, as they included more than text; all output lengths as requested."),
     ],
 )  # fmt: skip
 def test_lengths_that_were_not_fixed_are_not_called_so(
@@ -455,3 +457,12 @@ def test_an_error_beyond_a_twentieth_of_its_figure_is_a_warning(tmp_path: Path) 
         (found,) = (each for each in findings.findings(summary) if each.id == "error")
         assert found.level == level
         assert ("uncertain by" in found.sentence) == (level == "warning")
+
+
+def test_the_validity_in_tables_is_that_of_the_chip(tmp_path: Path) -> None:
+    """A run with failed requests and without other concerns is valid in both: its requests are stated beside it."""
+    records = [*burst(12, 4), failed(12)]
+    summary = summary_of(tmp_path, records)
+    assert "error" in {finding.level for finding in findings.findings(summary)}
+    assert tables.validity_cell(summary).text == "valid"
+    assert status.validity([summary]).text.startswith("valid")

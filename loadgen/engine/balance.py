@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect_left
 from math import gcd, lcm
 from mmap import mmap
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from loadgen.servers.target import Target
 from loadgen.workloads.request import Request
@@ -163,15 +163,37 @@ def is_unavailable(error_kind: str, http_status: int | None) -> bool:
     return error_kind == "connect" if http_status is None else http_status in UNAVAILABLE
 
 
-def readdressed(payload: bytes, written_for: Target, target: Target) -> bytes:
+class NewAddress(NamedTuple):
+    """The parts of an encoded request that differ between two replicas."""
+
+    old_prefix: bytes
+    new_prefix: bytes
+    """Beginning of the request target: the path of the URL, or with a proxy the whole URL."""
+    old_host: bytes
+    new_host: bytes
+    """Host header with its line end."""
+
+    @classmethod
+    def between(cls, written_for: Target, target: Target) -> NewAddress:
+        """Return the parts that change when a request that was encoded for one replica is sent to another one."""
+        return cls(
+            written_for.request_target("").encode("latin-1"),
+            target.request_target("").encode("latin-1"),
+            f"Host: {written_for.host_field}\r\n".encode("latin-1"),
+            f"Host: {target.host_field}\r\n".encode("latin-1"),
+        )
+
+
+def readdressed(payload: bytes, address: NewAddress) -> bytes:
     """Return an encoded request for another replica: the request line and the Host header are replaced.
 
-    `written_for` is the replica for which the request was encoded. A Host header of the user is not changed.
+    A Host header of the user is not changed. The body is copied once. The function is called when the request is due,
+    so it does as little as possible.
     """
-    line, separator, rest = payload.partition(b"\r\n")
-    method, _, path = line.partition(b" ")
-    old_prefix, new_prefix = (replica.request_target("").encode("latin-1") for replica in (written_for, target))
-    old_host, new_host = (f"Host: {replica.host_field}\r\n".encode("latin-1") for replica in (written_for, target))
-    if rest.startswith(old_host):
-        rest = new_host + rest[len(old_host) :]
-    return b"".join((method, b" ", new_prefix, path[len(old_prefix) :], separator, rest))
+    target_at = payload.find(b" ") + 1
+    headers_at = payload.find(b"\r\n") + 2
+    view = memoryview(payload)
+    line = view[:target_at], address.new_prefix, view[target_at + len(address.old_prefix) : headers_at]
+    if payload.startswith(address.old_host, headers_at):
+        return b"".join((*line, address.new_host, view[headers_at + len(address.old_host) :]))
+    return b"".join((*line, view[headers_at:]))

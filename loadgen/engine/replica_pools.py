@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from loadgen.engine.balance import LeastBusy, is_unavailable, readdressed
+from loadgen.engine.balance import LeastBusy, NewAddress, is_unavailable, readdressed
 from loadgen.engine.request_queue import ScheduledRequest
 from loadgen.servers.target import Target
 from loadgen.servers.wire.pool import ConnectionUse, Pool
@@ -24,7 +24,7 @@ class ReplicaPools:
 
     def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:
         self.pools = pools
-        self._targets = targets
+        self._addresses = [NewAddress.between(targets[0], target) for target in targets]
         self._least_busy = least_busy
 
     @property
@@ -58,7 +58,7 @@ class ReplicaPools:
         if slot.replica is None:
             slot.replica = self._least_busy.choose(now_ns)
             if slot.replica:
-                slot.payload = readdressed(slot.payload, self._targets[0], self._targets[slot.replica])
+                slot.payload = readdressed(slot.payload, self._addresses[slot.replica])
         slot.counted = True
         self._least_busy.began(slot.replica)
 

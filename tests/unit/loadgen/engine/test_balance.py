@@ -12,6 +12,7 @@ from loadgen.engine.balance import (
     Dealer,
     InFlightTable,
     LeastBusy,
+    NewAddress,
     is_unavailable,
     readdressed,
     replica_in_turn,
@@ -146,5 +147,5 @@ def test_a_readdressed_request_is_the_one_for_its_replica(proxied: bool) -> None
         return encode_post(target.request_target("/v1/chat"), target.host_field, headers, b"{\r\nHost: a.test\r\n}")
 
     for headers in ({}, {"X-One": "1"}, {"Host": "mine"}):
-        assert readdressed(encoded(one, headers), one, other) == encoded(other, headers)
-        assert readdressed(encoded(other, headers), other, one) == encoded(one, headers)
+        assert readdressed(encoded(one, headers), NewAddress.between(one, other)) == encoded(other, headers)
+        assert readdressed(encoded(other, headers), NewAddress.between(other, one)) == encoded(one, headers)

@@ -89,7 +89,7 @@ class CommandRunner:
             return []
         count, first_s = len(self._not_due), min(command.at_s for command in self._not_due)
         if count == 1:
-            return [f"the command of --at {first_s:g}s did not run: the run ended before it was due"]
+            return [f"The command of --at {first_s:g}s did not run: the run ended before it was due"]
         return [f"{count} commands of --at, from {first_s:g}s on, did not run: the run ended before they were due"]
 
     def begin(self, start_ns: int, folder: Path) -> None:

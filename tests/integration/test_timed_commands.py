@@ -43,7 +43,7 @@ def test_commands_run_during_the_load(tmp_path: Path) -> None:
     assert record.command.startswith("echo $LOADGEN_API_KEY; TOKEN=***; echo ")
     assert record.output == f"***\n{len(TYPED)} ***\n"
     assert record.at_ns >= 100_000_000
-    note = "the command of --at 540s did not run: the run ended before it was due"
+    note = "The command of --at 540s did not run: the run ended before it was due"
     assert note in json.loads((tmp_path / "run" / "summary.json").read_text())["run"]["notes"]
     assert f"{note}." in " ".join(out.split())
     stored = "".join(file.read_text() for file in (tmp_path / "run").glob("*.json*"))

@@ -80,7 +80,7 @@ def test_a_command_after_the_end_never_runs(tmp_path: Path) -> None:
     """A command that was not due yet leaves no record, and a note for the footer of the run."""
     runner = CommandRunner(["0s true", "1h echo late"])
     assert len(ran(tmp_path, runner=runner)) == 1
-    assert runner.notes == ["the command of --at 3600s did not run: the run ended before it was due"]
+    assert runner.notes == ["The command of --at 3600s did not run: the run ended before it was due"]
 
 
 def test_several_commands_after_the_end_share_a_note(tmp_path: Path) -> None:

@@ -990,20 +990,23 @@ class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The recovery of one figure after a command of --at. The figure is computed in short time windows."""
 
     figure: str
-    """The figure, as in --assert: `ttft.p99`, `e2e.p99`, `output_tokens_per_s`, `requests_per_s` or `attainment`. In
-    `ttft.p99`, requests that did not complete count as infinitely slow."""
+    """The figure, as in --assert: p99 or p90 of TTFT or E2E, such as `ttft.p90`, `output_tokens_per_s`,
+    `requests_per_s`, `complete` or `attainment`. `complete` is the share of complete requests among those that ended in
+    a time window, so failed requests count there and in no latency."""
     limit: float
-    """Limit of the normal range: the worst time window before the command, plus or minus 10% of the median window."""
+    """Limit of the normal range, from the time windows before the command in which the figure was not disturbed.
+    Without a disturbance, a figure leaves the range after the command with a probability of about 1%."""
     disturbed: bool
     """True if the figure left its normal range after the command."""
     worst: float | None = None
-    """Worst value of the figure in a time window after the command. Omitted if the figure was not disturbed, or if the
-    value is infinite."""
+    """Worst value of the figure in a time window after the command. Omitted if the figure was not disturbed."""
     recovered_s: float | None = None
     """Time in seconds from the command to the first of three time windows in a row inside the normal range. Omitted if
     the figure did not recover before the next command or the end of the load."""
     window_s: float | None = None
     """Length of a time window, which is the resolution of `recovered_s`."""
+    already_disturbed: bool = False
+    """True if the figure had not recovered from an earlier command when this command ran."""
 
 
 class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
@@ -1021,7 +1024,9 @@ class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     """End of the command's standard output and standard error. The run file contains more."""
     figures: list[RecoveredFigure]
-    """The recovery of each figure. Empty if the run is too short before or after the command."""
+    """The recovery of each figure. Empty if the effect of the command is unknown."""
+    effect_unknown: str | None = None
+    """Reason why the effect of the command is unknown; None if figures could be judged."""
 
 
 class RunCourse(msgspec.Struct, frozen=True, kw_only=True):

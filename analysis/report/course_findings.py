@@ -69,34 +69,47 @@ def _groups(course: RunCourse) -> list[list[FigureChange]]:
 
 def _command_event(command: CommandEffect) -> CourseEvent:
     """Return the event of a command of --at, with its exit code and the time to recover of each figure."""
-    text = f"`{shortened(command.command)}` ran at {elapsed(command.at_s)}"
-    level: Level = "note"
+    lost = any(figure.disturbed and figure.recovered_s is None for figure in command.figures)
+    did_not_start = command.exit_code is None and not command.ended_with_run
+    level: Level = "warning" if did_not_start or command.exit_code or lost else "note"
+    return CourseEvent(command.at_s, "command", f"{_command_text(command)} {_effect_text(command)}", level)
+
+
+def _command_text(command: CommandEffect) -> str:
+    """Return the sentences about a command itself: when it ran, and how it ended."""
+    name, instant = f"`{shortened(command.command)}`", elapsed(command.at_s)
     if command.ended_with_run:
-        text += " and was ended with the run."
-    elif command.exit_code is None:
-        text, level = f"{text.replace(' ran ', ' could not run ')}: {command.output}.", "warning"
-    else:
-        text += f" (exit code {command.exit_code}, {duration(command.took_s)})."
-    if command.exit_code:
-        level = "warning"
-        text += f" Its output ends with: {shortened(command.output.splitlines()[-1])}." if command.output else ""
+        return f"{name} ran at {instant} and was ended with the run."
+    if command.exit_code is None:
+        return f"{name} could not run at {instant}: {command.output}."
+    text = f"{name} ran at {instant} (exit code {command.exit_code}, {duration(command.took_s)})."
+    if command.exit_code and command.output:
+        text += f" Its output ends with: {shortened(command.output.splitlines()[-1])}."
+    return text
+
+
+def _effect_text(command: CommandEffect) -> str:
+    """Return the sentences about the effect of a command on the figures, or why the effect is unknown."""
+    if not command.figures:
+        return f"Its effect is unknown: {command.effect_unknown}."
     disturbed = [figure for figure in command.figures if figure.disturbed]
-    lost = [figure for figure in disturbed if figure.recovered_s is None]
+    if not disturbed:
+        return "No figure left its range of before."
+    sentences = []
+    lost = [figure_title(figure.figure) for figure in disturbed if figure.recovered_s is None]
     if lost:
-        level = "warning"
-        text += f" Not recovered by the end: {', '.join(figure_title(figure.figure) for figure in lost)}."
+        sentences.append(f"Not recovered by the end: {', '.join(lost)}.")
     back = [
         f"{figure_title(figure.figure)} after {elapsed(figure.recovered_s)}"
         for figure in disturbed
         if figure.recovered_s is not None
     ]
     if back:
-        text += f" Recovered: {', '.join(back)} (± {duration(disturbed[0].window_s)})."
-    elif not command.figures:
-        text += " The run is too short to see an effect."
-    elif not disturbed:
-        text += " No figure left its range of before."
-    return CourseEvent(command.at_s, "command", text, level)
+        sentences.append(f"Recovered: {', '.join(back)} (± {duration(disturbed[0].window_s)}).")
+    earlier = [figure_title(figure.figure) for figure in disturbed if figure.already_disturbed]
+    if earlier:
+        sentences.append(f"Disturbed by an earlier command already: {', '.join(earlier)}.")
+    return " ".join(sentences)
 
 
 def shortened(text: str) -> str:

@@ -7,8 +7,9 @@ enough for MIN_WINDOWS time windows. Small changes and drifts are omitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,41 +57,63 @@ def describe_course(run: Run, frame: Frame) -> RunCourse | None:
 
 
 def find_restarts(server_readings: Sequence[Reading]) -> list[ServerRestart]:
-    """Return the restarts of the server between its readings.
+    """Return the restarts of the server between its readings, in order of time.
 
-    A process that started later than every process seen before is a restarted one, unless an earlier process answers
-    again afterwards. Several replicas behind one URL answer in turn, so their start times return. If the server
-    publishes no start time, a restart is visible because all of its counters fall.
+    If the readings contain the values of several replicas, each replica is examined by itself, and its restarts name
+    its URL.
     """
     valid = [reading for reading in server_readings if not reading.gap]
-    known = [(reading.at_s, start_s) for reading in valid if (start_s := number_in(reading.values, START_TIME))]
-    if known:
-        return _later_starts(known)
+    urls = dict.fromkeys(replica.get("url", "") for reading in valid for replica in reading.values.get("replicas", ()))
+    if not urls:
+        return _restarts_of([(reading.at_s, reading.values) for reading in valid], "")
     restarts = []
-    for before, after in pairwise(valid):
-        pairs = [(number_in(before.values, name), number_in(after.values, name)) for name in RESTART_COUNTERS]
+    for url in urls:
+        values = [
+            (reading.at_s, replica)
+            for reading in valid
+            for replica in reading.values.get("replicas", ())
+            if replica.get("url", "") == url
+        ]
+        restarts += _restarts_of(values, url)
+    return sorted(restarts, key=lambda restart: restart.to_s)
+
+
+def _restarts_of(values: Sequence[tuple[float, Mapping[str, Any]]], url: str) -> list[ServerRestart]:
+    """Return the restarts of one server or replica. `values` has the time of each reading in seconds, and its values.
+
+    A later start time of the process shows a restart. If the server publishes no start time, a restart is visible
+    because all of its counters fall.
+    """
+    known = [(at_s, start_s) for at_s, reading in values if (start_s := number_in(reading, START_TIME))]
+    if known:
+        return _later_starts(known, url)
+    restarts = []
+    for (from_s, before), (to_s, after) in pairwise(values):
+        pairs = [(number_in(before, name), number_in(after, name)) for name in RESTART_COUNTERS]
         counted = [(old, new) for old, new in pairs if old is not None and new is not None]
         if any(new < old for old, new in counted) and all(new < old or old == 0 for old, new in counted):
-            restarts.append(ServerRestart(from_s=round(before.at_s, 3), to_s=round(after.at_s, 3), evidence="counters"))
+            restarts.append(_restart(from_s, to_s, "counters", url))
     return restarts
 
 
-def _later_starts(starts: Sequence[tuple[float, float]]) -> list[ServerRestart]:
+def _later_starts(starts: Sequence[tuple[float, float]], url: str) -> list[ServerRestart]:
     """Return the restarts that the start times of the server's process show.
 
     `starts` has one pair per reading: the time of the reading in the run, and the start time of the process. Both are
-    in seconds."""
-    restarts = []
-    latest_s = starts[0][1]
-    for index, (at_s, start_s) in enumerate(starts):
-        if start_s <= latest_s + START_TIME_TOLERANCE_S:
-            continue
-        latest_s = start_s
-        returned = any(later_s < start_s - START_TIME_TOLERANCE_S for _, later_s in starts[index:])
-        if not returned:
-            from_s = starts[index - 1][0]
-            restarts.append(ServerRestart(from_s=round(from_s, 3), to_s=round(at_s, 3), evidence="start_time"))
-    return restarts
+    in seconds. If a start time is ever followed by an earlier one, several replicas answer behind one URL. A new start
+    time may then be that of a replica which has not answered before, so no restart is reported.
+    """
+    if any(later_s < start_s - START_TIME_TOLERANCE_S for (_, start_s), (_, later_s) in pairwise(starts)):
+        return []
+    return [
+        _restart(from_s, to_s, "start_time", url)
+        for (from_s, start_s), (to_s, later_s) in pairwise(starts)
+        if later_s > start_s + START_TIME_TOLERANCE_S
+    ]
+
+
+def _restart(from_s: float, to_s: float, evidence: Literal["start_time", "counters"], url: str) -> ServerRestart:
+    return ServerRestart(from_s=round(from_s, 3), to_s=round(to_s, 3), evidence=evidence, url=url)
 
 
 def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, WindowSeries]]:

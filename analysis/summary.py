@@ -984,6 +984,8 @@ class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Literal["start_time", "counters"]
     """`start_time` if the server published a later start time of its process, `counters` if all of its counters
     fell."""
+    url: str = ""
+    """URL of the replica that restarted, if the run measured several replicas by their URLs."""
 
 
 class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -123,8 +123,9 @@ def _restart_event(restart: ServerRestart) -> CourseEvent:
         "start_time": "its process has a later start time",
         "counters": "its counters began again at 0",
     }
+    subject = f"The server at {printable(restart.url)}" if restart.url else "The server"
     text = (
-        f"The server restarted between {elapsed(restart.from_s)} and {elapsed(restart.to_s)} of the run "
+        f"{subject} restarted between {elapsed(restart.from_s)} and {elapsed(restart.to_s)} of the run "
         f"({reasons[restart.evidence]}). Figures of the whole run mix the time before and after it."
     )
     return CourseEvent(restart.to_s, "restart", text, "warning")

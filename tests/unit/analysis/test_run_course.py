@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.analysis.build_summary import summarise
-from loadgen.analysis.report.course_findings import _drift_finding, course_marks
+from loadgen.analysis.report.course_findings import _drift_finding, _restart_event, course_marks
 from loadgen.analysis.report.findings import findings
 from loadgen.analysis.report.page import render
 from loadgen.analysis.report.run_document import page_document, prepare_run
@@ -117,6 +117,25 @@ def test_replicas_that_answer_in_turn_are_no_restart() -> None:
         reading(at_s, process_start_s=start_s, requests_finished=start_s) for at_s, start_s in enumerate(starts)
     ]
     assert find_restarts(readings) == []
+
+
+@pytest.mark.parametrize("starts", [[100.0, 200.0, 100.0, 200.0, 300.0], [100.0, 50.0, 300.0]])
+def test_a_further_replica_is_no_restart(starts: list[float]) -> None:
+    """After start times have returned to an earlier value, a later one may be that of a replica not seen before."""
+    assert find_restarts([reading(at_s, process_start_s=start_s) for at_s, start_s in enumerate(starts)]) == []
+
+
+def test_each_replica_is_followed_by_itself() -> None:
+    """The older of two replicas restarts twice. Its URL is named, although the other one started later at first."""
+
+    def both(at_s: float, first_s: float) -> Reading:
+        replicas = [{"url": "http://a", "process_start_s": first_s}, {"url": "http://b", "process_start_s": 500.0}]
+        return Reading(at_s, "run", {"replicas": replicas, "process_start_s": max(first_s, 500.0)}, "")
+
+    restarts = find_restarts([both(1, 100.0), both(2, 400.0), both(3, 400.0), both(4, 900.0)])
+    assert [(restart.url, restart.to_s) for restart in restarts] == [("http://a", 2), ("http://a", 4)]
+    [first, _] = restarts
+    assert _restart_event(first).sentence.startswith("The server at http://a restarted between 1")
 
 
 @pytest.mark.parametrize(("tokens", "restarts"), [(3.0, 1), (900.0, 0)])

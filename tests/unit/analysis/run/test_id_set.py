@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,12 +25,34 @@ def test_it_holds_what_was_added(added: list[int], others: list[int]) -> None:
         assert (number in compact) == (number in expected)
 
 
+def memory_of(numbers: Iterable[int]) -> int:
+    """Return the memory in bytes that a set of these numbers takes."""
+    tracemalloc.start()
+    try:
+        compact = IdSet()
+        for number in numbers:
+            compact.add(number)
+        size, _ = tracemalloc.get_traced_memory()
+        return size
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_request_takes_about_a_bit() -> None:
-    """A million ids take 128 kB, and three million take three times that: far less than any other part of a run."""
-    sizes = []
-    for count in (100_000, 1_000_000):
-        numbers = IdSet()
-        for number in range(count):
-            numbers.add(number)
-        sizes.append(numbers.size_bytes)
-    assert sizes == [16_384, 131_072]
+    """A million consecutive ids take about 128 kB: far less than any other part of a run."""
+    assert memory_of(range(1_000_000)) < 150_000
+
+
+def test_scattered_ids_take_no_page_each() -> None:
+    """Ten thousand ids, each in a page of its own, take less than 1 kB each. A page takes 8 kB."""
+    assert memory_of(number << 20 for number in range(10_000)) < 10_000_000
+
+
+def test_a_page_that_fills_up_keeps_its_ids() -> None:
+    """The ids of a page are those that were added, before and after the page changes from a set to bits."""
+    compact = IdSet()
+    numbers = range(0, 4_000, 10)
+    assert all(compact.add(number) for number in numbers)
+    assert not any(compact.add(number) for number in numbers)
+    assert len(compact) == len(numbers)
+    assert [number for number in range(4_000) if number in compact] == list(numbers)

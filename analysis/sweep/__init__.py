@@ -232,7 +232,7 @@ def build_result(
         mark="" if last is None else simulated(last),
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
-        workload="" if last is None else _lengths_text(last),
+        workload="" if last is None else _lengths_text(last, plan.get("run", {}).get("traffic") or ()),
         over=plan["over"],
         objectives=objectives,
         fixed_loads=fixed_loads,
@@ -286,11 +286,12 @@ def _configuration_name(summary: Summary, gpus: int | None) -> str:
     return f"{name} on {', '.join(places)}" if places else name
 
 
-def _lengths_text(summary: Summary) -> str:
-    """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`."""
+def _lengths_text(summary: Summary, traffic: Sequence[Mapping[str, Any]]) -> str:
+    """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`, or the names of the
+    classes in `traffic`, the `[[traffic]]` tables of the plan."""
     run = summary.run
-    if summary.traffic:
-        return f"classes {', '.join(part.name for part in summary.traffic)}"
+    if traffic:
+        return f"classes {', '.join(table['name'] for table in traffic)}"
     if run.input_tokens is None or run.output_tokens is None:
         return ""
     return f"{run.input_tokens} input and {run.output_tokens} output tokens"

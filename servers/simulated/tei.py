@@ -196,7 +196,7 @@ def _encoding(
 
     def answer(duration_s: float) -> Reply:
         total_ms = round(duration_s * 1000)
-        queue_ms = min(total_ms, jobs[0].queue_ns // 1_000_000)
+        queue_ms = min(total_ms, jobs[0].queue_ns // 1_000_000) if jobs else 0  # a refused request never queued
         return Reply(body, headers=_compute_headers(characters, sum(counts), total_ms, queue_ms))
 
     completion = Completion(

@@ -450,7 +450,7 @@ def _encoding(
 
     def answer(duration_s: float) -> Reply:
         total_ms = int(duration_s * 1e3)  # rounded down, as all times of TGI
-        queue_ms = min(total_ms, jobs[0].queue_ns // 1_000_000)
+        queue_ms = min(total_ms, jobs[0].queue_ns // 1_000_000) if jobs else 0  # a refused request never queued
         values = {
             "total-time": total_ms,
             "validation-time": 0,

@@ -253,7 +253,7 @@ def test_a_mix_of_classes_is_scaled_until_an_objective_fails(tmp_path: Path) -> 
     """All rates grow by one factor, from the load of the plan on. The objective of one class decides, and goodput
     refers to it. The result says how often the load of the plan the server carries. The sweep can be resumed."""
     capacities = []
-    for bound in ("60ms", "400ms"):
+    for bound in ("100ms", "400ms"):
         plan, folder = tmp_path / f"{bound}.toml", tmp_path / bound
         plan.write_text(MIX.replace("BOUND", bound))
         words = ("sweep", str(plan), "--virtual", "H100", "--model", "llama-3.1-8b", "--out", str(folder))

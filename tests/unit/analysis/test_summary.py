@@ -48,7 +48,8 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
     for name in ("proxied_to", "proxy", "protocol"):
         found["server"].setdefault(name, "")
     found["server"].setdefault("virtual", False)
-    found["server"] = {"addresses": [], "addresses_unused": {}, "proxy": "", "protocol": ""} | found["server"]
+    later_of_server = {"addresses": [], "addresses_unused": {}, "replicas": {}, "proxy": "", "protocol": ""}
+    found["server"] = later_of_server | found["server"]
     rates = ("input_tokens_per_s", "inputs_per_s", "audio_seconds_per_s", "audio_bytes_per_s")
     for name in (*rates, "completed", "output_tokens", "span_s"):
         found["throughput"].setdefault(name, again["throughput"][name])

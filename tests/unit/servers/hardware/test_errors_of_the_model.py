@@ -25,10 +25,10 @@ def test_rows_of_ones_own_come_first(tmp_path: Path, capsys: pytest.CaptureFixtu
     try:
         assert bench.main(["--data", str(tmp_path), "--rows", "iteration"]) == 0
         assert [tmp_path, *before] == bench.DATA
-        assert len(bench._rows.__wrapped__("mi300x")) == 1
+        assert len(bench.read_rows.__wrapped__("mi300x")) == 1
     finally:
         bench.DATA[:] = before
-    assert len(bench._rows.__wrapped__("closed_loops")) > 200
+    assert len(bench.read_rows.__wrapped__("closed_loops")) > 200
     assert capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from tests.support.command import burst
 
 pytestmark = pytest.mark.alone  # another load would disturb the figures before and after the pause
 
-PAUSE_AT_S, PAUSE_S, DURATION_S = 8, 3, 18
+PAUSE_AT_S, PAUSE_S, DURATION_S = 14, 3, 26
 
 
 @pytest.fixture

@@ -64,16 +64,14 @@ def test_commands_end_with_the_run(tmp_path: Path) -> None:
     [record] = records_in(tmp_path)
     assert record.ended_with_run
     assert record.exit_code is None
-    with pytest.raises(ProcessLookupError):
-        _signal_unless_zombie(int(pids.read_text()))
+    assert _ends(int(pids.read_text()))
 
 
 def test_processes_that_a_command_leaves_behind_end_too(tmp_path: Path) -> None:
     """A background process of a command that has exited ends with the run."""
     [record] = ran(tmp_path, "0s sleep 600 > /dev/null 2>&1 & echo $!")
     assert record.exit_code == 0
-    with pytest.raises(ProcessLookupError):
-        _signal_unless_zombie(int(record.output))
+    assert _ends(int(record.output))
 
 
 def test_a_command_after_the_end_never_runs(tmp_path: Path) -> None:
@@ -151,3 +149,15 @@ def _signal_unless_zombie(pid: int) -> None:
     os.kill(pid, 0)
     if Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "Z":
         raise ProcessLookupError
+
+
+def _ends(pid: int) -> bool:
+    """Return True if a process ends soon. A killed process may live a moment longer on a busy machine."""
+    limit_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < limit_s:
+        try:
+            _signal_unless_zombie(pid)
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.02)
+    return False

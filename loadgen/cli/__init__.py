@@ -48,6 +48,7 @@ COMMAND_GROUPS = {
     "Model without a server": {
         "simulate": "loadgen.cli.simulate",
         "limits": "loadgen.cli.limits",
+        "hardware": "loadgen.cli.hardware",
         "twin": "loadgen.cli.twin",
         "plan-capacity": "loadgen.cli.capacity",
         "mock-server": "loadgen.cli.servers",

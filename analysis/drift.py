@@ -83,7 +83,10 @@ def drift_windows(objective: Objective, frame: Frame) -> WindowSeries | str:
 
 
 def measure_drift(series: WindowSeries, confidence: float = CONFIDENCE) -> Drift | None:
-    """Return the drift of a figure, or None if fewer than MIN_WINDOWS windows have a value, or if the level is 0."""
+    """Return the drift of a figure: how fast the figure rises or falls, as a share of its median per hour.
+
+    Return None if fewer than MIN_WINDOWS windows of `series` have a value, or if the median of these values is 0.
+    """
     values, hours = _known_windows(series)
     level = float(np.median(values)) if len(values) else 0.0
     if len(values) < MIN_WINDOWS or level <= 0:

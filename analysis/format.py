@@ -89,8 +89,8 @@ def interval_text(low: str, high: str) -> str:
 def confidence_interval(low: str, high: str, *, level: float = 0.95) -> str:
     """Return a confidence interval as text that begins with its level, such as `95% CI`.
 
-    `low` and `high` are the ends of the interval as formatted numbers. The text is empty if both ends have the same
-    digits. The figure has these digits too, and the interval says nothing more.
+    `low` and `high` are the ends of the interval as formatted numbers. The text is empty if both numbers are equal,
+    because the interval then adds nothing to the figure.
     """
     return "" if low == high else f"{level * 100:.4g}% CI {interval_text(low, high)}"
 

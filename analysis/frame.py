@@ -665,7 +665,8 @@ def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Boolean
 
     - The first column is True if the token counts of the chunks are unknown.
     - The second is True if the server reported the output length.
-    - The third is True if the Record must be examined even if its counts agree, for example because of hidden tokens.
+    - The third is True if the server generated hidden tokens, or reported a total that was refuted. Such a Record is
+      examined even if its token counts agree.
     """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:

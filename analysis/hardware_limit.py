@@ -95,7 +95,7 @@ class HardwareLimit(msgspec.Struct, kw_only=True):
 
 
 class _Hardware(NamedTuple):
-    """The GPUs and the model of a run, with the source of the GPU's name."""
+    """The GPUs and the model of a run. `source` states where the name of the GPU comes from."""
 
     gpu: str
     gpus: int

@@ -186,7 +186,11 @@ def _shares(good: Booleans, windows: Integers, count: int) -> Floats:
 
 
 def _windows_after(series: WindowSeries, started: Sequence[CommandRecord], index: int) -> range:
-    """Return the windows by which a command is judged: from its own window to the one before the next command."""
+    """Return the range of time windows in which the effect of the command number `index` is judged.
+
+    The range begins with the window in which the command started. It ends before the window in which the next command
+    started, or at the end of the series.
+    """
     count = len(series.values)
     last = min(count, _window_of(series, started[index + 1])) if index + 1 < len(started) else count
     return range(min(count, _window_of(series, started[index])), last)
@@ -255,11 +259,12 @@ def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> 
 
 
 def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
-    """Return the limit of the normal range of a figure, for a number of windows after a command.
+    """Return the limit of the normal range of a figure. A figure beyond this limit is disturbed.
 
-    `normal` contains the values of the normal windows. The limit is the prediction limit of the module's description,
-    but at least MARGIN of the median beyond the worst normal window. A limit of 0 or less cannot be left by a figure
-    that should be high.
+    `normal` contains the values of the figure in the normal windows, and `windows_after` is the number of windows after
+    the command. The limit is a prediction limit (see the docstring of this module). Its distance from the worst normal
+    value is at least the share MARGIN of the median. If larger values are better, the limit may be 0 or less, and the
+    figure can then never be beyond the limit.
     """
     sign = 1 if figure.direction == "lower" else -1
     confidence = 1 - (FALSE_ALARMS / windows_after) ** (1.0 if figure.windows_needed == 1 else PAIR_EXPONENT)

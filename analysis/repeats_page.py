@@ -178,7 +178,9 @@ def _unfolded(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _first_command(blocks: Sequence[Block]) -> list[Block]:
-    """Return the command and the settings of the first repeat. One command runs all repeats.
+    """Return the blocks with the command and the settings of the first repeat.
 
-    `blocks` holds the name, the command and the settings of each repeat."""
+    The command of the first repeat runs all repeats. `blocks` holds the name, the command and the settings of each
+    repeat.
+    """
     return list(blocks[1:3])

@@ -66,11 +66,12 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
     """Return True if one replica is slower than the other in most of the run.
 
-    A pause of a replica makes many of its requests slow, but only in some intervals. The intervals contain equal
-    numbers of requests, at least REQUESTS_PER_INTERVAL of each replica on average. A rank sum compares the replicas in
-    each interval. The intervals in which the slower replica is slowest, LEFT_OUT of them, are left out. The test of van
-    Elteren, "On the combination of independent two sample tests of Wilcoxon", 1960, combines the rank sums of the
-    others. An interval without requests of one replica says nothing.
+    The requests are divided into intervals of equal size in order of time, with at least REQUESTS_PER_INTERVAL requests
+    of each replica on average. A pause of a replica makes many of its requests slow, but only in some intervals. A rank
+    sum compares the replicas in each interval. The share LEFT_OUT of the intervals is left out: those in which the
+    slower replica is slowest. The test of van Elteren, "On the combination of independent two sample tests of
+    Wilcoxon", 1960, combines the rank sums of the remaining intervals. An interval with requests of only one replica is
+    ignored.
     """
     from scipy.stats import norm, rankdata
 

@@ -34,9 +34,10 @@ that follow each other change much less often than by chance (Wald and Wolfowitz
 
 
 def find_groups(run: Run, frame: Frame) -> ResponseGroups | None:
-    """Return the two groups that TTFT forms, or None if there are no separate groups, or if the requests explain them.
+    """Return the two groups that the TTFTs of a run form, or None if there are no two separate groups.
 
-    Requests of different lengths, turns, models or classes take different times, so such runs are not examined.
+    Return None also if the requests share prefixes, or differ in length, turn, model or class of traffic. Such requests
+    take different times, and the groups would not be a finding about the server.
     """
     different = any(workload.has_own_lengths or workload.shares_prefixes for workload in run.header.workloads)
     different = different or frame.classes is not None or bool((frame.turn > 0).any())

@@ -17,7 +17,7 @@ BLOCK = 1 << 16
 
 
 class RowLabels(msgspec.Struct, frozen=True, eq=False):
-    """The name of each row of a Frame."""
+    """The name of each row of a Frame, such as the model of its request."""
 
     names: tuple[str, ...]
     index: NDArray[np.integer]

@@ -79,10 +79,11 @@ def find_restarts(server_readings: Sequence[Reading]) -> list[ServerRestart]:
 
 
 def _restarts_of(values: Sequence[tuple[float, Mapping[str, Any]]], url: str) -> list[ServerRestart]:
-    """Return the restarts of one server or replica. `values` has the time of each reading in seconds, and its values.
+    """Return the restarts of one server or replica.
 
-    A later start time of the process shows a restart. If the server publishes no start time, a restart is visible
-    because all of its counters fall.
+    `values` contains the time of each reading in seconds, and the metrics that were read. A server has restarted if its
+    metric with the start time of the process has changed. If the server does not publish this metric, a restart is
+    recognised when all of its counters fall.
     """
     known = [(at_s, start_s) for at_s, reading in values if (start_s := number_in(reading, START_TIME))]
     if known:

@@ -72,8 +72,10 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
 
 
 def _unknown_source(names: set[str]) -> str:
-    """Return a source with names of times that loadgen does not know, such as `Server-Timing, where db is an unknown
-    name`. Of many names, the source contains MAX_EXAMPLES."""
+    """Return text about the names in `Server-Timing` that loadgen does not know, as a source of the server's times.
+
+    An example is `Server-Timing, where db is an unknown name`. The text contains at most MAX_EXAMPLES names.
+    """
     examples = ", ".join(sorted(names)[:MAX_EXAMPLES])
     if len(names) == 1:
         return f"Server-Timing, where {examples} is an unknown name"

@@ -162,9 +162,9 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 
 
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
-    """Return a Window for the whole run.
+    """Return a Window for a run that is measured as a whole.
 
-    The two ends of this Window are only informative, because `Frame.span_ns` computes the ends of a whole run.
+    The ends of this Window are only for display. Figures use the ends that `Frame.span_ns` computes.
     """
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
@@ -237,11 +237,12 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
 
 
 def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
-    """Describe how TTFT grows while requests are due, or return an empty text if it does not grow like a queue.
+    """Return a sentence on the growth of TTFT, or an empty text if TTFT does not grow as it does when a queue grows.
 
-    This test finds large overloads. Their residence times are so long that the number of requests in flight could only
-    be tested over a short part of the run. The time in which requests are due is divided into quarters. TTFT must grow
-    from each quarter to the next by about as much as before, and must end above QUEUE_SHARE times the whole time.
+    This test finds large overloads. In a large overload, requests stay in flight so long that the number of requests in
+    flight cannot be tested over most of the run. The time from `begins` to `ends`, in which requests are due, is
+    divided into quarters. Two conditions must hold: the mean TTFT rises from each quarter to the next and does not
+    level off in the last quarter, and in the last quarter it exceeds the share QUEUE_SHARE of the whole time.
     """
     answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
     ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]

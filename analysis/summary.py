@@ -616,10 +616,13 @@ class TurnLatency(msgspec.Struct, kw_only=True):
 
 
 class EdgeFigures(msgspec.Struct, kw_only=True):
-    """Delays of the edges of sessions that are graphs, by the event after which they count.
+    """Delays of those edges of session graphs that count from the end of a request, or of those that count from its
+    start.
 
-    The distributions cover edges that decided when a request was due, because the other edges of this request were met
-    before."""
+    An edge says that one request is due a certain time after another request has ended or started. If a request has
+    several edges, the edge that is met last decides when the request is due. The distributions cover only edges that
+    decided.
+    """
 
     after: str
     """`end` or `start` of the other request."""
@@ -718,7 +721,10 @@ class Interference(msgspec.Struct, kw_only=True):
 
 
 class TrafficFigures(PartFigures, kw_only=True, omit_defaults=True):
-    """Figures of one class of traffic (a `[[traffic]]` table of the plan), and what the class requests."""
+    """Figures of one class of traffic (a `[[traffic]]` table of the plan).
+
+    The load, the workload and the requested lengths of the class are included.
+    """
 
     load: LoadFacts
     """Properties of the arrival process of the class."""
@@ -989,7 +995,10 @@ class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The recovery of one figure after a command of --at. The figure is computed in short time windows."""
+    """The recovery of one figure after a command of --at.
+
+    The figure is computed in short time windows before and after the command.
+    """
 
     figure: str
     """The figure, as in --assert: p99 or p90 of TTFT or E2E, such as `ttft.p90`, `output_tokens_per_s`,

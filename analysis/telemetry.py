@@ -586,9 +586,10 @@ def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
 
 
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
-    """Return the fields of MemoryLevels for one device or process.
+    """Return the fields of MemoryLevels for the device or process `subject`.
 
-    `figure` is the name of the memory size in the readings.
+    `moments` contains the readings, each with the moment of the run at which it was taken. `figure` is the name of the
+    memory size in the readings.
     """
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]

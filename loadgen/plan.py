@@ -122,7 +122,10 @@ def all_endpoints() -> Iterable[str]:
 
 
 def check_connection_use(value: Any) -> Any:
-    """Return the value of `connections` unchanged. Raises ValueError for a number, which other load testers take."""
+    """Return the value of `connections` unchanged. Raises ValueError for a number.
+
+    In other load testers, the option is a number of connections. The error message therefore recommends --concurrency.
+    """
     if str(value).isdecimal():
         raise ValueError(
             f"states which requests share a connection: pooled, session or new; to keep {value} requests in flight, "

@@ -354,7 +354,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def catalog_names() -> list[str]:
-    """Return the names of the workloads in the catalog: `paper-burst` first, the others in alphabetical order."""
+    """Return the names of the workloads in the catalog in alphabetical order, but with `paper-burst` first."""
     return sorted((file.stem for file in CATALOG.glob("*.toml")), key=lambda name: (name != "paper-burst", name))
 
 

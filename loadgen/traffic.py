@@ -247,9 +247,11 @@ def class_seed(seed: int, name: str) -> int:
 
 
 def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], seed: int) -> dict[str, array[int]]:
-    """Return the due times of each class with a share of the load of the whole plan, by name.
+    """Return the due times of each class of traffic that has a share of the load of the whole plan, by class name.
 
-    `due_ns` are the due times of this load. The seed chooses the class of each of them, independently of the others."""
+    `due_ns` contains the due times of the whole load. For each due time, a class is drawn at random with the shares as
+    probabilities. The random numbers depend only on `seed`.
+    """
     sharing = [traffic_class for traffic_class in classes if traffic_class.share]
     limits = list(accumulate(traffic_class.share for traffic_class in sharing))
     result = {traffic_class.name: array("q") for traffic_class in sharing}

@@ -89,7 +89,7 @@ _known: set[str] = set()
 
 
 class TlsFiles(NamedTuple):
-    """The arguments of `tls_context`, from which another process makes the same TLS settings."""
+    """The arguments of `tls_context`. A subprocess that gets them can create a context with the same settings."""
 
     ca_file: Path | None = None
     insecure: bool = False

@@ -1,7 +1,7 @@
 """Empties the prefix cache of a server, and checks the result with the server's own counter.
 
-Not every server says whether its cache is empty afterwards. vLLM and early versions of SGLang answer 200 even if they
-left the cache as it was, because requests were running. The check sends one prompt before and after the reset. The
+Not every server reports whether the reset succeeded. While requests are running, vLLM and early versions of SGLang do
+not empty the cache, but still answer with status 200. The check sends one prompt before and after the reset. The
 counter of cached prompt tokens must not grow after the reset.
 """
 

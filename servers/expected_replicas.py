@@ -60,9 +60,10 @@ def wait_for_replicas(
 ) -> None:
     """Wait until `expected` different replicas answer in one round of requests.
 
-    `header` is the response header that names the replica; empty if none does. `say` is called with a line whenever the
-    number of replicas that answer has changed. Raises UnreachableError after `wait_s` seconds. If the header is missing
-    from every response, the error is raised after the first round, because waiting would not help.
+    `header` is the response header that names the replica, or "" if no header names the replica. Replicas are then
+    distinguished by their addresses. `say` is called with a line whenever the number of replicas that answer has
+    changed. Raises UnreachableError after `wait_s` seconds. If the header is missing from every response, the error is
+    raised after the first round, because waiting would not help.
     """
     until_s = monotonic() + wait_s
     answered: int | None = None

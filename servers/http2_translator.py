@@ -1,8 +1,8 @@
 """A process that accepts HTTP/1.1 on a Unix socket, and sends each request to a server in HTTP/2.
 
-loadgen.servers.http2 starts the process for a server that speaks only HTTP/2. Every DATA frame of a response at once
-becomes one chunk of an HTTP/1.1 response, so nothing is collected or delayed on purpose. The requests are streams of
-one connection. If the server limits the number of streams, further connections are opened for further requests.
+loadgen.servers.http2 starts the process for a server that speaks only HTTP/2. Every DATA frame of a response is
+forwarded immediately as one chunk of an HTTP/1.1 response, without buffering. The requests are streams of one
+connection. If the server limits the number of streams, further connections are opened for further requests.
 """
 
 from __future__ import annotations

@@ -95,7 +95,10 @@ class SessionIdentity:
         """Headers that the server has given to each session, by session."""
 
     def headers(self, request: Request, id_prefix: str) -> dict[str, str]:
-        """Return the headers that identify the session of a request. A single request is a session of its own."""
+        """Return the headers that identify the session of a request.
+
+        A request that belongs to no session gets headers as if it were a session with a single turn.
+        """
         if not (self._headers or self._captures):
             return {}
         session = request.id if request.session is None else request.session

@@ -185,10 +185,11 @@ def write_trace(
     format_name: str | None = None,
     models: Mapping[str, str] = {},
 ) -> TraceFacts:
-    """Write the requests of the logs `paths` as a trace to `file`, and return what it contains.
+    """Write the requests of the logs `paths` as a trace to `file`, and return facts about the trace.
 
-    `models` are the names that the models of the log have in the trace. Other names are not written. Raises
-    WorkloadError for an invalid log, and if no request is left."""
+    `models` maps the names of models in the logs to their names in the trace. Models that are not in `models` get no
+    name in the trace. Raises WorkloadError for an invalid log, and if no request can be written.
+    """
     facts = TraceFacts(block_tokens=block_tokens)
     notes = LogNotes()
     writer = _TraceWriter(file, hasher, facts, notes, models)
@@ -231,7 +232,11 @@ ROW = msgspec.json.Decoder(AnonymousRequest)
 def _requests(
     paths: Sequence[Path], format_name: str | None, formats: dict[str, None], notes: LogNotes
 ) -> Iterator[LoggedRequest]:
-    """Yield the requests of all logs. The titles of their formats are added to `formats`."""
+    """Yield the requests of all logs.
+
+    The title of the format of each log is added to `formats`. `format_name` is the name of the format, or None to
+    recognise the format of each log.
+    """
     for path in paths:
         known = LOG_FORMATS[format_name or recognise_log(path)]
         formats[known.title] = None
@@ -334,7 +339,12 @@ class _TraceWriter:
         ids: Mapping[int, str],
         start_ns: int | None,
     ) -> dict[str, Any]:
-        """Return one node of the trace."""
+        """Return one node of the trace: a request with its lengths, blocks and edges.
+
+        `edges` contains, for each request that this request follows, the key of that request, the event (`end` or
+        `start`) and the delay in ns. `ids` maps the keys of requests to the ids of nodes. `start_ns` is the start of
+        the session, or None if the log states no times.
+        """
         node: dict[str, Any] = {"id": ids[request.key]}
         if edges:
             tool_ns = request.tool_ns

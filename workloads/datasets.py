@@ -327,8 +327,9 @@ def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
 def _chat(item: Mapping[str, Any]) -> Sample:
     """Return the sample of a line with OpenAI chat messages.
 
-    If the last message is from the assistant, it is the recorded answer. Messages that are more than a role with text,
-    such as tool calls, are sent as the file has them."""
+    If the last message is from the assistant, this message is the recorded answer. If a message contains more than a
+    role and text, for example a tool call, all messages are sent exactly as they are in the file.
+    """
     if not isinstance(item["messages"], list) or not item["messages"]:
         raise TypeError("its messages are not a list of at least one message")
     if not _is_plain(item["messages"]):

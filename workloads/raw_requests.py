@@ -159,7 +159,7 @@ def _line(text: bytes) -> RawLine:
 
 
 def _problem(message: str) -> str:
-    """Return msgspec's description of a wrong field in the words of the other messages."""
+    """Convert an error message of msgspec on a line of the file to the wording of this module's error messages."""
     unknown = message.removeprefix("Object contains unknown field ")
     return f"has the unknown field {unknown}" if unknown != message else f"has a wrong field: {message}"
 
@@ -202,7 +202,10 @@ def _check_no_echo(body: BodyFields) -> None:
 
 
 def _check_like_first(entry: RawLine, first: RawLine) -> None:
-    """Raise WorkloadError if only one of a line and the first line has `at`, or if only the line has a session."""
+    """Raise WorkloadError if a line contradicts the first line of the file.
+
+    Either all lines have `at`, or none. A line may have `session` only if the first line has it too.
+    """
     if (entry.at_ns is None) != (first.at_ns is None):
         states = ("has no", "has one") if entry.at_ns is None else ("has an", "has none")
         raise WorkloadError(

@@ -261,9 +261,11 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
 
 
 def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[str, int], path: object) -> list[int]:
-    """Return the positions of the nodes, parents first. Raises WorkloadError if the nodes form a cycle.
+    """Return the positions of the nodes in an order in which parents come before their children.
 
-    Of several nodes whose parents have been listed, the first one in the file is next."""
+    The root with the earliest recorded time comes first. Apart from these two rules, nodes keep the order of the file.
+    Raises WorkloadError if the nodes form a cycle.
+    """
     missing = [len({parent for parent, _, _ in draft.after}) for draft in drafts]
     children: list[list[int]] = [[] for _ in drafts]
     for position, draft in enumerate(drafts):

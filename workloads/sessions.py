@@ -54,7 +54,10 @@ class Session(Protocol):
         """Return the session with `ids` added to the ids of its requests."""
 
     def after(self, answer: str, /) -> Session | None:
-        """Return the session at its next turn, given the response of the current turn, or None if it is over."""
+        """Return the session at its next turn, or None if the session is over.
+
+        `answer` is the response of the current turn.
+        """
 
     def due_after(self, ended_ns: int) -> int:
         """Return the due time of the current turn, given that the previous response ended at `ended_ns`.

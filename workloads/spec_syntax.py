@@ -230,7 +230,10 @@ class _ZstdReader(RawIOBase):
     """The unpacked content of a file compressed with zstd. It can be read from the beginning again, as with gzip."""
 
     def __init__(self, unpacked: Callable[[], Any], raw: BinaryIO) -> None:
-        """`unpacked` returns a stream that unpacks the file `raw` from its current position on."""
+        """Prepare to read the file `raw`.
+
+        `unpacked` is a function that returns a new stream. This stream unpacks `raw` from its current position on.
+        """
         self._unpacked = unpacked
         self._raw = raw
         self._streams = [unpacked()]  # earlier ones are kept, because PyArrow's streams close the file when deleted

@@ -241,7 +241,9 @@ def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
 def pair_texts(first: str, words: Sequence[str]) -> list[str]:
     """Return texts that together contain every pair of `words`, including each word twice in a row.
 
-    There is one text per word. The text begins with the word `first` and ends with this word."""
+    There is one text per word. The text begins with `first` and with its word twice. For each later word in `words`,
+    the later word and the text's own word follow.
+    """
     texts = []
     for position, word in enumerate(words):
         pairs = [f"{other} {word}" for other in words[position + 1 :]]
@@ -295,13 +297,14 @@ class PromptDraft(msgspec.Struct):
 class TextSurvey:
     """Counts the different beginnings of a run's prompts, by their length in tokens.
 
-    The server must not find a new prompt in its prefix cache, so every prompt starts with words that encode a number.
-    The survey shows how many different numbers are needed at each length. If several prompts start with a shared span
-    of tokens, this span is their prefix. The prefix of any other prompt is the whole prompt. The prefixes are numbered
-    from 0, and the first words of a prefix encode its number.
+    The server must not find a new prompt in its prefix cache, so different prompts must have different prefixes. If
+    several prompts start with a shared span of tokens, this span is the prefix of all of them. The prefix of any other
+    prompt is the whole prompt. Prefixes are numbered from 0, and the first words of a prefix encode its number. The
+    survey shows how many prefixes of each length a run needs.
 
     The survey is complete if `note` was called for every prompt of the run. In a run without end, `note` is called only
-    for the first prompts. The survey then assumes the worst case, in which all prompts have the same length."""
+    for the first prompts. The survey is then incomplete, and assumes the worst case: all prompts have the same length.
+    """
 
     def __init__(self, texts: int, spans: int = 0, *, complete: bool = True) -> None:
         """Prepare the survey of a run whose texts have numbers from 0 to `texts` - 1.
@@ -375,11 +378,12 @@ class Openings:
         """Give one prompt its rank if the prompt is too short to encode its position. Return an empty string.
 
         The rank is the next number among the prompts of the same length. A prompt is too short if its length is in
-        `short`. If it begins with shared spans, the length of its first span counts instead. All prompts that begin
-        with the same span have the same rank.
+        `short`. For a prompt that begins with shared spans, the length of its first span is looked up in `short`
+        instead. All prompts that begin with the same span have the same rank.
 
         The method has the interface of a prompt builder (`Prompt`). It replaces the prompt builder when all prompts of
-        a run are counted in advance."""
+        a run are counted in advance.
+        """
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:
             self._ranks[start] = self._next_ranks[start[1]]

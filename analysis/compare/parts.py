@@ -26,10 +26,12 @@ class ComparedClass:
 def compare_classes(
     a: Sequence[ComparedRun], b: Sequence[ComparedRun], margin: float, run_variation: float, invalid: str
 ) -> list[ComparedClass]:
-    """Compare each class that all runs have. The level of 5% holds for all figures of all classes together,
-    in addition to the 5% of the comparison of the whole runs.
+    """Compare each class of traffic that all runs have.
 
-    `invalid` is the reason why no figure can have a verdict; empty if there is none."""
+    The p-values of the figures of all classes are adjusted together, so the probability of any false verdict on a class
+    is at most 5%. The verdicts on the whole runs have a separate error rate of 5%. `invalid` is the reason why no
+    figure can have a verdict, or "" if figures can have one.
+    """
     runs = (*a, *b)
     names = [part.name for part in runs[0].summary.traffic]
     names = [name for name in names if all(name in [part.name for part in run.summary.traffic] for run in runs)]

@@ -137,8 +137,8 @@ def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """Return the charts of a page with these runs, in the order of the page.
 
-    A chart is included if it has a section and at least one run has data for it. In addition, it must have a script, or
-    a trace that is drawn for this number of runs.
+    A chart is included if it has a section and at least one run has data for it. In addition, the chart must be drawn
+    by a script, or have a trace (a curve or a set of points) that a page with this number of runs draws.
     """
     several = len(runs) > 1
     return [
@@ -243,8 +243,7 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
 
 
 def _single_bound(number: int) -> dict[str, Any]:
-    """Return a chart curve for one of several goodput bounds: the requests that meet this bound, whatever the other
-    bounds.
+    """Return the chart curve for one of several goodput bounds: the share of requests that meet this bound alone.
 
     The curve is only drawn for a single run.
     """

@@ -178,8 +178,11 @@ def _without_verdict(sentence: str) -> str:
 
 
 def sessions_sentence(sessions: SessionFigures) -> str:
-    """Return a sentence about the sessions of a run: how many were complete, how long they took, and how late requests
-    followed others."""
+    """Return a sentence about the sessions of a run.
+
+    The sentence states the number of complete sessions and their durations. It also states how many requests followed
+    other requests, and how late they were sent (p99).
+    """
     text = f"{sessions.complete:,} of {pluralise(sessions.n, 'session')} complete"
     if sessions.makespan_s.p50 is not None:
         text += f", makespan p50 {duration(sessions.makespan_s.p50)}"
@@ -213,7 +216,7 @@ def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
 
 
 def concerns(known: Sequence[Finding]) -> list[Finding]:
-    """Return the errors and warnings that concern the measurement. Incomplete requests are stated beside it."""
+    """Return the errors and warnings, except for the finding on incomplete requests, which reports show separately."""
     return [finding for finding in known if finding.level in ("warning", "error") and finding.id != "complete"]
 
 

@@ -75,7 +75,10 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _with_short_names(table: Table, column: int, length: int) -> Table:
-    """Return the table with the texts of one column shortened to `length` characters. The ends of the texts remain."""
+    """Return the table with the texts of one column shortened to `length` characters.
+
+    A long text loses its beginning and keeps its end, because the ends of row names differ.
+    """
     rows = []
     for row in table.rows:
         cell = row.cells[column]

@@ -324,9 +324,10 @@ def _charts_by_section(drawn: Sequence[ChartRun]) -> dict[str, list[Block]]:
 
 
 def _note(chart: Chart, drawn: Sequence[ChartRun]) -> str:
-    """Return the help text of a chart. It explains the lines of events only if the chart has some.
+    """Return the help text of a chart.
 
-    The page of several runs draws no events.
+    For the chart of a run over time, the text also explains the vertical lines that mark events, if the chart has such
+    lines. A page of several runs draws no such lines.
     """
     if chart.id == "course" and len(drawn) == 1 and drawn[0].data["course"]["marks"]:
         return f"{chart.note} Dashed vertical lines mark events, which the table lists."
@@ -413,7 +414,11 @@ def _details_by_section(drawn: Sequence[ChartRun], telemetry: Sequence[Block]) -
 
 
 def _few_samples(summaries: Sequence[Summary]) -> list[Block]:
-    """Return the note on the asterisks in the captions of the latency distributions, if there are any."""
+    """Return a note that lists the percentiles with too few samples and the number of samples that each needs.
+
+    The captions of the latency distributions mark these percentiles with an asterisk. Return an empty list if no
+    percentile is marked.
+    """
     thin = {
         percentile
         for summary in summaries
@@ -451,7 +456,11 @@ def _folded_chart(chart: Block) -> Block:
 
 
 def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[Block]:
-    """Return what is known about memory and the server's counters. The tables and the chart `telemetry` are folded."""
+    """Return the blocks of the report on memory, on the server's counters and on other telemetry readings.
+
+    The sentences on memory come first. Below them, a folded block contains the tables, the reasons for missing
+    readings, and the blocks in `telemetry`.
+    """
     blocks: list[Block] = []
     for index, summary in enumerate(summaries):
         blocks += [Paragraph(text, run=index) for text in findings.memory_sentences(summary)]

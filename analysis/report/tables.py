@@ -101,7 +101,10 @@ def cards(summary: Summary) -> dict[str, Card]:
 
 
 def _cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards at the top of the report, by short name, without failed objectives."""
+    """Return the cards with the main figures at the top of the report, by short name.
+
+    Cards of failed objectives are not included.
+    """
     if not summary.requests.complete:
         elapsed = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {summary.requests.planned:,}", elapsed)}
@@ -172,8 +175,10 @@ def _goodput_card(summary: Summary) -> Card:
 def _output_card(summary: Summary) -> Card:
     """Return the card of the output throughput over the whole run.
 
-    The card may contain a second figure: the throughput before the drain, if it differs. The drain is a larger part of
-    a short run, so runs of different length are compared by the second figure."""
+    The drain is the end of a run, in which the last responses are still arriving. If the throughput before the drain
+    differs clearly from that of the whole run, the card shows it as a second figure. Runs of different length are
+    compared by the second figure, because the drain is a larger part of a short run.
+    """
     throughput = summary.throughput
     tokens, before_drain = "", None
     if throughput.output_tokens is not None:

@@ -1,4 +1,7 @@
-"""The raw facts of one request with a canary, which is a prompt whose answer is compared with that without load."""
+"""The raw facts of one request with a canary.
+
+A canary is a prompt whose answer under load is compared with its answer without load.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class IdSet:
 
 
 def _bits_of(positions: set[int]) -> bytearray:
-    """Return a page with a bit for each position that is set for the given positions."""
+    """Return a page as bits: the bit at each of `positions` is 1, and all other bits are 0."""
     page = bytearray(1 << (PAGE_BITS - 3))
     for position in positions:
         page[position >> 3] |= 1 << (position & 7)

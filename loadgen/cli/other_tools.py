@@ -358,7 +358,10 @@ def _p(draft: Draft, value: str) -> None:
 
 
 def _request_body(draft: Draft, value: str) -> None:
-    """Translate `-d` of oha and hey, a request body. Its model, output length and other settings are kept."""
+    """Translate `-d` of oha and hey, which is a request body.
+
+    The model, the output length and other settings in the body are kept. The prompt in the body is left out.
+    """
     body = _json_object(value)
     body |= body.pop("parameters", {})  # of TGI
     if isinstance(body.get("model"), str):

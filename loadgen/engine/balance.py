@@ -1,16 +1,17 @@
 """Chooses the replica of each request when a run has several (`--url` repeated).
 
-    even         Requests go to the replicas in turn, and each worker process sends to every replica (replica_in_turn).
-                 The first turns of sessions are dealt like requests, and each later turn goes to the next replica.
-    session      Sessions are dealt like requests, and all turns of a session go to its replica.
-    least-busy   A request goes to the replica with the fewest requests in flight when the request is due. The requests
-                 of all worker processes of this machine count, but not those of other machines.
-                 A replica that has just refused a request gets none for LEFT_OUT_NS. A request of a group of more than
-                 BURST requests (loadgen.engine.replica_pools) is assigned before it is due, or before it is released
-                 if it waits for others to end. It counts as in flight from then on.
+    even         Requests go to the replicas in turn, and each worker process sends to every replica
+                 (replica_in_turn). The first requests of sessions also go to the replicas in turn. Each later request
+                 of a session goes to the replica after the one that got the previous request.
+    session      Sessions go to the replicas in turn. All requests of a session go to the same replica.
+    least-busy   A request goes to the replica with the fewest requests in flight when the request is due. Requests in
+                 flight are counted over all worker processes of this machine, but not over several machines. A
+                 replica that has just refused a request gets no requests for LEFT_OUT_NS. The requests of a group of
+                 more than BURST requests (loadgen.engine.replica_pools) are assigned earlier, and count as in flight
+                 from then on.
 
-Warm-up requests are dealt evenly. A canary (--verify) always goes to the same replica, so that its answers are
-comparable.
+Warm-up requests go to the replicas in turn. A canary (--verify) always goes to the same replica, so that its answers
+are comparable.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ class LeastBusy:
 def is_unavailable(error_kind: str, http_status: int | None) -> bool:
     """Return True if a request failed because its replica is down.
 
-    Its connection could not be opened, or was closed before the first byte of the response, or the status is one of
-    UNAVAILABLE.
+    A replica counts as down if the client could not connect, if the connection was closed before the first byte of the
+    response, or if the HTTP status is one of UNAVAILABLE.
     """
     return error_kind == "connect" if http_status is None else http_status in UNAVAILABLE
 

@@ -77,7 +77,11 @@ class CanaryLog:
     """Collects the answers to canaries until the start time of the run is known."""
 
     def __init__(self, dialect: Dialect, first_serial: int = 0) -> None:
-        """Create an empty log. Ids of requests begin at `first_serial`, so that those of two workers differ."""
+        """Create an empty log.
+
+        The ids of requests begin at `first_serial`. Workers use different values, so that their requests have different
+        ids.
+        """
         self.canaries: list[Canary] = []
         """The answers so far, with times of CLOCK_MONOTONIC."""
         self.moment: Moment = "before"

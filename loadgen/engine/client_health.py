@@ -267,8 +267,9 @@ class FirstTokens:
     ) -> None:
         """Create the counter of one worker.
 
-        `first_token` takes the beginning of a response, and a `dialect` if the response has another one than that of
-        the run. It returns the offset just past the first event with a token, or None if no event contains a token.
+        `first_token` is a function that searches the beginning of a response. It returns the offset just past the first
+        event with a token, or None if no event contains a token. Its argument `dialect` is needed only if the dialect
+        of the response differs from the dialect of the run.
         """
         self._ttft = counts.ttft
         self._stamps = stamps

@@ -34,7 +34,7 @@ class _Output:
     """The end of a command's output. The output is read from a pipe and never stored as a whole."""
 
     def __init__(self, pipe: int) -> None:
-        """`pipe` is the file descriptor of the pipe's end for reading."""
+        """Prepare to read the output of a command from `pipe`, the file descriptor of a pipe's end for reading."""
         os.set_blocking(pipe, False)
         self._pipe = pipe
         self._poll = select.poll()
@@ -58,7 +58,10 @@ class _Output:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Read what a command has written before its end. Processes that it left behind may write without end."""
+        """Read the output that a command wrote before it ended.
+
+        The amount that is read is limited, because processes that the command left behind may still write to the pipe.
+        """
         for _ in range(PIPE_BYTES // READ_BYTES):
             if not self.read(0):
                 break

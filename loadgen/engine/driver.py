@@ -221,8 +221,9 @@ class Driver:
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
         """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS.
 
-        When the pool has no free connection left, the remaining requests get none. A small group whose replicas are
-        chosen when it is due (`--balance least-busy`) gets its connections in `_send`.
+        If the pool has fewer free connections than the group has requests, the last requests stay without a connection.
+        With `--balance least-busy`, the replicas of a small group are chosen when the group is due, and `_send`
+        attaches its connections.
         """
         if self._replicas is not None and self._replicas.waits_until_due(group):
             return

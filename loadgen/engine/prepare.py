@@ -142,9 +142,10 @@ def run(
 ) -> Footer:
     """Run the plan and write `folder/run.jsonl`.
 
-    The folder must be new or empty, and no other command can use it until the run has ended. The first message to
-    `say` names the server. `launch` describes how the server was started, and is stored in the run file. `alone` has
-    the folders of runs of single classes of traffic, relative to `folder`, which are stored there too.
+    The folder must be new or empty, and no other command can use it until the run has ended. The first message to `say`
+    names the server. `launch` describes how the server was started, and is stored in the run file. `alone` maps the
+    name of each class of traffic to the folder of a run of this class alone, relative to `folder`. This mapping is also
+    stored in the run file.
 
     Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError if the plan or the server is not suitable,
     before any request is sent. Raises OutputError if the run file cannot be written.
@@ -257,7 +258,7 @@ class DraftLoad(msgspec.Struct, frozen=True):
 
 
 class PreparedLoad(msgspec.Struct, frozen=True):
-    """The load of a plan, or of one class of its traffic, when its prompts are built."""
+    """The load of a plan, or of one class of traffic, after its prompts have been built."""
 
     task: WorkerTask
     """The task of a single worker process that would send all of the requests."""
@@ -295,8 +296,9 @@ def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
 def with_seed_of_run(plan: Plan, say: Say | None) -> Plan:
     """Return the plan with the seed of its run (loadgen.engine.resolve_server.with_seed).
 
-    If the server must be contacted for this, the files that the plan names are checked first, so that a mistake in them
-    is found before. Raises the errors that `run` raises for a mistake.
+    The choice of a seed may require a request to the server. In this case, the files that the plan names are checked
+    first, so that mistakes in the files are reported before the server is contacted. Raises the errors that `run`
+    raises.
     """
     if needs_seed(plan):
         _check_files(plan)
@@ -434,9 +436,11 @@ def _prepare_load(
 
 
 def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
-    """Return the schedule of all classes of traffic together. It describes the run; workers have their own schedules.
+    """Return the schedule of all classes of traffic together, which describes the whole run.
 
-    The due times are known only if every class is an open loop."""
+    Workers do not use this schedule, because each worker has the schedule of its class. The due times are None unless
+    every class is an open loop.
+    """
     from loadgen.engine.request_queue import Schedule
 
     if len(schedules) == 1:
@@ -474,7 +478,7 @@ def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence
 
 
 def traffic_facts(plan: Plan, name: str, first_id: int, share: float, *, endpoint: str, model: str) -> TrafficFacts:
-    """Return the facts about one class of traffic, as the header of a run stores them. `plan` is that of the class."""
+    """Return the facts about a class of traffic for the header of a run. `plan` is the plan of the class."""
     from loadgen.analysis.run.runfile import TrafficFacts, load_facts
 
     return TrafficFacts(
@@ -683,7 +687,9 @@ def build_schedule(plan: Plan) -> Schedule:
 
 
 def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
-    """Report how many requests of a trace are due, and over what time, so that the user notices a wrong unit."""
+    """Report the number of due requests of a trace and their total duration, so that the user notices a wrong time
+    unit.
+    """
     process = plan.arrival_process
     if isinstance(process, arrival_processes.Trace) and schedule.due_ns is not None:
         say(process.describe(schedule.due_ns, whole=plan.n is None and plan.duration_s is None))

@@ -123,9 +123,10 @@ def build_records(
 def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
     """Return True if the whole response arrived before the request was sent.
 
-    Such a response is no answer to the request. If the age of the last data exceeds the time since the request by more
-    than the uncertainty of this age, that is proof enough. If the difference is smaller, the kernel's timestamp must
-    also be earlier than the request. A timestamp by itself proves nothing, because a step of the wall clock shifts it.
+    Such a response cannot be an answer to the request. Two ages are compared: the time since the last data arrived
+    (from the kernel), and the time since the request was sent. The result is True if the data is older than the request
+    by more than EARLY_NS, the uncertainty of the comparison. If the difference is smaller than EARLY_NS, the kernel's
+    timestamp of the data decides. The timestamp is not used in other cases, because a step of the wall clock shifts it.
     """
     if exchange.sent_ns is None or exchange.ended_at_ns is None:
         return False

@@ -18,8 +18,8 @@ together. A larger group is assigned before it is due."""
 class ReplicaPools:
     """The connection pools of a worker process, one for each replica.
 
-    With `least_busy`, requests are assigned to replicas when they are due, and groups of more than BURST requests
-    before that. Otherwise requests have been assigned when they were encoded.
+    With `least_busy`, a request is assigned to a replica when it is due, but the requests of a group of more than BURST
+    requests are assigned earlier. Without `least_busy`, requests were already assigned when they were encoded.
     """
 
     def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:

@@ -249,9 +249,9 @@ def random_seed() -> int:
 
 
 def command_with_seed(command: Sequence[str], plan: Plan) -> list[str]:
-    """Return a command that makes the run of a plan again.
+    """Return a command line that repeats the run of a plan with the same seed.
 
-    This is `command`, with `--seed` if the command did not state the seed that it used.
+    The result is `command`. If loadgen chose the seed at random, `--seed` with this seed is added.
     """
     return [*command, "--seed", str(plan.seed)] if plan.seed_choice == "random" else [*command]
 

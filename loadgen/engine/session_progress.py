@@ -22,8 +22,9 @@ class DueNode(NamedTuple):
 class SessionProgress:
     """The state of one running session. Nodes are identified by their indices in the session's graph.
 
-    A node is due when all of its edges are met. The due time is the latest of the edges' times. If a node fails, every
-    node that still waits for its end or its start can never become due, and neither can the descendants of such nodes.
+    A node is due when all of its edges are met. Each edge is met at a certain time, and the node is due at the latest
+    of these times. If a node fails, the nodes that still wait for its start or end can never become due. The
+    descendants of these nodes can never become due either.
     """
 
     def __init__(self, graph: SessionGraph) -> None:

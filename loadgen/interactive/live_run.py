@@ -184,8 +184,10 @@ class LiveTarget(msgspec.Struct):
     def encoded(self, request: Request, dialect: Dialect) -> tuple[bytes, Dialect]:
         """Return the body of a request, and the dialect of its response.
 
-        `dialect` is the dialect of the endpoint. A request of a file of whole requests may have another one. Raises
-        PlanError if the path of the request belongs to no endpoint, and ValueError for text that cannot be sent."""
+        `dialect` is the dialect of the endpoint. A request from a file of whole requests may name another path, and
+        then has the dialect of this path. Raises PlanError if the path of the request belongs to no endpoint, and
+        ValueError for text that cannot be sent.
+        """
         if not request.raw:
             return request_body(request, dialect, self.facts.model), dialect
         source = self.plan.prompt_source
@@ -707,7 +709,8 @@ class LiveRun:
         return self._cached(f"latency {span}", lambda: self._latency_rows(span))
 
     def client(self) -> dict[str, Any]:
-        """Return the client's health so far. Names, formulas and limits are those of `client` in summary.json.
+        """Return the client's health so far. The figures have the same names, formulas and limits as in the part
+        `client` of summary.json.
 
         `cpu_share` leaves out the first sample of the run, which covers less than a second.
         """

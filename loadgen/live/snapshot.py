@@ -170,7 +170,10 @@ def _whole(value: float) -> int | None:
 
 
 class History:
-    """The snapshots of a run at regular times. When there are more than `limit`, every second one is removed."""
+    """Snapshots of a run at regular times.
+
+    When there are `limit` snapshots, every second one is removed, and the time between two snapshots doubles.
+    """
 
     def __init__(self, limit: int = MAX_SNAPSHOTS) -> None:
         self._limit = limit

@@ -417,7 +417,8 @@ def _hardware_facts(deployment: Deployment | None) -> dict[str, Any]:
 def model_accuracy(server: str, vintage: str, deployment: Deployment) -> dict[str, Accuracy]:
     """Return how far the latencies of a simulated server were off in published measurements.
 
-    Only the current engines of vLLM and SGLang have rows in the table. Other engines are not validated there.
+    The accuracies come from validation.csv, which has rows for the current engines of vLLM and SGLang only. The
+    predictions for other engines are not validated.
     """
     engine = deployment.framework.name if vintage == CURRENT and deployment.framework.name.lower() == server else ""
     names = (engine, deployment.gpu.name, models_like(deployment))

@@ -39,7 +39,10 @@ class VllmMetrics(msgspec.Struct, gc=False):
 
 
 class SglangDrafts(msgspec.Struct, gc=False):
-    """Counts of a request to SGLang. Versions before 0.5.6 have the names of the last two fields."""
+    """Counts of speculative decoding for a request to SGLang.
+
+    Versions before 0.5.6 report the drafted and the accepted tokens in the last two fields.
+    """
 
     spec_verify_ct: TokenCount | None = None
     spec_num_proposed_drafts: TokenCount | None = None
@@ -62,7 +65,7 @@ class PredictedTokens(msgspec.Struct, gc=False):
 
 
 class UsageWithDrafts(msgspec.Struct, gc=False):
-    """A `usage` object, of which only the counts of drafts are read."""
+    """A `usage` object. Only its counts of draft tokens are decoded."""
 
     completion_tokens_details: PredictedTokens | None = None
 

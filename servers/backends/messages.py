@@ -121,7 +121,8 @@ def text(payloads: Sequence[bytes]) -> str:
 def messages_dialect(server: str, **others: Any) -> Dialect:
     """Return the dialect (the request and response format) of a server's Messages API.
 
-    `others` are further fields of Dialect."""
+    `others` sets further fields of the Dialect.
+    """
 
     def request_form(dropped: tuple[str, ...], test_tokens: int) -> tuple[Encode, Route[int]]:
         def one_token(prompt: str, model: str) -> dict[str, Any]:

@@ -186,7 +186,8 @@ class DetailedUsage(msgspec.Struct, gc=False):
     def details(self) -> UsageDetails:
         """The `usage` object, in which `timings.cache_n` counts as the number of cached prompt tokens.
 
-        Versions of llama.cpp before February 2026 report the number only there."""
+        Versions of llama.cpp before February 2026 report the cached tokens only in `timings.cache_n`.
+        """
         result = self.usage or (self.choices[0].usage if self.choices else None) or _NO_DETAILS
         if self.timings is None or self.timings.cache_n is None or result.cached is not None:
             return result

@@ -81,7 +81,10 @@ def expected_output(body: bytes) -> ExpectedOutput | None:
 
 @lru_cache(maxsize=256)
 def _expected(fields_json: bytes) -> ExpectedOutput | None:
-    """Return what a request expects, from those fields of its body that matter. Schemas are compiled in advance."""
+    """Return what a request expects of its response, or None if the request has neither tools nor a schema.
+
+    `fields_json` contains the fields of the request body that state tools and schemas. Schemas are compiled in advance.
+    """
     fields = msgspec.json.decode(fields_json)
     tools = _tools(fields)
     choice = fields.get("tool_choice")

@@ -126,7 +126,8 @@ class PoolingFormat(NamedTuple):
 def pooling_dialect(server: str, endpoint: str, format_: PoolingFormat | None = None, **others: Any) -> Dialect:
     """Return the dialect (the request and response format) of a server for an endpoint in PATHS.
 
-    By default, the format is that of vLLM. `others` are further fields of Dialect."""
+    By default, the format is that of vLLM. `others` sets further fields of the Dialect.
+    """
     used = format_ or PoolingFormat(PATHS[endpoint], QUERY_FIELDS.get(endpoint))
     fields = partial(_fields, used)
     return Dialect(

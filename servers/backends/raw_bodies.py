@@ -69,7 +69,10 @@ def complete_body(body: bytes, dialect: Dialect) -> tuple[bytes, Dialect]:
 
 @lru_cache(64)
 def in_one_piece(dialect: Dialect) -> Dialect:
-    """Return the dialect of responses that are not streamed, such as those to a body with `"stream": false`."""
+    """Return a copy of a dialect for decoding responses that are not streamed.
+
+    For example, the response to a body with `"stream": false` is not streamed.
+    """
     return replace(
         dialect,
         streams=False,

@@ -58,11 +58,12 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
 
 
 def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, broken: str) -> Answer:
-    """Set the total counts of an Answer that `build_answer` returned. Its end event must be set already.
+    """Set the total token counts of an Answer that `build_answer` returned, and return the Answer.
 
-    `broken` describes an unreadable event ("" if there is none). If the server counted more tokens than it sent pieces,
-    the length of the text is stored in the Answer. A later check uses this length to find out whether pieces contain
-    several tokens, or whether tokens were not streamed."""
+    The caller must have set `answer.end_event` before. `broken` describes an unreadable event ("" if there is none). If
+    the server counted more tokens than it sent pieces, the length of the text is stored in the Answer. A later check
+    uses this length to find out whether pieces contain several tokens, or whether tokens were not streamed.
+    """
     finalise(answer, totals.output, broken)
     if answer.counted_by == "wire":
         answer.counted_by = "chunks"

@@ -4,7 +4,7 @@ The functions `predict_step` and `lower_bounds_s` of inference.py call `predict_
 `mixture_lower_bounds_s` for such models.
 
 - Routing: a router chooses `k` of `E` experts for each token. If every expert is equally likely, `n` tokens use
-  `E * (1 - (1 - k / E)**n)` different experts on average. Only their weights are read.
+  `E * (1 - (1 - k / E)**n)` different experts on average. A step reads only the weights of these experts.
 - Tensor parallelism splits every expert. Expert parallelism gives each GPU whole experts, and the step waits for the
   busiest GPU.
 - Attention data parallelism: groups of GPUs compute attention for different sequences. Tokens then travel to the GPUs

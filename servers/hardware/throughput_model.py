@@ -118,8 +118,9 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
     """Return the shortest times under `load` that the data sheet allows.
 
     The result assumes that compute, memory and network work at their peak rates and fully overlap. The limit of the
-    throughput includes the prompts, which need the same resources. The limit of TPOT does not: an engine may compute
-    the prompts of all requests before it decodes. The limit of TTFT is one prompt alone, without any wait.
+    throughput includes the prompts, which need the same resources. The limit of TPOT does not include prompts, because
+    an engine may compute the prompts of all requests before it decodes. The limit of TTFT is the time to compute a
+    single prompt, without any wait.
     """
     prompt = load.prompt_tokens
     batch = running_requests(deployment, load, memory_fraction)

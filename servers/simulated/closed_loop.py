@@ -26,9 +26,11 @@ SEED = 0xCADE
 
 
 def policy_of(framework: Framework) -> Policy | None:
-    """Return the batching policy of an engine of frameworks.csv, or None if its closed loops are not replayed.
+    """Return the batching policy of an inference engine, or None if its closed loops are not simulated.
 
-    TensorRT-LLM and NIM are not replayed, because the formula is nearer to their published closed loops.
+    `framework` is the row of the engine in frameworks.csv. Closed loops of vLLM and SGLang are simulated request by
+    request. For TensorRT-LLM and NIM, the formula of loadgen.servers.hardware.throughput_model is nearer to the
+    published measurements, so these engines are not simulated.
     """
     if framework.name in ("vLLM", "SGLang"):
         return find_engine(framework.name.lower()).policy

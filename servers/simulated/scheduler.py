@@ -481,8 +481,8 @@ class Scheduler:
     def _find_cached_tokens(self, job: Job, known_tokens: int) -> int:
         """Return the number of a job's leading tokens that are in the prefix cache. Only full blocks count.
 
-        `known_tokens` is the number of prompt and output tokens so far. The result is always less, because the last of
-        these tokens must be computed to generate the next token.
+        `known_tokens` is the number of prompt and output tokens so far. The result is always less than `known_tokens`,
+        because the last of these tokens must be computed to generate the next token.
         """
         size = self.policy.block_size
         hits = 0

@@ -63,7 +63,8 @@ class ScriptClock:
     Token event `k` of a job (one request) is due at `arrived_ns + ttft_ns + k * itl_ns`, plus a random offset that is
     uniform in `[-jitter_ns, jitter_ns]`. The offset of one event does not move later events, and the events of a job
     stay in order. The offsets depend only on `seed`, on the order in which jobs are submitted, and on `k`. With
-    `drafting`, each event after the first is a step of speculative decoding. With `slowdown`, `ttft_ns` grows.
+    `drafting`, each event after the first is a step of speculative decoding. With `slowdown`, `ttft_ns` grows during
+    the run (see `Slowdown`).
     """
 
     def __init__(

@@ -113,10 +113,12 @@ def explain_local_limit(error: OSError, address: Address) -> OSError:
 
 
 def explain_late_error(error: OSError, address: Address) -> OSError:
-    """Return a LocalLimitError if this machine caused the error, otherwise the error unchanged.
+    """Return a LocalLimitError if this machine caused a connection error, otherwise return the error unchanged.
 
-    Use this function if it is unknown whether the kernel returned the error at once. If the network can cause errors of
-    this type too, the function connects again: the error is local if the same error then occurs at once."""
+    This function is for errors that may have been reported late, so that the network may also have caused the error. In
+    this case, the function tries to connect again. If the kernel reports the same error at once, this machine is the
+    cause.
+    """
     if error.errno not in _EXPLAIN:
         return error
     if error.errno in _NEVER_REMOTE or _refused_at_once(address) == error.errno:

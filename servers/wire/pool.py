@@ -40,7 +40,8 @@ class Pool:
         - `connect` opens a connection, and returns it or an awaitable of it.
         - `spare` is the number of idle connections to keep open.
         - `meanwhile` does other work while the server accepts connections. It returns True if more work is left.
-        - `use` states which requests share a connection. The load driver follows it when a response has ended.
+        - `use` states which requests share a connection. The load driver reads this setting when a response has ended,
+          and closes or keeps the connection.
         """
         self.use = use
         self._connect = connect

@@ -111,9 +111,11 @@ class TimestampSource:
         return self
 
     def ready(self, received: Received) -> bool:  # noqa: ARG002
-        """Return True if no more timestamps of a response will arrive: all are available, or the others are lost.
+        """Return True if no more timestamps of a response will arrive.
 
-        If the result is False, the caller must try again after RETRY_S seconds."""
+        This is the case if all timestamps are available, or if the missing ones are lost. If the result is False, the
+        caller must try again after RETRY_S seconds.
+        """
         return True
 
     def arrived_bytes(self, responses: Collection[Received]) -> list[int]:

@@ -41,7 +41,10 @@ class LoggedRequest(msgspec.Struct):
 
 
 class LogNotes:
-    """What the readers of logs leave out and assume. Each is counted by its description."""
+    """Notes on the requests that a log reader leaves out, and on its assumptions about other requests.
+
+    Each note is a text with the number of requests to which the note applies.
+    """
 
     def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()

@@ -47,7 +47,10 @@ class Fork(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Spawn(msgspec.Struct, forbid_unknown_fields=True):
-    """Conversations that begin after a turn, and the index of the turn that waits for their ends."""
+    """Conversations that start after a turn.
+
+    `join_at` is the index of the turn that waits until these conversations have ended.
+    """
 
     children: Annotated[list[Name], msgspec.Meta(min_length=1)]
     join_at: int | None = None
@@ -79,9 +82,11 @@ ROW = msgspec.json.Decoder(ConversationRow)
 
 
 def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
-    """Yield one session per conversation that no other one starts. All of them start at 0.
+    """Yield one session for each conversation that no other conversation starts. All sessions start at 0.
 
-    Raises WorkloadError for an invalid line, a missing conversation, and conversations that start one another."""
+    Raises WorkloadError for an invalid line, for a missing conversation, and for a cycle of conversations that start
+    one another.
+    """
     with row_store() as store, row_store() as children, row_store() as reached:
         for line, text in file_lines(path):
             row = decode_row(text, ROW, path, line)

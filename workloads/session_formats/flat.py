@@ -118,8 +118,9 @@ def _mooncake_session(session: str, found: list[tuple[int, str]], path: Path, op
 def bailian(path: Path, options: Options) -> Iterator[TraceSession]:
     """Yield the chats of a Qwen-Bailian trace in order of their first requests.
 
-    A chat is a tree of requests: each request names the one before. Raises WorkloadError for an invalid line, and for a
-    request whose parent is not above it in the file."""
+    A chat is a tree of requests, in which each request names its parent. Raises WorkloadError for an invalid line, and
+    for a request whose parent is not above it in the file.
+    """
     with row_store() as store:
         last_s = 0.0
         timestamps: list[float] = []

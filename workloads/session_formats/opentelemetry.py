@@ -6,7 +6,7 @@ are those of the semantic conventions for generative AI (open-telemetry/semantic
     gen_ai.operation.name        `chat`, `text_completion` and `generate_content` are requests to a model.
                                  `execute_tool` and `invoke_agent` give delays and roles.
     gen_ai.conversation.id       The session. Without this attribute, the trace is the session.
-    gen_ai.usage.input_tokens    Length of the prompt. Likewise `gen_ai.usage.output_tokens` of the response.
+    gen_ai.usage.input_tokens    Length of the prompt. `gen_ai.usage.output_tokens` is the length of the response.
     gen_ai.request.model         The model.
     gen_ai.input.messages        The messages, if they were recorded. With them, the messages of
                                  `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.

@@ -54,7 +54,7 @@ class NodeFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of one line."""
+    """The fields of one session, which is one line of a session file in loadgen's format."""
 
     session: Name
     nodes: Annotated[list[NodeFields], msgspec.Meta(min_length=1, max_length=NODES_LIMIT)]

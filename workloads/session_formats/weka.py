@@ -9,10 +9,10 @@ A line, or the whole file, is one conversation (callanjfox/kv-cache-tester, docs
 Times are in seconds after the start of the conversation. `in` and `hash_ids` describe the complete prompt. An id stands
 for a full block of tokens. With the scope `local`, equal ids in different conversations stand for different tokens.
 
-A request follows the end of the request before it, `think_time` later. If there is no `think_time`, the request is due
-at its recorded time after the start of the request before, but not before that one has ended. A sub-agent starts after
-the end of the request above it, and the request below it waits for the end of the sub-agent. If the status of the
-sub-agent is `async_launched`, the request below does not wait for it.
+A request follows the end of the request before it, `think_time` later. If there is no `think_time`, the request keeps
+its recorded distance from the start of the previous request, but is never sent before the previous request has ended. A
+sub-agent starts after the end of the request before it in the file. The next request in the file waits for the end of
+the sub-agent, unless the status of the sub-agent is `async_launched`.
 """
 
 from __future__ import annotations

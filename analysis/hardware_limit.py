@@ -119,12 +119,7 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
     `latencies` contains the measured latency distributions by metric name. `rate` is the measured output throughput in
     tokens/s.
     """
-    from loadgen.servers.hardware import HardwareError
-
-    try:
-        hardware = _hardware(run)
-    except HardwareError:
-        return None
+    hardware = _hardware(run)
     rows = frame.inside & frame.complete
     shares_prefixes = any(facts.shares_prefixes for facts in run.header.workloads)
     if hardware is None or frame.span_ns is None or not rows.any() or shares_prefixes or not rate:
@@ -138,6 +133,8 @@ def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate
     )
     if not (measured.prompt_tokens >= 1 and measured.output_tokens >= 1):  # Also false for NaN.
         return None
+    from loadgen.servers.hardware import HardwareError
+
     try:
         return _limit(hardware, run, frame, measured)
     except HardwareError:
@@ -199,7 +196,7 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 def _hardware(run: Run) -> _Hardware | None:
     """Return the GPUs and the model of a run.
 
-    Return None if the GPUs are unknown, or if the GPUs in use are of different models.
+    Return None if the GPUs are unknown, if `--gpu-model` cannot be parsed, or if the GPUs in use are of different models.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")
@@ -209,9 +206,12 @@ def _hardware(run: Run) -> _Hardware | None:
             return None
         return _Hardware(facts["gpu"], facts["tensor_parallel"], facts["model"], "simulated")
     if plan.get("gpu_model"):
-        from loadgen.servers.hardware import parse_gpus
+        from loadgen.servers.hardware import HardwareError, parse_gpus
 
-        count, name = parse_gpus(str(plan["gpu_model"]))
+        try:
+            count, name = parse_gpus(str(plan["gpu_model"]))
+        except HardwareError:
+            return None
         return _Hardware(name, count, model, "--gpu-model")
     facts = run.header.telemetry.get("gpu") or {}
     gpus = {str(gpu.get("index")): gpu for gpu in facts.get("gpus") or ()}

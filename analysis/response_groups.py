@@ -65,10 +65,11 @@ def find_groups(run: Run, frame: Frame) -> ResponseGroups | None:
 
 def _lengths_differ(frame: Frame) -> bool:
     """Return True if the requested lengths of prompts, outputs or recordings differ among the measured requests."""
-    return any(
-        len(np.unique(column[frame.measured & ~np.isnan(column)])) > 1
-        for column in (frame.prompt_asked, frame.output_asked, frame.audio_s)
-    )
+    for column in (frame.prompt_asked, frame.output_asked, frame.audio_s):
+        lengths = column[frame.measured & ~np.isnan(column)]
+        if len(lengths) and lengths.min() < lengths.max():
+            return True
+    return False
 
 
 def _widest_gap(ordered: Floats) -> float | None:

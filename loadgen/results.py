@@ -235,10 +235,8 @@ def load_and_summarise(
     """
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.goodput import add_part_goodput, goodput
-    from loadgen.analysis.interference import add_interference
     from loadgen.analysis.recovery import describe_commands
     from loadgen.analysis.report.run_document import ReportedRun, prepare_run
-    from loadgen.analysis.slo import judge
     from loadgen.analysis.steady_window import load_run
 
     run, frame = known or load_run(path)
@@ -250,9 +248,14 @@ def load_and_summarise(
     if bounds:
         summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
     add_part_goodput(run, frame, summary, bounds)
-    add_interference(run, frame, summary)
+    if summary.traffic:
+        from loadgen.analysis.interference import add_interference
+
+        add_interference(run, frame, summary)
     summary.commands = describe_commands(run, frame, bounds)
     if objectives:
+        from loadgen.analysis.slo import judge
+
         summary.objectives = judge(objectives, frame, summary, confidence)
     return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})
 

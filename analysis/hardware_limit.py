@@ -196,7 +196,8 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 def _hardware(run: Run) -> _Hardware | None:
     """Return the GPUs and the model of a run.
 
-    Return None if the GPUs are unknown, if `--gpu-model` cannot be parsed, or if the GPUs in use are of different models.
+    Return None if the GPUs are unknown, if the value of `--gpu-model` is not valid, or if the GPUs in use are of
+    different models.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")

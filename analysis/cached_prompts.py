@@ -57,9 +57,10 @@ def find_cached_prompts(
 ) -> CachedPrompts | None:
     """Return the cached prompt tokens of a run, or None if the server does not report them.
 
-    `counters` are the server's counters. They are used if the responses do not state the number. They include the
-    `canaries`. Those during the load repeat prompts, so all of their tokens are assumed to be cached. The share from
-    the counters is therefore a lower bound in a run with canaries.
+    The numbers come from the responses, or from the server's `counters` if the responses do not state them. The
+    counters include the `canaries`, whose tokens are subtracted. Canaries during the load repeat earlier prompts, so
+    all of their tokens are assumed to be cached. In a run with canaries, the share from the counters is therefore a
+    lower bound.
     """
     source: Literal["responses", "counters"] = "responses"
     tokens, prompt_tokens = count_in_responses(frame)
@@ -88,7 +89,10 @@ def find_cached_prompts(
 
 
 def count_in_responses(frame: Frame) -> tuple[int, int]:
-    """Return two sums over the complete, measured responses that state both: cached prompt tokens and prompt tokens."""
+    """Return two sums: the cached prompt tokens, and all prompt tokens.
+
+    The sums cover the complete, measured responses that state both numbers.
+    """
     cached = frame.mark(MARK)
     known = frame.complete & frame.measured & ~np.isnan(cached) & ~np.isnan(frame.prompt_reported)
     return int(cached[known].sum()), int(frame.prompt_reported[known].sum())

@@ -72,7 +72,10 @@ def noise_of(values: Floats) -> float:
 
 
 def _median_difference(values: Floats, lag: int) -> float:
-    """Return the standard deviation of the values, from the differences between values that are `lag` apart."""
+    """Estimate the standard deviation of the noise in `values`.
+
+    The estimate is based on the median of the absolute differences between values that are `lag` positions apart.
+    """
     return MEDIAN_TO_DEVIATION * float(np.median(np.abs(values[lag:] - values[:-lag]))) / math.sqrt(2)
 
 
@@ -87,10 +90,11 @@ def _without_outliers(values: Floats, noise: float) -> Floats:
 
 
 def _best_partition(values: Floats, penalty: float) -> tuple[list[int], float]:
-    """Return the changes of the division into segments with the smallest cost, and this cost.
+    """Divide the values into segments with the smallest cost.
 
-    The cost is the sum of squared deviations from the mean of each segment, plus `penalty` for each change. The loop
-    computes `best[end]`, the smallest cost of the first `end` values, from every possible start of the last segment.
+    Return the index at which each segment after the first one begins, and the cost. The cost is the sum of squared
+    deviations from the mean of each segment, plus `penalty` for each change. The loop computes `best[end]`, the
+    smallest cost of the first `end` values, from every possible start of the last segment.
     """
     count = len(values)
     sums = np.concatenate(([0.0], np.cumsum(values)))

@@ -304,8 +304,8 @@ def _clock_step_s(disagreement_s: float | None, last_s: float) -> float | None:
     """Return the size of the step of the wall clock during the run, in seconds, or None if it is unknown.
 
     A clock can be corrected gradually (slewing) or at once (a step). `disagreement_s` is the drift between the wall
-    clock and the monotonic clock during a run of `last_s` seconds. Slewing explains a drift of up to
-    `MAX_SLEW * last_s`. The result is the rest of the drift. It is 0 if slewing explains the whole drift.
+    clock and the monotonic clock during a run of `last_s` seconds. Slewing explains a drift of up to `MAX_SLEW *
+    last_s`. The result is the drift that slewing does not explain, or 0 if slewing explains the whole drift.
     """
     return None if disagreement_s is None else round_to_ns(max(0.0, disagreement_s - MAX_SLEW * max(1.0, last_s)))
 

@@ -147,10 +147,10 @@ def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: flo
 def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tuple[float, float] | None:
     """Return when a figure first exceeded the drift that an objective allows: start and end of a window, in seconds.
 
-    A bound on the drift allows the figure to change by a certain amount over the whole run, counted from its median in
-    the first FIRST_WINDOWS windows. This amount is a share of the level in `drift`, as the drift itself is. The result
-    is the first of LASTING_WINDOWS windows in a row that exceed this amount by more than the noise. The result is None
-    if there are no such windows. The drift may be too large nevertheless.
+    The bound of the objective is a drift per hour, as a share of the level in `drift`. The allowed change is this drift
+    over the duration of the run. It is counted from the median of the first FIRST_WINDOWS windows. The result is the
+    first of LASTING_WINDOWS windows in a row that exceed the allowed change by more than the noise. The result is None
+    if there are no such windows. Even then, the drift of the whole run may be too large.
     """
     values, _ = _known_windows(series)
     allowed = float(np.median(values[:FIRST_WINDOWS])) + objective.bound * drift.level * hours_between_ends(series)
@@ -160,7 +160,7 @@ def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tu
 
 
 def first_missed(series: WindowSeries, objective: Objective) -> tuple[float, float] | None:
-    """Return when a figure first missed its bound for long: start and end of a window, in seconds.
+    """Return when a figure first missed its bound for several windows in a row: start and end of a window, in seconds.
 
     The result is the first of LASTING_WINDOWS windows in a row that miss the bound. The result is None if there are no
     such windows, or if the first window of the run already misses the bound.

@@ -354,9 +354,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def is_streamed(self) -> Booleans:
-        """A mask of the responses whose first token arrived before the others.
+        """A mask of the responses whose first token arrived before their other tokens.
 
-        A response of one chunk with several tokens was sent as a whole, so the time of its first token is not known.
+        The mask excludes responses that arrived in one chunk of several tokens. For these responses, the time of the
+        first token is unknown.
         """
         return (self.gap_counts > 0) | (self.output_tokens <= 1)
 

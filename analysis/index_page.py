@@ -102,7 +102,7 @@ class IndexedRun(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """A row of the index without a parent: a single run, or a group of runs, newest first."""
+    """A top-level row of the index: a single run, or a group of runs. The runs of a group are sorted newest first."""
 
     runs: list[IndexedRun]
     group: RunFolder | None

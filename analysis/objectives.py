@@ -290,7 +290,10 @@ def parse(expressions: Iterable[str], option: str = "--assert") -> list[Objectiv
 
 
 def parse_bounds(expressions: Iterable[str]) -> list[Objective]:
-    """Parse bounds on each request, such as `ttft < 500ms`. Raises ObjectiveError, which lists all mistakes."""
+    """Parse bounds that each request must meet, such as `ttft < 500ms`.
+
+    Raises ObjectiveError, which lists all mistakes.
+    """
     return parse_each(expressions, _request_bound, "--goodput", BOUND_HINT)
 
 
@@ -401,8 +404,8 @@ def _bound(text: str, figure: str, *, drift: bool = False) -> tuple[float, Unit]
 def _units_of(figure: str) -> Mapping[str, tuple[int, Unit]]:
     """Return the units in which the user may write a bound on this figure.
 
-    The keys are the units as the user writes them. A value is the power of ten that converts the number, and the unit
-    of the result. For example, `ms` has the value `(-3, "s")`.
+    The keys are the units as the user writes them. Each value has two parts: the power of ten by which the number is
+    multiplied, and the unit of the result. For example, `ms` has the value `(-3, "s")`.
     """
     if figure in LATENCIES and not LATENCIES[figure].timed:
         return TOKENS if LATENCIES[figure].unit == "tokens" else RATIO

@@ -1,16 +1,16 @@
 """Measures how long a server takes to recover after a command of --at, such as one that kills a replica.
 
-The run is divided into short time windows. The windows before the first command give the normal range of each figure.
-Later windows in which the figure was normal widen this knowledge for the next command. A figure is disturbed if it
-leaves its normal range after a command. It has recovered at the first of CALM_WINDOWS windows in a row that lie in the
-range again. A command is judged until the next command starts, or until the last request is due.
+The run is divided into short time windows. The windows before the first command show the normal range of each figure.
+After a recovery, the windows in which the figure is normal again are added to them, for the next command. A figure is
+disturbed if it leaves its normal range after a command. It has recovered at the first of CALM_WINDOWS windows in a row
+that lie in the range again. A command is judged until the next command starts, or until the last request is due.
 
-The limit of the range is a prediction limit: it is so far from the mean of the normal windows that a server without a
-disturbance exceeds it by chance in at most the share FALSE_ALARMS of the commands. The distance grows with the number
-of windows after the command, and shrinks with the number of normal windows (Hahn, "Factors for calculating two-sided
-prediction intervals for samples from a normal distribution", 1969; the bound of Bonferroni for several windows).
-Figures are transformed first, so that the values of undisturbed windows have about a normal distribution: the logarithm
-of a latency, the square root of a rate, and the arcsine of the square root of a share.
+The normal range ends at a prediction limit. The limit is so far from the mean of the normal windows that a figure
+without a disturbance exceeds it by chance with a probability of at most FALSE_ALARMS per command. The distance grows
+with the number of windows after the command, and shrinks with the number of normal windows (Hahn, "Factors for
+calculating two-sided prediction intervals for samples from a normal distribution", 1969; the bound of Bonferroni for
+several windows). Figures are transformed first, so that the values of undisturbed windows have about a normal
+distribution: the logarithm of a latency, the square root of a rate, and the arcsine of the square root of a share.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ FROM_NORMAL: dict[Scale, Callable[[float], float]] = {
 
 
 class _Figure(msgspec.Struct, frozen=True):
-    """A figure by which a recovery is judged, in the time windows of a run."""
+    """A figure that shows whether the server has recovered, with its value in each time window of a run."""
 
     name: str
     direction: Direction
@@ -202,10 +202,10 @@ def _window_of(series: WindowSeries, record: CommandRecord) -> int:
 
 
 def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[RecoveredFigure | None]:
-    """Return how one figure recovered after each command, or None for a command after which it cannot be judged.
+    """Return, for each command, how one figure recovered after it. None means that the recovery cannot be judged.
 
-    The windows before the first command are normal, and so are later ones, except those from a command until the figure
-    has recovered. A window without a value is not normal.
+    Windows before the first command count as normal. Windows after a command count as normal from the time at which the
+    figure has recovered. A window without a value never counts as normal.
     """
     values = figure.series.values
     known = ~np.isnan(values)

@@ -116,7 +116,7 @@ def _joint_scorecard(summaries: Sequence[Summary], repeats: RepeatsSummary) -> S
 
 
 def _with_bounds(card: Card, summary: Summary) -> Card:
-    """Return the card of goodput with the bounds on each request in its note."""
+    """Return the goodput card. The bounds that each request must meet are added to the note of the card."""
     bounds = summary.goodput.bounds if summary.goodput else []
     noun = "bound" if len(bounds) == 1 else "bounds"
     return replace(card, note=f"{card.note}; {noun} on each request: {' and '.join(bounds)}")
@@ -170,7 +170,7 @@ def _with_folded_caption(chart: ChartRef) -> ChartRef:
 
 
 def _unfolded(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks, with each folded block replaced by its content. The caller folds all of them together."""
+    """Return the blocks, with each collapsed block (Disclosure) replaced by the blocks inside it."""
     result: list[Block] = []
     for block in blocks:
         result += block.blocks if isinstance(block, Disclosure) else [block]

@@ -1,9 +1,9 @@
 """Detects that TTFT forms two separate groups, as it does behind a URL with a fast and a slow replica.
 
-Means and percentiles over such a run describe neither group. A batch that waits for another one also forms two groups,
-but the requests of these groups follow each other: all requests of the first group were sent before, or were served
-before, those of the second. Requests that a load balancer deals to replicas are mixed instead. Two tests separate the
-cases: the groups must be far apart, and their order in time must look like that of a random or alternating choice.
+Means and percentiles over such a run describe neither group. A batch that waits for another batch also forms two
+groups, but one of these groups was sent or served completely before the other one. The requests that a load balancer
+deals to replicas are mixed instead. Two tests distinguish the cases: the groups must be far apart, and their order in
+time must look like that of a random or alternating choice.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _widest_gap(ordered: Floats) -> float | None:
 def _changes_z(slow: np.ndarray) -> float:
     """Return the z-score of the number of runs of equal values (Wald and Wolfowitz, 1940).
 
-    0 is expected if the order is random. It is positive if the values alternate, and very negative if all values of one
-    group precede those of the other.
+    The score is about 0 if the values are in random order. It is positive if the values alternate. It is very negative
+    if all values of one group precede all values of the other group.
     """
     ones, zeros = int(slow.sum()), int((~slow).sum())
     total = ones + zeros

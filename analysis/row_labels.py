@@ -37,7 +37,10 @@ class RowLabels(msgspec.Struct, frozen=True, eq=False):
 
 
 class RowLabelsBuilder:
-    """Collects the labels of rows that are added in blocks. Nothing is stored before the first name."""
+    """Collects the labels of rows that are added in blocks.
+
+    Until the first row with a name is added, only the number of rows is stored.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {"": 0}

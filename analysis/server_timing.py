@@ -1,9 +1,9 @@
-"""Splits TTFT into the parts that the server states about each request, and the rest (--server-timing).
+"""Splits TTFT into the times that the server states about each request, the round trip, and the remainder.
 
-A server knows how long a request waited in its queue and how long prefill took. The kernel knows the round-trip time of
-the connection. The remainder of TTFT is the time that neither of them knows, such as the time in gateways, in the HTTP
-server and in the tokenizer. The first token of a response that is not streamed does not arrive separately, so the E2E
-latency of such a response is split instead.
+The module is used with --server-timing. A server knows how long a request waited in its queue and how long prefill
+took. The kernel knows the round-trip time of the connection. The remainder of TTFT is the time that neither of them
+knows, such as the time in gateways, in the HTTP server and in the tokenizer. The first token of a response that is not
+streamed does not arrive separately, so the E2E latency of such a response is split instead.
 """
 
 from __future__ import annotations

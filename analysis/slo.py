@@ -193,7 +193,11 @@ def _has_figure(objective: Objective, part: _JudgedPart) -> bool:
 
 
 def _missing_text(objective: Objective) -> str:
-    """Return the words for an objective whose figure the run or the named part does not have."""
+    """Return a message that an objective cannot be judged, because its figure is missing.
+
+    The figure is missing from the run, or from the part of the run (such as a class of traffic) that the objective
+    names.
+    """
     if objective.figure in LATENCIES:
         return "no complete request has this latency"
     return f"{objective.part or 'the run'} does not have this figure"

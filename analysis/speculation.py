@@ -130,7 +130,11 @@ def _from_gauges(gauge: ReadValues) -> Speculation | None:
 def _speculation(
     source: Literal["responses", "counters"], steps: tuple[float, float], drafts: tuple[float, float]
 ) -> Speculation:
-    """Return the acceptance from two pairs: steps and the tokens accepted in them, drafts and the tokens accepted."""
+    """Return the acceptance length, the acceptance rate and the counts that they are computed from.
+
+    - `steps` contains the number of decode steps, and the number of tokens accepted in these steps.
+    - `drafts` contains the number of draft tokens, and the number of draft tokens that were accepted.
+    """
     return Speculation(
         acceptance_length=round(1 + steps[1] / steps[0], 3) if steps[0] else None,
         acceptance_rate=round(drafts[1] / drafts[0], 4) if drafts[0] else None,

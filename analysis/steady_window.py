@@ -228,8 +228,9 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
     """Return True if the number of requests in flight grows until the end of a time interval, as a queue does.
 
-    The means of the four quarters of the interval must rise. The last rise must not be much smaller than the one before
-    it, because the number also rises, ever more slowly, while a server fills with requests.
+    The interval is divided into quarters, and the mean number of requests in flight must rise from each quarter to the
+    next. The last rise must not be much smaller than the rise before it. While a server fills with requests, the number
+    rises too, but more and more slowly.
     """
     edges = np.linspace(from_ns, to_ns, 5).tolist()
     first, second, third, last = (_mean(_between(steps, *ends)) for ends in pairwise(edges))

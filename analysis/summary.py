@@ -776,7 +776,10 @@ class HostMemoryLevels(MemoryLevels, kw_only=True):
 
 
 class KvCache(msgspec.Struct, kw_only=True):
-    """Share of the server's KV cache in use, as the server reports it. With several engines, this is their mean."""
+    """The used share of the server's KV cache, as the server reports it.
+
+    If the server has several engines, the shares are means over all engines.
+    """
 
     idle_share: float | None
     mean_share: float | None
@@ -814,7 +817,7 @@ class Memory(msgspec.Struct, kw_only=True):
 
 
 class AbandonedRequests(msgspec.Struct, kw_only=True):
-    """Requests that were abandoned on purpose, and what the server did with them, by its own metrics."""
+    """Requests that loadgen abandoned on purpose, and what the server's metrics show about them."""
 
     requests: int
     cancel: str

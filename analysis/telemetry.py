@@ -569,8 +569,9 @@ def memory_use(run: Run) -> Memory | None:
 
 
 def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str, Values]:
-    """Group readings by device or process. For each reading, the group holds its moment (such as `idle`) and its
-    values.
+    """Return the readings of a telemetry source, grouped by device or process.
+
+    For each reading, the group contains a pair: the moment of the reading (such as `idle`) and its values.
     """
     subjects: dict[str, Values] = {}
     for reading in source_readings:

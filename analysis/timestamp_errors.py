@@ -90,8 +90,7 @@ def max_ttft_errors_s(frame: Frame) -> Floats:
     """Return the largest amount by which the TTFT of each request may be too large, in seconds.
 
     The error is 0 if the first token was read alone. Otherwise it is at most the time since the previous timestamp of
-    the response. The error is not limited by the time for which the client may have stopped reading, because this time
-    counts as unknown here.
+    the response. The longest time without a read, which would limit the error further, is not used here.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 

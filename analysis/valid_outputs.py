@@ -10,7 +10,7 @@ from loadgen.analysis.frame import Frame
 
 
 class ValidOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete responses with a tool call, or to requests with a JSON schema."""
+    """The checks of complete responses against JSON schemas: tool calls, and responses that must be JSON."""
 
     checked: int
     """Responses that were checked: those with a tool call, and those that must contain one or must be JSON."""

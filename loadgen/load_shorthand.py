@@ -97,11 +97,12 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Read the first line of a file of requests, which decides whether the file has sessions and times.
+    """Add what the first line of a file of requests shows: whether the file has sessions, and whether it has times.
 
-    Return two values: the settings with a workload that says whether the file has sessions, and the arrivals. The
-    arrivals take the times from the file. They are empty if the file has no times, or if the workload is not
-    `requests:FILE`."""
+    Return two values. The first is the settings; their workload is extended with `sessions` if the file has sessions.
+    The second is the text of the arrivals, which take the times from the file. This text is empty if the file has no
+    times, or if the workload is not `requests:FILE`.
+    """
     result = dict(settings)
     kind, _, rest = str(settings.get("workload", "")).strip().partition(":")
     if kind != "requests":

@@ -142,7 +142,7 @@ def report_link(run: Path, page: Path) -> str:
 def page_link(folder: Path, page: Path) -> str:
     """Return the relative link from `page` to the HTML page in `folder`, such as report.html.
 
-    Return an empty string if the folder has no page. It is the folder of a run, of repeats, of a matrix or of a sweep.
+    `folder` is the folder of a run, of repeats, of a matrix or of a sweep. Return an empty string if it has no page.
     """
     return next((relpath(folder / name, page.parent) for name in PAGES if (folder / name).exists()), "")
 
@@ -174,10 +174,10 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
-    """Return the outermost folder between `folder` and a run that holds runs which belong together.
+    """Return the outermost folder between `folder` and a run that groups runs: a matrix, a sweep or repeats.
 
-    Such a folder is that of a matrix, of a sweep or of repeats. `page` is the index page, from which links are
-    relative. Return None for a single run."""
+    `page` is the index page, from which links are relative. Return None for a single run.
+    """
     from loadgen.analysis.index_page import RunFolder
 
     for parent in reversed(run.parents[: run.parents.index(folder)]):

@@ -41,7 +41,7 @@ def check_timed_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
 def late_command(texts: tuple[str, ...], duration_s: float) -> str:
     """Return the first text whose command would start at the end of the duration or later. Return "" if there is none.
 
-    No request is sent any more at such an instant, so that the command would have no effect on the run.
+    At that time, no more requests are sent. The command would therefore have no effect on the run.
     """
     return next((text for text in texts if parse(text).at_s >= duration_s), "")
 

@@ -201,7 +201,10 @@ def _weight(value: Any) -> float:
 
 
 def _inherited(plan: Plan) -> dict[str, Any]:
-    """Return the settings of the whole plan that apply to its classes: those that are not the default."""
+    """Return the settings of the whole plan that apply to its classes.
+
+    Settings that have their default value are omitted.
+    """
     from loadgen.plan_fields import fields_of
 
     values = vars(plan)
@@ -265,9 +268,10 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
     """Return the properties of the load of a class that has a share of the load of the whole plan.
 
-    A random part of Poisson arrivals is a Poisson process with a lower rate. A random part of other arrivals has
-    another distribution of its gaps, which is not known. A number of clients is not scaled, because it was already
-    divided among the classes. With a share of 0, the class has its own load, which is returned unchanged.
+    The rate is multiplied by the share. If the arrivals of the plan are Poisson, those of the class are Poisson too.
+    For other arrival processes, the distribution of the gaps in the class is unknown. The number of clients of a closed
+    loop is not scaled, because it was already divided among the classes. A share of 0 means that the class has its own
+    load, which is returned unchanged.
     """
     if not share or load.clients:
         return load
@@ -300,9 +304,12 @@ def load_of_traffic(loads: Mapping[str, LoadFacts]) -> LoadFacts:
 
 
 def with_shared_clients(classes: Sequence[TrafficClass], clients: int) -> list[TrafficClass]:
-    """Return the classes, after the clients of a closed loop have been divided over the classes with a share.
+    """Divide the clients of a closed loop over the classes of traffic in proportion to their shares.
 
-    The remaining clients go to the classes with the largest fractions. Raises PlanError if a class would get none."""
+    Return the classes with their numbers of clients. Classes without a share are not changed. Each share of the clients
+    is rounded down. The clients that remain go to the classes whose shares lost the largest fractions. Raises PlanError
+    if a class would get no client.
+    """
     exact = {traffic_class.name: clients * traffic_class.share for traffic_class in classes if traffic_class.share}
     numbers = {name: int(share) for name, share in exact.items()}
     by_fraction = sorted(exact, key=lambda name: numbers[name] - exact[name])

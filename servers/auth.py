@@ -501,10 +501,11 @@ def _is_key_file(name: str, value: str) -> bool:
 
 
 def _names_before(values: Sequence[Any], name: str) -> list[str]:
-    """Return the name that says whether a value is a secret, for each value of the list `name`.
+    """Return, for each value of a list, the name that shows whether this value is a secret.
 
-    It is the name of the list for headers and commands. Otherwise it is the word before the value. The option --at has
-    two values: a time and a command.
+    If `name` is `header` or `at`, this is the name for all values. Otherwise `values` is a command line, and the name
+    of a value is the word before it. The option --at has two values, a time and a command, so the name of the command
+    is `--at`.
     """
     if name in ("header", "at"):
         return [name] * len(values)

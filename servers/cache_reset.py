@@ -91,9 +91,10 @@ class _CacheProbe:
         return self.grows()
 
     def grows(self) -> bool | None:
-        """Send the prompt, and return True if the counter of cached prompt tokens then grows.
+        """Send the prompt. Return True if the counter of cached prompt tokens grows afterwards, and False otherwise.
 
-        Return None if the counter cannot be read before."""
+        Return None if the counter cannot be read before the prompt is sent.
+        """
         before = self._count()
         if before is None:
             return None

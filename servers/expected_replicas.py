@@ -43,7 +43,7 @@ HINT = "Start the missing replicas, or wait longer: --replicas-wait 10m."
 
 
 class Round(msgspec.Struct):
-    """Result of one round of requests: the replicas that answered, and why others did not answer."""
+    """The result of one round of requests: the replicas that answered, and the reasons why requests got no answer."""
 
     replicas: dict[str, None] = {}
     """Names of the replicas that answered, without duplicates. The dictionary serves as an ordered set."""

@@ -29,7 +29,10 @@ def replica_name(header: str) -> str:
 
 
 def find_places(url: str) -> frozenset[Place]:
-    """Return the places to which the URL of a server leads. The result is empty if the host has no address."""
+    """Return the addresses to which a server's URL leads, each with the path and the query of the URL.
+
+    The result is empty if the host has no address.
+    """
     server = parse_server_url(url)
     unix = split_unix_url(server.base)
     if unix:

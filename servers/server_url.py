@@ -144,7 +144,10 @@ def fixed_number(urls: Sequence[str]) -> int | None:
 
 
 def has_fixed_address(url: str) -> bool:
-    """Return True if the host is an IP address, `localhost` or a Unix socket, which no gateway serves by its name."""
+    """Return True if the host is an IP address, `localhost` or a Unix socket.
+
+    Two such URLs with the same address are the same server. A gateway can distinguish servers only by host names.
+    """
     host = parse_host(url)
     return url.lower().startswith(UNIX_SCHEME) or host == "localhost" or _is_ip_address(host)
 

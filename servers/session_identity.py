@@ -153,9 +153,11 @@ def _header_and_value(text: str) -> tuple[str, str]:
 def _headers_to_send(
     received: Iterable[tuple[str, str]], captures: Sequence[str], before: dict[str, str]
 ) -> dict[str, str]:
-    """Return the request headers for the captured headers and cookies of a response.
+    """Return the headers and cookies to send with the next request of a session.
 
-    `before` are the request headers of earlier responses, whose cookies are kept."""
+    `received` are the headers of the response. `captures` names the headers and cookies to send back. `before` are the
+    request headers after earlier responses. Their cookies are kept.
+    """
     result: dict[str, str] = {}
     wanted = {name.lower(): name for name in captures if not name.startswith(COOKIE)}
     cookies = dict(pair.split("=", 1) for pair in before.get("Cookie", "").split("; ") if pair)

@@ -91,7 +91,9 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def proxy_headers(self) -> dict[str, str]:
-        """Headers that each request needs because of the proxy. In a tunnel, the requests do not concern the proxy."""
+        """Headers that the proxy requires in each request. Empty in a tunnel, because the proxy does not see these
+        requests.
+        """
         return self.proxy.headers if self.proxy and not self.uses_tunnel else {}
 
     @property

@@ -166,11 +166,11 @@ class ReplicaMetrics:
         self.facts: Mapping[str, Any] = {"from": ", ".join(str(source.facts["from"]) for source in by_url.values())}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return the sum of the values of all replicas, and the values of each one.
+        """Return the sum of the values of all replicas. The entry `replicas` contains the values of each replica.
 
         Raises GapError if a replica cannot be read, because a sum without this replica would look like a restart of the
-        server. The error has the values of the replicas that could be read, and names the others. It is a
-        NotMeasuredError if no replica can be read at all.
+        server. The message names the replicas that could not be read, and `values` of the error contains the values of
+        the other replicas. If none of the replicas can ever be read, the error is a NotMeasuredError.
         """
 
         def read_replica(url: str) -> dict[str, Any] | GapError:

@@ -63,7 +63,7 @@ class AnonymousRequest(msgspec.Struct):
 
 
 class TraceFacts(msgspec.Struct):
-    """What a written trace contains, for the output of the command."""
+    """Facts about a trace that `loadgen anonymise` has written. The command prints them."""
 
     formats: list[str] = []
     sessions: int = 0
@@ -156,7 +156,7 @@ class BlockHasher:
         yield prompt[start:].encode("utf-8", "surrogatepass")
 
     def _chained(self, contents: Iterable[bytes]) -> Iterator[int]:
-        """Yield the number of each block, which depends on the contents of all blocks up to this one."""
+        """Yield one number per block. The number depends on the contents of this block and of all earlier blocks."""
         before = b""
         for content in contents:
             before = blake2b(before + content, key=self._key, digest_size=16).digest()
@@ -259,7 +259,10 @@ class _TraceWriter:
         facts.input_lengths, facts.output_lengths = Counter(), Counter()
 
     def without_text(self, request: LoggedRequest, number: int, numbers: Mapping[str, int]) -> AnonymousRequest:
-        """Return the request without text. `numbers` are the numbers of earlier requests by name."""
+        """Return the request without its text. `number` is the number of this request in the trace.
+
+        `numbers` maps the names of earlier requests to their numbers.
+        """
         input_tokens, source = self._hasher.length(request.prompt, request.input_tokens)
         if input_tokens is None or not 0 < input_tokens <= TOKENS_LIMIT:
             raise WorkloadError(f"{request.where}: its prompt has {input_tokens} tokens", "remove the request")
@@ -318,8 +321,8 @@ class _TraceWriter:
     def _guess_blocks(self, requests: list[AnonymousRequest]) -> None:
         """Assign block numbers to prompts without text, if a branch of the session has several such prompts.
 
-        The requests of a branch follow one another. A prompt is assumed to begin with the one before it in its branch,
-        if it is longer.
+        The requests of a branch follow one another. If a prompt is longer than the previous prompt of its branch, it is
+        assumed to begin with the previous prompt.
         """
         branches = Counter(request.branch for request in requests if request.blocks is None)
         last: dict[str, AnonymousRequest] = {}
@@ -373,7 +376,10 @@ class _TraceWriter:
         return node
 
     def _count_repeated(self, blocks: Sequence[int], input_tokens: int) -> None:
-        """Add to the count of repeated tokens those in the leading blocks that a prompt shares with an earlier one."""
+        """Count the prompt tokens in those leading blocks of a prompt that an earlier prompt contained too.
+
+        The number is added to `repeated_tokens` of the facts about the trace.
+        """
         if self._facts.repeated_tokens is None:
             return
         known = next((index for index, block in enumerate(blocks) if block not in self._seen), len(blocks))
@@ -412,7 +418,10 @@ def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, Aft
 
 
 def _edges_after(before: AnonymousRequest | None, request: AnonymousRequest) -> list[tuple[int, After, int]]:
-    """Return the edges of a request that follows the one before in its session, if there is one."""
+    """Return the edges from the previous request of a session to `request`.
+
+    `before` is the previous request. It is None for the first request of a session, which has no edges.
+    """
     if before is None:
         return []
     if request.start_ns is None or before.start_ns is None:

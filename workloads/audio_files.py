@@ -48,7 +48,7 @@ class Recordings(msgspec.Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        """What the workload consists of, as the output of a run states it."""
+        """A description of the workload, for the output of a run."""
         return "audio files"
 
     def __str__(self) -> str:

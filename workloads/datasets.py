@@ -352,10 +352,11 @@ def _chat(item: Mapping[str, Any]) -> Sample:
 
 
 def _is_plain(messages: Sequence[Any]) -> bool:
-    """Return True if each message has only a role and text, and the last one of the user may have images.
+    """Return True if every message has only a role and a text. The last message of the user may also have images.
 
     Every API has a form for such messages. Malformed messages count as plain, because the reader of plain messages
-    reports the mistake."""
+    reports the mistake.
+    """
     last_user = max((index for index, message in enumerate(messages) if _role_of(message) in USER_ROLES), default=-1)
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):

@@ -53,7 +53,7 @@ class ModelMix(msgspec.Struct, frozen=True):
 
 @lru_cache
 def _limits(weights: tuple[Fraction, ...]) -> list[float]:
-    """Return the sums of the weights up to each model."""
+    """Return the cumulative weights: for each model, the sum of its weight and of the weights of all earlier models."""
     return list(accumulate(map(float, weights)))
 
 

@@ -62,7 +62,7 @@ class LineFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BodyFields(msgspec.Struct):
-    """The fields of a body that loadgen reads. It changes none of them."""
+    """The fields of a request body that loadgen reads. loadgen does not change them."""
 
     model: Any = None
     stream: Any = None

@@ -13,7 +13,7 @@ from loadgen.workloads.recordings import Recording
 
 
 class ParentEdge(msgspec.Struct, frozen=True, array_like=True):
-    """A condition of a request in a session: it is due a delay after the end or start of another request."""
+    """A condition on which a request of a session waits: a delay after the start or the end of another request."""
 
     id: int
     """Id of the other request, the parent."""

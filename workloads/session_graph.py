@@ -111,7 +111,7 @@ class TraceSession(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """The messages of a request and the text of its response, after the history that the request continued."""
+    """The messages of a request, the text of its response, and the transcript that the request continues (`before`)."""
 
     before: Transcript | None
     messages: Messages
@@ -177,8 +177,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self._request(index, transcript, 0), added
 
     def prepare_prompts(self) -> None:
-        """Build and discard each prompt that this session needs. The function `prompt` can thereby record their
-        lengths."""
+        """Build and discard each prompt that this session needs.
+
+        The function that builds the prompts can record their lengths in this way.
+        """
         for index, node in enumerate(self.nodes):
             if not node.messages:
                 self._prompt(index, node)
@@ -218,11 +220,13 @@ class SessionGraph(msgspec.Struct, frozen=True):
 
 
 def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object) -> TraceSession:
-    """Check the nodes of a session and return them in an order in which parents come before their children.
+    """Check the nodes of a session, and return them in an order in which parents come before their children.
 
-    Apart from that, the order of the file is kept. A node without parents, other than the first one, becomes due its
-    recorded time after the start of the first node. Raises WorkloadError for a duplicate name, a missing parent, a
-    cycle, a negative delay and a history that does not exist. The message names the file and the line."""
+    The first node is the earliest node without parents. The other nodes keep the order of the file, as far as their
+    parents allow. A further node without parents is due at its recorded time after the start of the first node. Raises
+    WorkloadError for a duplicate name, a missing parent, a cycle, a negative delay and a history that does not exist.
+    The message names the file and the line.
+    """
     indices: dict[str, int] = {}
     for position, draft in enumerate(drafts):
         if draft.id in indices:
@@ -303,8 +307,8 @@ def _agent_of(
     """Return two indices: the first node of the agent of `draft`, and the first node of the agent that started this
     agent.
 
-    The second index is None if no agent started it. `agents` maps the name of each agent to the index of its first
-    node. A new agent is added to it.
+    The second index is None if no agent started this agent. `agents` maps the name of each agent to the index of its
+    first node. If the agent of `draft` is new, it is added to `agents`.
     """
     before = [nodes[edge.parent] for edge in edges]
     number = len(nodes)

@@ -163,9 +163,10 @@ class MultiTurn(msgspec.Struct, frozen=True):
         return None if self.path is None else datasets.sharegpt(self.path)
 
     def conversations(self, prompts: Prompts) -> Iterator[Conversation]:
-        """Yield each session at its first turn. Request ids are consecutive, also from one session to the next.
+        """Yield the sessions, each at its first turn. The request ids are consecutive over all sessions.
 
-        Raises WorkloadError if the file is malformed."""
+        Raises WorkloadError if the file is malformed.
+        """
         first_id = 0
         for turns in self._synthetic(prompts) if self.path is None else self._recorded(self.path, prompts):
             yield Conversation(first_id, turns, self.think_ns, prompts.chat, request_fields=prompts.spec.request_fields)

@@ -169,7 +169,7 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the words with the number of tokens of each word, measured after another word.
+    """Return the words and the number of tokens that each word adds after another word.
 
     The result also says whether token counts are additive (see the module's docstring). `alone` maps the first
     candidate to its number of tokens as a complete text. `openings` is the number of words that are also counted at the
@@ -356,10 +356,11 @@ class TextSurvey:
 class Openings:
     """Chooses the opening words of each text, or of each shared span at the beginning of a text.
 
-    The opening words encode a number, so that all texts differ. Normally this number is the position of the text: its
-    number in the TextSurvey, which lists all texts of a run. A short text may have no room for this number. Then its
-    rank is encoded instead: its number among the texts of the same length. This is sufficient, because texts of other
-    lengths differ anyway."""
+    The opening words encode a number, so that all texts differ. Normally this number is the position of the text in the
+    TextSurvey, which lists all texts of a run. If a text is too short for this number, the opening words encode its
+    rank, which numbers the texts of the same length. The rank is sufficient, because texts of different lengths differ
+    anyway.
+    """
 
     def __init__(self, words: Words, survey: TextSurvey, seed: int) -> None:
         """Prepare the opening words for the texts that are recorded in `survey`.
@@ -430,7 +431,7 @@ class TextWriter(msgspec.Struct, frozen=True):
         return _build_exact(self.count, self.words, map(self._draft, specs), progress)
 
     def write_first_spans(self, spans: Iterable[SharedSpan]) -> None:
-        """Write all texts of shared spans that prompts begin with, and store their words for `text` and `texts`.
+        """Write the texts of all shared spans with which prompts begin. Store their words for `text` and `texts`.
 
         If the server must count the spans, writing them together takes fewer requests than writing them one by one.
         """

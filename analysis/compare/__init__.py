@@ -573,7 +573,7 @@ def _ratio_rows(comparison: Comparison) -> list[dict[str, Any]]:
 def _log_range(comparison: Comparison) -> tuple[float, float] | None:
     """Return the ends of the logarithmic axis of the chart of ratios, or None if a linear axis shows all ratios.
 
-    A wide interval does not extend the axis by more than CLIP_FACTOR, because it would squeeze all others.
+    A wide interval extends the axis by at most CLIP_FACTOR. Otherwise this interval would squeeze all other intervals.
     """
     rows = _ratio_rows(comparison)
     ratios = [row["ratio"] for row in rows if row["ratio"] > 0]

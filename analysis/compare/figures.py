@@ -288,9 +288,7 @@ class Variation(NamedTuple):
 
 
 class EffectErrors(NamedTuple):
-    """Standard errors of `log(B / A)`, and a bound on it, where A and B are the values of one figure in two single
-    runs.
-    """
+    """The uncertainty of `log(B / A)`, where A and B are the values of one figure in two single runs."""
 
     sampling: float
     """Standard error from the sample of requests and from timestamps."""

@@ -338,7 +338,8 @@ def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[
 def stamp_error(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> float:
     """Return the standard error of `log(B / A)` that the timestamp errors of both runs cause.
 
-    `values` contains A and B, the compared values of the two runs. A number of tokens has no such error.
+    `values` contains A and B, the compared values of the two runs. The result is 0 for a number of tokens, which does
+    not depend on timestamps.
     """
     if metric.unit == "tokens":
         return 0.0

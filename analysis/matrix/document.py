@@ -309,9 +309,11 @@ class MatrixReport:
     def _ranking(self) -> list[tuple[doc.Card, str, str]]:
         """Return one ranking of the servers for each host and each group. A group is a pair of model and workload.
 
-        A ranking consists of a card that names the leading server, a text with all throughputs and their intervals in
-        descending order, and a text with the throughputs of the other servers. The label of the card names the platform
-        of the host.
+        A ranking has three parts:
+
+        - a card that names the leading server. Its label names the platform of the host.
+        - a text with the throughput of each server and its interval, in descending order.
+        - a text with the throughputs of all servers except the leading one.
         """
         result = []
         for group, (host, platform) in product(self.groups, self.platforms.items()):

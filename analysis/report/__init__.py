@@ -210,7 +210,7 @@ class Bullet(Struct, frozen=True):
 
 
 class Bullets(Struct, frozen=True, tag=True):
-    """Bars below one title, each with a figure as a share of its limit."""
+    """A group of horizontal bars below one title. Each bar shows a figure as a share of its limit."""
 
     title: str
     bullets: Sequence[Bullet]

@@ -24,7 +24,10 @@ MAX_TEXT = 80
 
 
 class CourseEvent(msgspec.Struct, frozen=True):
-    """An event in the course of a run, for a finding, a mark on the chart and a row of the table."""
+    """An event in the course of a run, such as a restart of the server.
+
+    The report shows the event in three places: as a finding, as a mark on the chart, and as a row of a table.
+    """
 
     at_s: float
     label: str

@@ -596,7 +596,7 @@ def cold_finding(summary: Summary) -> Finding | None:
 
 
 def seed_finding(summary: Summary) -> Finding | None:
-    """Return a note on how to repeat a run with a random seed, or None for a run with another seed."""
+    """Return a note on how to repeat a run whose seed was drawn at random, or None for any other run."""
     if summary.run.seed_choice != "random":
         return None
     text = f"The seed was drawn at random. --seed {summary.run.seed} sends the same requests again."
@@ -621,7 +621,12 @@ def canary_findings(summary: Summary) -> list[Finding]:
 
 
 def _canaries_level(canaries: CanaryFigures) -> Level:
-    """Return `error` for wrong answers of a server whose answers are known to be reproducible without load."""
+    """Return the level of the finding on canaries.
+
+    The level of wrong answers is `error` if the answers without load were all reproducible, and `warning` otherwise.
+    The level is also `warning` if no canary was answered under load, or if requests with canaries failed. If all
+    answers are equal to those without load, the level is `ok`. In all other cases it is `note`.
+    """
     if canaries.wrong:
         return "error" if canaries.alone and canaries.alone_same == canaries.alone else "warning"
     if not canaries.answers or canaries.failed:
@@ -630,7 +635,10 @@ def _canaries_level(canaries: CanaryFigures) -> Level:
 
 
 def canaries_sentence(canaries: CanaryFigures) -> str:
-    """Return sentences on the answers to canaries, with the level of load from which they are wrong."""
+    """Return sentences on the answers to canaries.
+
+    If answers under load are wrong, the sentences state the number of requests in flight from which on they are wrong.
+    """
     if not canaries.answers or canaries.share_ci95 is None:
         return (
             f"Answers under load were not checked: {canaries.canaries} canaries were answered before the load, and "
@@ -716,8 +724,8 @@ def _cache_cause(run: RunInfo, cached: CachedPrompts) -> str:
 def held_back_finding(summary: Summary) -> Finding | None:
     """Return a warning if a proxy or the server holds tokens back, or None if the tokens arrive one after the other.
 
-    A client that reads late can also be the cause: it then finds several tokens in one read, which may share a
-    timestamp. If this is possible and the client was the limit, return None. Another finding reports the client then.
+    A client that reads late can also cause groups of tokens, if timestamps depend on the time of a read. If the client
+    was the limit in such a run, return None. Another finding then reports that the client was the limit.
     """
     held = summary.held_back
     if held is None or not held.common or (summary.client.source.by_read and not summary.client.ok):

@@ -160,7 +160,7 @@ def _code(text: str) -> Markup:
 
 
 def _unbroken(text: str) -> str:
-    """Replace the space between a number and a unit of time by one at which lines do not break."""
+    """Replace the space between a number and a unit of time by a non-breaking space."""
     return re.sub(r"(?<=\d) (?=(?:s|ms|µs)\b)", "\u00a0", text)
 
 
@@ -179,7 +179,7 @@ def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
 
 
 def _is_folded(section: Section) -> bool:
-    """Return True if the heading of the section opens its only block."""
+    """Return True if the section is collapsed: its only block is hidden until the reader clicks the heading."""
     return [isinstance(block, Disclosure) and not block.summary for block in section.blocks] == [True]
 
 

@@ -195,10 +195,11 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
 
 
 def _with_one_heading(section: Section) -> Section:
-    """Return the section without the heading of its chart if it has a single chart, because two headings say the same.
+    """Return a section without the heading of its chart, if it has only one chart.
 
-    The explanation of the chart becomes that of the section. A section that has an explanation as well keeps both
-    headings."""
+    The heading of the section and that of its only chart would say the same. If only the chart has an explanation, it
+    becomes the explanation of the section. If both have explanations, the section is returned unchanged.
+    """
     charts = [block for block in section.blocks if isinstance(block, doc.ChartRef)]
     if len(charts) != 1 or (section.help and charts[0].help):
         return section
@@ -264,8 +265,9 @@ def are_repeats(summaries: Sequence[Summary]) -> bool:
 def chart_runs(runs: Sequence[ReportedRun]) -> list[ChartRun]:
     """Return each run with its name, colour and line style.
 
-    Normally each server has its colour, and the runs of one server differ in their line styles. If all runs are repeats
-    of one plan, each run has its own colour. Colours are reused, with another line style, when none is left.
+    Normally each server has its own colour, and the runs of one server differ in their line styles. If all runs are
+    repeats of one plan, each run has its own colour. If there are more runs than colours, colours are reused with
+    another line style.
     """
     summaries = [run.summary for run in runs]
     servers = [summary.server.name for summary in summaries]

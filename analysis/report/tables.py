@@ -260,8 +260,8 @@ def latency(
 def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
-    TTFT from the due time is included if requests waited because of `--concurrency`. The figures of reasoning are
-    always included, and so are those of audio. The table omits their rows later if no response has them.
+    TTFT from the due time is included if requests waited because of `--concurrency`. The latencies of reasoning and of
+    audio are always included. The table omits their rows later if no response has them.
     """
     from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
     reasoning = ("ttfa_s", "think_s", "reasoning_tokens")
@@ -699,9 +699,9 @@ def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
 def load(summaries: Summaries, names: Sequence[str]) -> Table:
     """Return the table that compares the requested load with the actual load, with one column per run.
 
-    A third version, marked `due`, is the load according to the due times of the requests.
-
-    For runs with sessions, the table counts sessions instead of requests.
+    The rows marked `target` show the requested load, and the rows marked `actual` show the load that was sent. The rows
+    marked `due` show the load according to the due times of the requests. For runs with sessions, the table counts
+    sessions instead of requests.
     """
     deliveries = [summary.delivery for summary in summaries]
     noun = "Sessions" if all(summary.run.load.sessions for summary in summaries) else "Requests"

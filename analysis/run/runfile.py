@@ -287,7 +287,7 @@ class Run(msgspec.Struct):
 
 
 def add_rest(run: Run, rest: Run) -> None:
-    """Add to a Run, which contains the first half of a run file, the Run with the rest of this file."""
+    """Add the second half of a run file, which was read as `rest`, to the Run of the first half."""
     run.telemetry += rest.telemetry
     run.canaries += rest.canaries
     run.commands += rest.commands

@@ -362,8 +362,10 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
 def autocorrelation_time(values: Floats, *bounds: float) -> float:
     """Return the number of consecutive values that count as one independent value.
 
-    The levels are the given bounds and the quantiles QUANTILES of `values`. For each level, the series `values > level`
-    has an autocorrelation time. The result is the largest of these times, multiplied by SHORT_RUN_FACTOR."""
+    The function compares `values` with several levels: `bounds` and the quantiles QUANTILES of `values`. For each
+    level, it computes the autocorrelation time of the series `values > level`. The result is the largest of these
+    times, multiplied by SHORT_RUN_FACTOR.
+    """
     levels = [*bounds, *(np.quantile(values, QUANTILES, method="lower"))]
     return SHORT_RUN_FACTOR * max(_integrated_time(values > level) for level in levels)
 

@@ -543,10 +543,11 @@ def _cards(sweep: SweepResult, link: Links) -> list[Block]:
 
 
 def capacity_texts(sweep: SweepResult) -> tuple[str, str]:
-    """Return the capacity as text, and a note with its interval or the verdicts on which it rests.
+    """Return the capacity as text, and a note on how certain it is.
 
-    For a list of loads, the value is the two measured loads around the capacity. For a search, the value is the
-    estimated capacity with its interval."""
+    For a list of loads, the text names the two measured loads around the capacity, and the note states their verdicts.
+    For a search, the text is the estimated capacity, and the note states its confidence interval.
+    """
     low, high = format_load(sweep.over, sweep.capacity_low), format_load(sweep.over, sweep.capacity_high)
     ends = _bracket(sweep)
     if sweep.capacity_high is None:

@@ -147,7 +147,10 @@ def _describe(facts: TraceFacts, out: Path, *, exact: bool) -> Iterator[str]:
 
 
 def _sources(counts: dict[str, int]) -> str:
-    """Return the sources of lengths, such as `counts in the log`, with their numbers if there are several."""
+    """Return the sources of lengths as text, such as `counts in the log`.
+
+    If there are several sources, the number of lengths follows each source.
+    """
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{source} ({count:,})" for source, count in counts.items())

@@ -139,10 +139,11 @@ def run(
 
 
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the plan that the machines carry out, from the plan in the header of the run.
+    """Return the fields of the plan that the machines execute.
 
-    If the plan has classes of traffic, the header states some fields of the first class, which the other classes must
-    not inherit. These fields are taken from `plan`.
+    The fields are those of `header_plan`, the plan in the header of the run. If the plan has classes of traffic, this
+    header states some fields of the first class, which the other classes must not inherit. The values of these fields
+    come from `plan` instead.
     """
     if not plan.traffic:
         return dict(header_plan)

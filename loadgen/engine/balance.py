@@ -89,10 +89,11 @@ class Dealer:
         return (replica_in_turn(number, self._replicas, self._workers) + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
-        """Return the number of spare connections that a worker opens to a replica, at least 1.
+        """Return the number of connections to keep spare for a replica, at least 1.
 
-        `spare` is the number of the worker's spare connections to all replicas together. They are divided over the
-        replicas like the worker's first requests."""
+        `spare` is the number of spare connections of this worker to all replicas together. The replicas share these
+        connections in the same way as the worker's first requests.
+        """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))
 
@@ -122,8 +123,8 @@ class InFlightTable:
 class LeastBusy:
     """Assigns each request to the replica with the fewest requests in flight.
 
-    If several replicas have the fewest requests, the next one after the previous choice is used. A replica that has
-    refused a request is left out for LEFT_OUT_NS, unless all replicas are left out.
+    If several replicas have equally few requests, they are used in turn. A replica that has refused a request is left
+    out for LEFT_OUT_NS, unless all replicas are left out.
     """
 
     def __init__(self, table: InFlightTable, worker: int) -> None:

@@ -97,7 +97,7 @@ class CanaryLog:
         return request
 
     def number_of(self, request: Request) -> int:
-        """Return the number of the canary in a request that has not been answered yet."""
+        """Return the canary number of a request that has not been answered yet."""
         return self._prompts[request.id].number
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
@@ -123,7 +123,7 @@ class CanaryLog:
         )
 
     def shifted(self, offset_ns: int) -> Iterator[Canary]:
-        """Yield the answers that are not yielded yet, with `offset_ns` added to their times."""
+        """Yield the answers that earlier calls have not yielded, with `offset_ns` added to their times."""
         for canary in self.canaries:
             for name in ("sent_ns", "end_ns"):
                 instant = getattr(canary, name)
@@ -229,7 +229,11 @@ def ends_in_loop(text: str) -> bool:
 
 
 class TextChecker:
-    """Checks the texts of some responses. Their Records get the mark `checked_text`, and marks of suspect texts."""
+    """Checks the texts of some responses.
+
+    The Record of each checked response gets the mark `checked_text`. If the text is suspect, the Record also gets marks
+    that state why.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

@@ -43,7 +43,7 @@ class _Output:
         self._at_end = False
 
     def read(self, wait_s: float) -> bool:
-        """Read what the pipe contains, up to READ_BYTES, and return True if that was anything.
+        """Read up to READ_BYTES from the pipe. Return True if data was read, otherwise False.
 
         If the pipe is empty, wait for up to `wait_s` seconds.
         """

@@ -251,8 +251,9 @@ class Driver:
     def _take_connection(self, slot: ScheduledRequest) -> Connection | None:
         """Return an idle connection for a request, or None if there is none.
 
-        With the connections of sessions, a later turn gets the connection of its session, unless the server has closed
-        this connection in the meantime."""
+        If each session keeps its connection, a later turn gets the connection of its session, unless the server has
+        closed this connection in the meantime.
+        """
         session = slot.request.session
         connection = None if session is None else self._by_session.pop((session, slot.replica or 0), None)
         if connection is None:

@@ -93,7 +93,8 @@ def tpot_ns(record: Record) -> float | None:
 def received_bytes(exchange: Exchange) -> int:
     """Return how many bytes of a response have been read.
 
-    With TLS and packet timestamps, this is the number of encrypted bytes, because the packet ring counts these.
+    With TLS and packet timestamps, this is the number of encrypted bytes, because the packet ring counts encrypted
+    bytes.
     """
     if exchange.read_ends and exchange.tcp_stream is not None:
         return exchange.read_ends[-1] - exchange.stream_start

@@ -21,4 +21,4 @@ class RecordBuffer:
             self.records.append(item)
 
     def flush(self) -> None:
-        """Do nothing. The method exists because the writer of a run file has it. The Records remain in memory."""
+        """Do nothing, because the Records remain in memory. RunWriter has a method of the same name."""

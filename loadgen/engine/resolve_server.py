@@ -182,11 +182,11 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
 
 def _check_addresses(urls: Sequence[str], say: Say | None) -> None:
-    """Check that no two URLs lead to the same server.
+    """Check that no two URLs lead to the same server. Raises PlanError if two URLs certainly do.
 
-    If one of the hosts is an IP address or `localhost`, two URLs with the same address are the same server, and
-    PlanError is raised. Two host names may share an address: a gateway tells them apart by the Host header. `say` is
-    then called with a line about them.
+    Two URLs with the same address are certainly the same server if one of their hosts is an IP address or `localhost`.
+    Two host names with the same address may be different servers behind a gateway, which distinguishes them by the Host
+    header. For such URLs, `say` is called with a line of text.
     """
     from loadgen.servers.replica_identity import find_places
 

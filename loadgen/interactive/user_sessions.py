@@ -33,7 +33,7 @@ class SentRequest(NamedTuple):
 
 
 class SessionUser(Protocol):
-    """What a session needs of its user."""
+    """Interface of a Locust user that runs a session."""
 
     def send_in_session(self, request: Request, due_ns: int, on_sent: Callable[[int], object]) -> SentRequest:
         """Send a request and wait for the end of its response. `on_sent` is called with the time of sending."""

@@ -149,7 +149,9 @@ class PromptCount:
 
 
 def plain_line(snapshot: LiveSnapshot, preparing: str) -> str:
-    """Return all figures of a snapshot in one line. `preparing` replaces them before the run starts."""
+    """Return all figures of a snapshot in one line. Before the run starts, show the text `preparing` instead of
+    figures.
+    """
     time_text = f"{snapshot.elapsed_s:6.1f} s  "
     if snapshot.phase in PREPARING:
         return time_text + preparing

@@ -31,7 +31,7 @@ def describe_counting(plan: Plan) -> str:
 
 
 class BodyReader:
-    """Turns the body of a request into token ids and a length of the response."""
+    """Reads from the body of a request its prompt, as token ids, and the requested length of its response."""
 
     def __init__(self, plan: Plan) -> None:
         self._file = plan.workload_file

@@ -258,7 +258,7 @@ def decode_speech(payloads: Sequence[bytes]) -> Answer:
 
 
 def _not_audio(body: bytes, answer: Answer) -> str:
-    """Return a description of a body that is not audio, or an empty string. An error of the server is stored."""
+    """Return a description of a body that is not audio, or an empty string. Store the server's error in `answer`."""
     if len(body) > NO_AUDIO_LIMIT_BYTES or body[:1] not in (b"{", b"<", b"d", b"e"):
         return ""
     if body.startswith((b"data:", b"event:")):

@@ -25,7 +25,7 @@ _NAMES = (b"spec", b"prediction_tokens", b"draft_n", b"avg_decoded_tokens")
 
 
 class VllmDrafts(msgspec.Struct, gc=False):
-    """Counts of a request to vLLM."""
+    """The counts of speculative decoding for one request to vLLM."""
 
     num_spec_steps: TokenCount | None = None
     num_draft_tokens: TokenCount | None = None

@@ -472,8 +472,9 @@ def _note_marks(
     """Store the number of cached prompt tokens and the end of the reasoning in the answer.
 
     `answer.counts` gets the numbers of cached prompt tokens and of reasoning tokens, if the server reports them. If the
-    response begins with reasoning, the answer also gets its end (loadgen.servers.backends.reasoning). `runs[i]` is the
-    number of repeated events that were dropped after event i."""
+    response begins with reasoning, the position at which the reasoning ends is also stored
+    (loadgen.servers.backends.reasoning). `runs[i]` is the number of repeated events that were dropped after event i.
+    """
     if details.cached is not None:
         answer.counts["cached_prompt_tokens"] = details.cached
     if details.reasoning:

@@ -46,7 +46,7 @@ class ToolCall(NamedTuple):
 
 
 class ExpectedOutput(NamedTuple):
-    """The schemas that a request states for its response: those of its tools, and of its JSON."""
+    """The JSON schemas that a request states for its response: those of the tools, and that of the text."""
 
     tools: Mapping[str, Any]
     """JSON schema of each tool's arguments, by the name of the tool."""

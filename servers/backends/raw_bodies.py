@@ -84,10 +84,12 @@ def in_one_piece(dialect: Dialect) -> Dialect:
 
 
 def dialect_for_path(dialects: Mapping[str, Dialect], path: str) -> Dialect | None:
-    """Return the dialect that reads the responses on a path, sent to exactly this path, or None for an unknown path.
+    """Return the dialect for requests to a path, or None if no endpoint has such a path.
 
     `dialects` are the dialects of a backend by endpoint. A path belongs to an endpoint if it ends like the path of the
-    endpoint: `/openai/deployments/gpt/chat/completions` is a chat path."""
+    endpoint: `/openai/deployments/gpt/chat/completions` is a chat path. The returned dialect sends requests to exactly
+    `path`.
+    """
     route = path.partition("?")[0].rstrip("/")
     for dialect in sorted(dialects.values(), key=lambda dialect: -len(dialect.path)):
         if route.endswith(dialect.path.removeprefix("/v1")):

@@ -60,8 +60,9 @@ def _rerank_fields(request: Request) -> dict[str, Any]:
 def _classify_fields(request: Request) -> dict[str, Any]:
     """Return the fields of a request to `/predict`.
 
-    The server reads a list of texts as one pair of texts, so each input is a list. Even a single input is sent in this
-    form, because the server's counter `te_request_success` misses requests with a single text."""
+    Each text is sent as a list of one text, because the server reads a plain list of two texts as one pair. A single
+    text is sent in this form too, because the server's counter `te_request_success` misses requests with a plain text.
+    """
     return {"inputs": [[text] for text in (request.prompt, *request.batch)]}
 
 

@@ -62,7 +62,10 @@ def text(payloads: Sequence[bytes]) -> str:
 
 
 def _read(payload: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in a response, or None if the response is not one. A list with one object counts too."""
+    """Return the JSON object in a response, or None if the response contains no JSON object.
+
+    If the response is a list, its first element is used.
+    """
     try:
         value = msgspec.json.decode(payload)
     except DECODE_ERRORS:
@@ -83,7 +86,7 @@ def _counts(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _first_count(counts: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the first of the counts `names`, or None if there is none."""
+    """Return the first valid count under one of `names` in `counts`, or None if there is none."""
     values = (counts.get(name) for name in names)
     return next((value for value in values if type(value) is int and 0 <= value <= TOKENS_MAX), None)
 

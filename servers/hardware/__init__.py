@@ -498,7 +498,11 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
 
 
 def _architecture_of(chip: str) -> Architecture:
-    """Return the architecture of a chip such as `Hopper GH100`: the row with this name, or else that of `Hopper`."""
+    """Return the architecture of a chip such as `Hopper GH100`.
+
+    The table is searched for the whole name first, and then for its first word, such as `Hopper`. If neither has a row,
+    the default architecture is returned.
+    """
     rows = _architectures()
     return rows.get(chip) or rows.get(chip.partition(" ")[0]) or rows[DEFAULT_ARCHITECTURE]
 

@@ -144,7 +144,10 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
 
 
 def attention_format(deployment: Deployment) -> Format:
-    """Return the number format of attention weights: some formats of mixtures quantise only the experts."""
+    """Return the number format of attention weights.
+
+    Some formats of mixture-of-experts models quantise only the experts.
+    """
     stored = _stored(deployment)
     if deployment.model.experts and deployment.weights.attention_format:
         return number_format(deployment.weights.attention_format)

@@ -205,7 +205,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of an engine that divide a mixture of experts in other ways, or draft tokens."""
+    """Serving options of an engine: parallelism for mixtures of experts, and speculative decoding."""
 
     expert_parallel: int = 1
     attention_data: int = 1

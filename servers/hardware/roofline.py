@@ -253,9 +253,9 @@ def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, seq
 
 
 def _mixture_bounds(deployment: Deployment, phase: str, tokens: int, sequences: int) -> list[GemmBound]:
-    """Return the limits of the GEMMs of each kind of layer, and of the output head.
+    """Return the limits of the GEMMs of each type of layer, and of the output head.
 
-    The limits of experts are those of all touched experts together. The table shows the GEMM of one expert.
+    A row about experts shows the dimensions of the GEMM of one expert. Its times cover all experts that receive tokens.
     """
     card = deployment.gpu
     head = number_format(HEAD_FORMAT)

@@ -41,7 +41,11 @@ class Accuracy:
 
 
 def accuracies(deployment: Deployment) -> dict[str, Accuracy]:
-    """Return how far each figure was off for the framework, the GPU and the kind of model of a deployment."""
+    """Return the prediction errors of each figure, as measured for similar deployments.
+
+    Similar deployments have the same framework, the same GPU and a model of the same type (dense or mixture of
+    experts).
+    """
     names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
     return {figure: accuracy(*names, figure) for figure in FIGURES}
 

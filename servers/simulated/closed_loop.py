@@ -103,8 +103,9 @@ class ReplayedRequest:
 def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[ReplayedRequest]:
     """Replay a closed loop on the engine of a deployment, and return the latencies of all requests.
 
-    The HTTP server of the engine handles one request at a time. Each request takes `request_s` there, and all requests
-    take `server_s` in addition. Both are constants of the engine in frameworks.csv.
+    The HTTP server in front of the engine handles requests one at a time, and spends `request_s` on each. Afterwards
+    each request takes another `server_s`, in which requests do not wait for one another. Both times are constants of
+    the engine in frameworks.csv.
     """
     policy = policy_of(deployment.framework)
     assert policy is not None

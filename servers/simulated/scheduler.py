@@ -406,10 +406,11 @@ class Scheduler:
         return self.policy.reserve != "peak" or self._peak_tokens(job) < self.kv_tokens
 
     def _expected_tokens(self, candidate: Job) -> float:
-        """Return the KV cache in tokens that the running jobs and `candidate` are still expected to take.
+        """Return the KV cache, in tokens, that the running jobs and `candidate` are still expected to take.
 
-        Decoding jobs count with a share of their remaining output, and jobs without a first token with their whole
-        output. The result is 0 if no job is running, because a job that fits the cache can always run alone.
+        A decoding job is expected to generate only a share of its remaining output tokens. All other jobs are expected
+        to generate their whole remaining output. The result is 0 if no job is running, because a job that fits the
+        cache can always run alone.
         """
         if not self.running:
             return 0

@@ -90,7 +90,7 @@ def whole_segments(completion: Completion) -> list[tuple[Segment, str]]:
 
 
 def unescaped(text: bytes) -> str:
-    """Return a text that is escaped for a JSON string."""
+    """Decode the escape sequences of JSON in a text, and return the plain text."""
     decoded: str = msgspec.json.decode(b'"%b"' % text)
     return decoded
 

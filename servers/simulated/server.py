@@ -162,7 +162,10 @@ def child() -> None:
 
 
 def _slowdown(config: SimulatedConfig) -> Slowdown:
-    """Return how the time to the first token grows. Times are converted from simulated time to real time."""
+    """Return the configured growth of the time to the first token during a run.
+
+    The configuration states times in simulated time. They are converted to real time.
+    """
     after_ns = None if config.slow_after_s is None else round(config.slow_after_s * 1e9 / config.speed)
     return Slowdown(config.slower_per_hour * config.speed, after_ns, config.slow_factor)
 

@@ -186,7 +186,7 @@ class ServerState:
         """Return the number that determines the words of the answer to a request.
 
         Like a model that decodes greedily, the simulated model gives equal prompts equal answers. Answers to requests
-        that ask for sampling differ. With the fault `wrong-answer`, a request gets the answer to the prompt before it.
+        that ask for sampling differ. With the fault `wrong-answer`, a request gets the answer to the previous prompt.
         """
         body = request.body
         parameters = [fields for name in PARAMETER_FIELDS if isinstance(fields := body.get(name), Mapping)]

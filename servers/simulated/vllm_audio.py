@@ -71,7 +71,8 @@ STREAMED_BYTES = 0xFFFFFFFF - 36
 def read_form(body: bytes | bytearray) -> Mapping[str, Any]:
     """Return the fields of a `multipart/form-data` body: texts, flags, and the bytes of `file`.
 
-    The body has the separator in its first line. Other bodies have no fields."""
+    The first line of the body must be the separator of its parts. Otherwise the result is empty.
+    """
     content = bytes(body)
     separator = content.partition(b"\r\n")[0]
     if not separator.startswith(b"--"):

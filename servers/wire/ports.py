@@ -2,7 +2,7 @@
 
 A packet ring is memory in which the kernel stores the headers of received packets. Linux 6.3 and later can limit the
 local port of a socket to a range (IP_LOCAL_PORT_RANGE of ip(7)). On older kernels, each ring contains the packets of
-all workers, and each worker ignores those of the others.
+all workers, and each worker ignores the packets of other workers.
 """
 
 from __future__ import annotations

@@ -141,10 +141,11 @@ class TimestampSource:
     def instants_batch(
         self, responses: Sequence[tuple[Response, Sequence[int]]], to_monotonic: ToMonotonic
     ) -> list[tuple[list[int], Instants]]:
-        """Return a pair for each response: the arrival times of its reads, and the arrival times at the given offsets.
+        """Return the arrival times of the bytes of several responses, as one pair per response.
 
-        A response comes with offsets in its received bytes. The first value is a list with the arrival time of the last
-        byte of each read. The second value is the result of `instants` for the offsets."""
+        - The first value of a pair is a list with the arrival time of the last byte of each read.
+        - The second value is the result of `instants` for the offsets that are given with the response.
+        """
         return [
             (self.instants(received, received.sizes, to_monotonic)[0], self.instants(received, ends, to_monotonic))
             for received, ends in responses

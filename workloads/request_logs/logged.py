@@ -1,4 +1,7 @@
-"""One request of a log (`LoggedRequest`), as every reader of logs describes it, and what a reader leaves out."""
+"""Defines two classes for the readers of request logs.
+
+`LoggedRequest` is one request of a log. `LogNotes` counts the requests that readers leave out, and their assumptions.
+"""
 
 from __future__ import annotations
 

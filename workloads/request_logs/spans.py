@@ -15,7 +15,7 @@ NO_REQUEST = "spans that are no request to a model"
 
 
 def read(path: Path, notes: LogNotes) -> Iterator[LoggedRequest]:
-    """Yield the requests to models of a file of spans. Raises WorkloadError for an invalid span."""
+    """Yield the model requests in a file of spans. Raises WorkloadError for an invalid span."""
     others: Counter[str] = Counter()
     for session, calls in recorded_sessions(path, others):
         for span, draft in calls:

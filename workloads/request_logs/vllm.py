@@ -139,7 +139,7 @@ def _store_outputs(path: Path, outputs: RowStore) -> None:
 
 
 def _received(path: Path, notes: LogNotes, outputs: RowStore, clock: _Clock) -> Iterator[tuple[LoggedRequest, bool]]:
-    """Yield each request with a prompt, and whether its time is in whole seconds."""
+    """Yield each logged request that has a prompt. A second value is True if its time has no fraction of a second."""
     details: dict[str, str] = {}
     """Lines with details of requests that have not been received yet, by id."""
     count = 0
@@ -205,7 +205,10 @@ def _text_of(literal: str, where: str) -> str:
 
 
 class _Clock:
-    """Reads the times of lines. Times without a year may pass the end of a year."""
+    """Reads the times at the beginning of the lines of a log.
+
+    A log without years may continue into a new year. The times then keep growing, although the dates begin again.
+    """
 
     def __init__(self) -> None:
         self._last_ns: int | None = None
@@ -233,7 +236,7 @@ class _Clock:
 
 
 def _spread(group: list[LoggedRequest], notes: LogNotes) -> Iterator[LoggedRequest]:
-    """Yield the requests of one second, at even distances."""
+    """Spread the requests of one second evenly over this second, and yield them."""
     for index, request in enumerate(group):
         request.start_ns = (request.start_ns or 0) + index * NS_PER_S // len(group)
         yield request

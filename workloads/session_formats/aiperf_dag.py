@@ -5,10 +5,11 @@ The format is documented in ai-dynamo/aiperf, docs/benchmark-modes/dag.md:
     {"session_id": "root", "turns": [{"messages": [...], "max_tokens": 128, "spawns": ["search"]}, {"messages": [...]}]}
     {"session_id": "search", "turns": [{"messages": [...], "delay": 250}]}
 
-Turns of a conversation follow one another, `delay` ms after the end of the turn before. A conversation in `forks`
-begins after the turn, with its history. A conversation in `spawns` begins after the turn with an empty history, and the
-next turn (or the turn `join_at`) waits for its end. Conversations in `pre_session_spawns` begin with the first turn. A
-conversation that no other one starts is a session. Orchestrators without requests (`orchestrator`) are refused.
+Turns of a conversation follow one another, `delay` ms after the end of the previous turn. A turn starts other
+conversations when it ends. A conversation in `forks` inherits the history of the turn. A conversation in `spawns`
+begins with an empty history, and the next turn (or the turn `join_at`) waits for its end. Conversations in
+`pre_session_spawns` begin with the first turn. A conversation that no other conversation starts is a session.
+Orchestrators without requests (`orchestrator`) are refused.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Spawn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnRow(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn."""
+    """One turn of a conversation."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     model: str | None = None
@@ -70,7 +71,7 @@ class TurnRow(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConversationRow(msgspec.Struct, forbid_unknown_fields=True):
-    """One line."""
+    """One line of the file: a conversation with its turns."""
 
     session_id: Name
     turns: Annotated[list[TurnRow], msgspec.Meta(min_length=1)]
@@ -115,7 +116,7 @@ def _children(row: ConversationRow) -> Iterator[str]:
 
 
 class _Tree:
-    """Converts a conversation, and those that it starts, to a graph."""
+    """Converts a conversation to a graph. The graph also contains all conversations that this conversation starts."""
 
     def __init__(self, path: Path, store: RowStore, reached: RowStore) -> None:
         self._path = path

@@ -8,9 +8,9 @@
 
 Each prompt is complete: its length and its block ids include the conversation so far.
 
-A later request of a session is due after the previous request. With a timestamp, the time between the starts of both
-requests is that between their timestamps, but the later request always waits for the end of the previous response. With
-a delay, the later request is due this time after the end of the previous response.
+A later request of a session never starts before the end of the previous response. If the requests have timestamps, the
+later request starts as long after the start of the previous request as in the trace. If the later request has a delay,
+it starts this time after the end of the previous response.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class SpanRow(msgspec.Struct, rename="camel"):
 
 
 class ScopeRow(msgspec.Struct, rename="camel"):
-    """The spans of one instrumentation."""
+    """The spans of one instrumentation scope of OpenTelemetry."""
 
     spans: list[SpanRow] = []
 

@@ -25,7 +25,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class AfterFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A condition of a node: it is due a delay after the end or start of another node."""
+    """A condition on which a node waits: a delay after the start or the end of another node."""
 
     node: Name
     on: Literal["end", "start"] = "end"

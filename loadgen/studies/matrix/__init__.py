@@ -382,9 +382,9 @@ class Matrix:
     def seed_settings(self, repeat: Repeat) -> dict[str, Any]:
         """Return the seed of a repeat, and how it was chosen, as settings of its run.
 
-        Repeat k of a workload has the same seed in every cell, so that all servers get the same prompts. Workloads and
-        repeats have different seeds, because one start of a server measures several of them, and the server's prefix
-        cache may hold the prompts of an earlier one.
+        Repeat k of a workload has the same seed in every cell, so that all servers get the same prompts. Different
+        workloads and repeats have different seeds, because they run after one another on one started server. Its prefix
+        cache may still hold the prompts of earlier runs.
         """
         names = [str(workload["name"]) for workload in self.plan.workloads]
         offset = SEEDS_PER_WORKLOAD * names.index(repeat.cell.workload)

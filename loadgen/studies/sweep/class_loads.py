@@ -109,7 +109,10 @@ def _times(text: str, factor: float) -> str:
 
 
 def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a `[[traffic]]` table with other arrivals. A concurrency that limits a rate stays."""
+    """Return a `[[traffic]]` table with the arrivals replaced by `text`.
+
+    If the table has a rate, its `concurrency` is a limit on the requests in flight, and is kept.
+    """
     replaced = ("rate", "arrivals", "weight") if "rate" in table or "arrivals" in table else ("concurrency", "weight")
     return {key: value for key, value in table.items() if key not in replaced} | {"arrivals": text}
 
@@ -117,8 +120,9 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
     """Return the plan with a new number of clients for each closed loop.
 
-    Classes that divided the clients of the plan among them get separate numbers of clients. The number of workers is
-    at most that of the clients of the smallest closed loop, because each worker needs a client of each closed loop.
+    If classes of traffic divided the clients of the plan among them, each of these classes gets its own number of
+    clients. Each worker needs at least one client of each closed loop. The number of workers is therefore limited to
+    the number of clients of the smallest closed loop.
     """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):

@@ -291,7 +291,7 @@ def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
 
     `hardware` is the server's description of the modelled hardware. Return an empty string if `hardware` names no GPU.
     """
-    gpu, gpus = hardware.get("gpu", ""), hardware.get("tensor_parallel", 1)
+    gpu, gpus = hardware.get("gpu", ""), hardware.get("gpus", hardware.get("tensor_parallel", 1))
     return gpu if gpus == 1 or not gpu else f"{gpus} x {gpu}"
 
 

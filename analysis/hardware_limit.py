@@ -197,7 +197,7 @@ def _hardware(run: Run) -> _Hardware | None:
     """Return the GPUs and the model of a run.
 
     Return None if the GPUs are unknown, if the value of `--gpu-model` is not valid, or if the GPUs in use are of
-    different models.
+    different models. Return None too if the GPUs of a simulated server do more than sharing each layer.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")
@@ -205,6 +205,8 @@ def _hardware(run: Run) -> _Hardware | None:
         facts = server.get("hardware") or {}
         if not {"gpu", "model", "tensor_parallel"} <= facts.keys():
             return None
+        if facts.get("gpus", facts["tensor_parallel"]) != facts["tensor_parallel"]:
+            return None  # pipelines, attention groups and separate workers have other limits
         return _Hardware(facts["gpu"], facts["tensor_parallel"], facts["model"], "simulated")
     if plan.get("gpu_model"):
         from loadgen.servers.hardware import HardwareError, parse_gpus

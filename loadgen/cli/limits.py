@@ -49,6 +49,9 @@ class LimitsOptions:
         int,
         Option(min=1, help="Groups of --tp GPUs that compute attention for different requests and share the experts."),
     ] = 1
+    gpus_per_node: Annotated[
+        int, Option(min=1, help="GPUs per machine. Pipeline stages in different machines use InfiniBand.")
+    ] = 8
     prefill_workers: Annotated[
         int,
         Option(
@@ -211,7 +214,9 @@ def _serving(options: LimitsOptions) -> Any:
         file=options.hardware,
         changes=options.set or (),
     )
-    serving = ServingOptions(options.ep, options.dp_attention, options.draft_tokens, options.acceptance)
+    serving = ServingOptions(
+        options.ep, options.dp_attention, options.draft_tokens, options.acceptance, options.pp, options.gpus_per_node
+    )
     deployment = serving.apply(replace(deployment, architecture=options.architecture))
     if options.kv_format:
         deployment = deployment.with_kv_format(options.kv_format)

@@ -38,11 +38,24 @@ Format = Annotated[
     str | None,
     Option("--format", help="Weight format, such as fp8 (default bf16). All: bf16, fp8, int8, int4, nvfp4.", **SERVER),
 ]
+Pp = Annotated[int, Option(min=1, help="Pipeline stages (pipeline parallel). Each has --tp GPUs.", **SERVER)]
+GpusPerNode = Annotated[
+    int, Option(min=1, help="GPUs per machine. Pipeline stages in different machines use InfiniBand.", **SERVER)
+]
 Ep = Annotated[
     int,
     Option(min=1, help="Expert-parallel groups of GPUs. Each holds whole experts; 1 splits every expert.", **SERVER),
 ]
 DpAttention = Annotated[int, Option(min=1, help="Attention groups of --tp GPUs. They share the experts.", **SERVER)]
+PrefillWorkers = Annotated[
+    int,
+    Option(
+        min=0,
+        help="Separate workers that compute the prompts (disaggregated serving). Each has the GPUs of one replica.",
+        **SERVER,
+    ),
+]
+DecodeWorkers = Annotated[int, Option(min=1, help="Workers that decode, with --prefill-workers.", **SERVER)]
 DraftTokens = Annotated[
     int,
     Option(
@@ -115,8 +128,12 @@ def run_simulation(
     ] = None,
     model: Annotated[str | None, Option(help="Model (default llama-2-7b), or a config.json.", **SERVER)] = None,
     tp: Tp = None,
+    pp: Pp = 1,
     ep: Ep = 1,
     dp_attention: DpAttention = 1,
+    gpus_per_node: GpusPerNode = 8,
+    prefill_workers: PrefillWorkers = 0,
+    decode_workers: DecodeWorkers = 1,
     draft_tokens: DraftTokens = 0,
     acceptance: Acceptance = None,
     format_name: Format = None,
@@ -141,6 +158,7 @@ def run_simulation(
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
     from loadgen.servers.hardware.inference import ServingOptions
+    from loadgen.servers.simulated.disaggregated_engine import WorkerPools
     from loadgen.studies import simulate
     from loadgen.studies.twin import read_twin
 
@@ -169,7 +187,8 @@ def run_simulation(
         step_tokens=step_tokens,
         hardware=hardware,
         changes=tuple(changes or ()),
-        serving=ServingOptions(ep, dp_attention, draft_tokens, acceptance),
+        serving=ServingOptions(ep, dp_attention, draft_tokens, acceptance, pp, gpus_per_node),
+        workers=WorkerPools(prefill_workers, decode_workers) if prefill_workers else None,
         twin=fitted_twin,
     )
     command = redact(["loadgen", *sys.argv[1:]])

@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from heapq import heapify, heappop, heappush
 from importlib.metadata import version
 from itertools import count, islice, repeat
@@ -54,8 +55,10 @@ from loadgen.plan import Plan
 from loadgen.servers.backends import BACKENDS
 from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
+from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
 from loadgen.servers.hardware.validation import Accuracy, accuracy, describe, models_like
+from loadgen.servers.simulated.disaggregated_engine import DisaggregatedEngine, WorkerPools
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
 from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
@@ -132,7 +135,9 @@ class ServerModel:
     changes: tuple[str, ...] = ()
     """Values that replace those of the GPU's data sheet, in the syntax of loadgen.servers.hardware.with_changes."""
     serving: ServingOptions = PLAIN_SERVING
-    """Parallel experts and speculative decoding. A twin does not use them."""
+    """Parallel experts, pipeline stages and speculative decoding. A twin does not use them."""
+    workers: WorkerPools | None = None
+    """Numbers of workers in disaggregated serving. None: each replica computes prompts and decodes."""
     twin: Twin | None = None
 
 
@@ -150,6 +155,15 @@ class ResolvedModel:
     version: str
     model: str
     hardware: dict[str, Any]
+    workers: WorkerPools | None = None
+    transfer_s: Callable[[int], float] = lambda _: 0.0
+    """Time in s to send the KV cache of a prompt with a number of tokens to a decode worker."""
+
+    def new_engine(self) -> VirtualEngine | DisaggregatedEngine:
+        """Return a new simulated engine, without any jobs."""
+        if self.workers is None:
+            return VirtualEngine(Scheduler(self.policy, self.kv_tokens), self.step_time)
+        return DisaggregatedEngine(self.workers, self.policy, self.kv_tokens, self.step_time, self.transfer_s)
 
 
 @dataclass(slots=True)
@@ -327,6 +341,8 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
         hint = "Name an endpoint that does, or leave it out." if plan.endpoint else "Name another server."
         raise PlanError(f"--endpoint {dialect.endpoint} of {plan.server} generates no tokens from a prompt", hint)
     try:
+        if server_model.twin and server_model.workers:
+            raise PlanError("--prefill-workers: a twin has no separate workers", "Name the hardware instead of --twin.")
         if server_model.twin:
             return _resolve_twin(server_model, server_model.twin, draw)
         return _resolve_hardware(plan.server, server_model)
@@ -357,10 +373,13 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
         version=engine.version,
         model=deployment.model.name,
         hardware={
-            **_hardware_facts(deployment),
+            **_hardware_facts(deployment, server_model.workers),
             "vintage": vintage,
-            "accuracy": describe(model_accuracy(server, vintage, deployment)),
+            **({"workers": asdict(server_model.workers)} if server_model.workers else {}),
+            "accuracy": describe(model_accuracy(server, vintage, deployment, server_model.workers)),
         },
+        workers=server_model.workers,
+        transfer_s=partial(transfer_s, deployment),
     )
 
 
@@ -395,10 +414,10 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
     )
 
 
-def _hardware_facts(deployment: Deployment | None) -> dict[str, Any]:
+def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None = None) -> dict[str, Any]:
     """Return the hardware facts for the header of a run file, or an empty dictionary for unknown hardware.
 
-    `loadgen.analysis.hardware_limit` reads these facts.
+    `loadgen.analysis.hardware_limit` reads these facts. `gpus` is the number of GPUs of all workers together.
     """
     if deployment is None:
         return {}
@@ -410,17 +429,22 @@ def _hardware_facts(deployment: Deployment | None) -> dict[str, Any]:
         "gpu": deployment.gpu.name,
         "model": model,
         "tensor_parallel": deployment.tensor,
+        "gpus": deployment.gpus * (workers.prefill + workers.decode if workers else 1),
         "format": weight_format,
     }
 
 
-def model_accuracy(server: str, vintage: str, deployment: Deployment) -> dict[str, Accuracy]:
+def model_accuracy(
+    server: str, vintage: str, deployment: Deployment, workers: WorkerPools | None = None
+) -> dict[str, Accuracy]:
     """Return how far the latencies of a simulated server were off in published measurements.
 
     The accuracies come from validation.csv, which has rows for the current engines of vLLM and SGLang only. The
-    predictions for other engines are not validated.
+    predictions for other engines, for pipelines and for separate workers are not validated.
     """
-    engine = deployment.framework.name if vintage == CURRENT and deployment.framework.name.lower() == server else ""
+    engine = deployment.framework.name
+    if vintage != CURRENT or engine.lower() != server or deployment.pipeline > 1 or workers is not None:
+        engine = ""
     names = (engine, deployment.gpu.name, models_like(deployment))
     return {figure: accuracy(*names, figure) for figure in ("TTFT", "TPOT")}
 
@@ -432,7 +456,9 @@ def describe_server(plan: Plan, server_model: ServerModel) -> str:
     origin = f"twin of {hardware['twin']}" if server_model.twin else hardware["vintage"]
     model = resolved.model
     if "gpu" in hardware:
-        model = f"{hardware['tensor_parallel']} x {hardware['gpu']}: {model}, {hardware['format']}"
+        model = f"{hardware['gpus']} x {hardware['gpu']}: {model}, {hardware['format']}"
+        if workers := hardware.get("workers"):
+            model += f", {workers['prefill']} prefill and {workers['decode']} decode workers"
     accurate = f"; model: {hardware['accuracy']}" if "accuracy" in hardware else ""
     return f"{plan.server} ({origin}) on {model}{accurate}"
 
@@ -626,7 +652,7 @@ class VirtualRun:
         """Reasons why the run was ended early."""
         self._classes = load.classes
         self._path_ns = round(1e9 * resolved.path_s)
-        self._engine = VirtualEngine(Scheduler(resolved.policy, resolved.kv_tokens), resolved.step_time)
+        self._engine = resolved.new_engine()
         self._front_end = FrontEnd(round(1e9 * resolved.request_s), self._path_ns)
         self._sample_interval_ns = round(load.plan.metrics_every_s * 1e9)
         self._contexts: dict[tuple[int, int], Sequence[int]] = {}
@@ -1015,14 +1041,13 @@ class VirtualRun:
 
     def _sample(self, at_ns: int) -> None:
         """Write a telemetry sample with the values that a real server would publish as metrics."""
-        scheduler = self._engine.scheduler
-        gauges = scheduler.gauges()
+        gauges = self._engine.gauges()
         values = {
             "moment": "run",
             "running": gauges.running,
             "waiting": gauges.waiting,
             "kv_used": gauges.kv_usage,
-            "kv_tokens": scheduler.kv_tokens,
+            "kv_tokens": self._engine.kv_tokens,
             "preemptions": gauges.preemptions,
             "cached_prompt_tokens": gauges.cached_prompt_tokens,
             "requests_finished": self._counts["complete"],

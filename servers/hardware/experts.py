@@ -30,7 +30,7 @@ from loadgen.servers.hardware.attention import (
     attention_layers,
     attention_matrices,
 )
-from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, rates
+from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, rates, ring_s
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, elementwise_min, where
 from loadgen.servers.hardware.shapes import Experts
 
@@ -120,7 +120,7 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
     if dense_layers:
         gemms = gemms + dense_layers * _mlp_gemms_s(deployment, stored, rows, model.intermediate)
     if model.experts:
-        all_rows = sequences.rows / deployment.pipeline
+        all_rows = _micro_batch(deployment, sequences).rows
         gemms = gemms + model.moe_layers * _expert_gemms_s(deployment, stored, rows, all_rows)
     columns = model.vocabulary // deployment.tensor
     gemms = gemms + gemm_s(deployment.gpu, head, elementwise_max(local.outputs, 1e-9), columns, model.hidden)
@@ -128,18 +128,21 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
     elementwise = model.layers * rows * _elementwise_bytes(deployment)
     elementwise = elementwise / rates(deployment.gpu, stored).bytes_per_s
     network = _network_s(deployment, rows)
+    if deployment.pipeline > 1:
+        hop = ring_s(deployment.hop_link, 2, rows * model.hidden * 2.0, "point to point")
+        network = network + (deployment.pipeline - 1) * hop
     latent_s = overheads.latent_layer_s * (model.layers if model.latent else 0)
     linear_s = overheads.linear_layer_s * model.linear_layers
     prompt_layer_s = where(sequences.prompts > 0, overheads.prompt_layer_s, 0.0)
     layers_s = model.layers * (overheads.layer_s + prompt_layer_s) + latent_s + linear_s
-    group_sequences = (local.prompts + local.decoding) * deployment.pipeline  # each group has a scheduler
+    whole = _share_of_step(replace(deployment, pipeline=1), sequences)  # each group has a scheduler
     return {
         "gemm": gemms / prefill_speed,
         "attention": attention,
         "all_reduce": network,
         "elementwise": elementwise,
         "layers": layers_s + 0 * rows,
-        "step": overheads.step_s + overheads.sequence_s * group_sequences,
+        "step": overheads.step_s + overheads.sequence_s * (whole.prompts + whole.decoding),
     }
 
 
@@ -167,15 +170,21 @@ def _stored(deployment: Deployment) -> Format:
     return stored
 
 
+def _micro_batch(deployment: Deployment, sequences: StepSequences) -> StepSequences:
+    """Return the sequences of the largest micro-batch that a pipeline stage processes at a time."""
+    prompts, decoding = deployment.micro_batch(sequences.prompts), deployment.micro_batch(sequences.decoding)
+    return replace(sequences, prompts=prompts, decoding=decoding)
+
+
 def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequences:
-    """Return the sequences that the busiest attention group processes at a time.
+    """Return the sequences that the busiest attention group of a pipeline stage processes at a time.
 
     A single prompt is computed by one attention group. The other groups wait for this group.
     """
+    batch = _micro_batch(deployment, sequences)
     share = 1 / deployment.attention_data
-    prompts = sequences.prompts / deployment.pipeline
-    prompts = elementwise_max(prompts * share, elementwise_min(prompts, 1.0))
-    return replace(sequences, prompts=prompts, decoding=sequences.decoding * share / deployment.pipeline)
+    prompts = elementwise_max(batch.prompts * share, elementwise_min(batch.prompts, 1.0))
+    return replace(batch, prompts=prompts, decoding=batch.decoding * share)
 
 
 def _mlp_gemms_s(deployment: Deployment, stored: Format, rows: Any, intermediate: int) -> Any:
@@ -260,7 +269,12 @@ def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, hea
     """
     model = deployment.model
     gpu = deployment.gpu
-    local = _share_of_step(deployment, sequences)
+    sequences = replace(  # a limit: a prompt may be divided into chunks, so that all stages compute it at once
+        sequences,
+        prompts=sequences.prompts / deployment.pipeline,
+        decoding=sequences.decoding / deployment.pipeline,
+    )
+    local = _share_of_step(replace(deployment, pipeline=1), sequences)
     rows = local.rows
     stored = _stored(deployment)
     attention_stored = attention_format(deployment)
@@ -276,7 +290,7 @@ def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, hea
     peak = gpu.peaks[stored.compute_type]
     if model.experts:
         experts = model.experts
-        all_rows = sequences.rows / deployment.pipeline
+        all_rows = sequences.rows
         dense += model.moe_layers * 3 * model.hidden * experts.shared_intermediate / deployment.tensor
         one_expert = 3 * model.hidden * experts.intermediate / deployment.stage_gpus
         compute_s = compute_s + 2 * model.moe_layers * all_rows * experts.per_token * one_expert / peak

@@ -19,8 +19,10 @@ from loadgen.servers.hardware import (
     Framework,
     Gpu,
     HardwareError,
+    Link,
     ModelShape,
     constant,
+    gpu_links,
     mixture_overheads,
     number_format,
 )
@@ -36,7 +38,7 @@ from loadgen.servers.hardware.kernels import (
     ring_s,
     whole_context_attention_s,
 )
-from loadgen.servers.hardware.numeric import as_float, elementwise_max, where
+from loadgen.servers.hardware.numeric import as_float, elementwise_max, elementwise_min, where
 from loadgen.servers.hardware.speculation import DEFAULT_ACCEPTANCE, TokenDraft
 
 ARCHITECTURES = {"standard": 2, "parallel": 1, "ladder": 2, "no-communication": 0}
@@ -56,9 +58,15 @@ HEAD_FORMAT = "bf16"
 """Engines keep the output head in 16 bits when they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
 
 
+NODE_GPUS = 8
+"""Number of GPUs in a usual machine with NVLink (DGX, HGX)."""
+STAGE_LINK = "InfiniBand"
+"""Row of links.csv that connects pipeline stages in different machines."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on `tensor * pipeline` GPUs.
+    """A model on `tensor * attention_data * pipeline` GPUs.
 
     The layers are divided among `pipeline` stages. `tensor` GPUs share each layer.
     """
@@ -79,6 +87,8 @@ class Deployment:
     """Speculative decoding; None if each step adds one token to each sequence."""
     architecture: str = "standard"
     """A key of `ARCHITECTURES`. Raises HardwareError for any other value."""
+    node_gpus: int = NODE_GPUS
+    """Number of GPUs in one machine. Pipeline stages in different machines communicate over InfiniBand."""
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -112,6 +122,19 @@ class Deployment:
     def stage_gpus(self) -> int:
         """Number of GPUs of one pipeline stage."""
         return self.tensor * self.attention_data
+
+    @property
+    def hop_link(self) -> Link:
+        """Link over which a pipeline stage sends activations to the next stage."""
+        return self.gpu.link_for(self.gpus) if self.gpus <= self.node_gpus else gpu_links()[STAGE_LINK]
+
+    def micro_batch(self, sequences: Any) -> Any:
+        """Return the number of sequences in the largest micro-batch of a step with `sequences` sequences.
+
+        Each pipeline stage computes another micro-batch at the same time, so a step has as many micro-batches as there
+        are stages. A sequence is never divided.
+        """
+        return elementwise_max(sequences / self.pipeline, elementwise_min(sequences, 1.0))
 
     @property
     def expert_tensor(self) -> int:
@@ -205,7 +228,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Serving options of an engine: parallelism for mixtures of experts, and speculative decoding."""
+    """Serving options of an engine: pipeline stages, parallelism for mixtures of experts, and speculative decoding."""
 
     expert_parallel: int = 1
     attention_data: int = 1
@@ -213,6 +236,9 @@ class ServingOptions:
     """Number of drafted tokens per step and sequence; 0 without speculative decoding."""
     acceptance: float | None = None
     """Probability that a drafted token is accepted. None stands for DEFAULT_ACCEPTANCE."""
+    pipeline: int = 1
+    """Number of pipeline stages."""
+    node_gpus: int = NODE_GPUS
 
     def apply(self, deployment: Deployment) -> Deployment:
         """Return a copy of a deployment with these options. Raises HardwareError if they do not fit the model."""
@@ -222,11 +248,13 @@ class ServingOptions:
             expert_parallel=self.expert_parallel,
             attention_data=self.attention_data,
             speculation=TokenDraft(self.draft_tokens, acceptance) if self.draft_tokens else None,
+            pipeline=self.pipeline,
+            node_gpus=self.node_gpus,
         )
 
 
 PLAIN_SERVING = ServingOptions()
-"""Options without parallel experts and without speculative decoding."""
+"""Options without parallel experts, pipeline stages and speculative decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +323,10 @@ def predict_step(
       cache.
     - Decode: `decoding` sequences that hold `context` tokens each and get one more token.
 
-    Under pipeline parallelism the sequences are divided among the stages, and a step lasts until each sequence has
-    passed all stages.
+    Under pipeline parallelism the sequences are divided into one micro-batch per stage, and a step lasts until each
+    sequence has passed all stages. The step is as long as the largest micro-batch needs for all stages. If only some
+    micro-batches contain a prompt, the stages wait while the others pass: the pipeline bubble (Sarathi, arXiv
+    2308.16369).
 
     With speculation, a step drafts and verifies several tokens per decoding sequence. The duration of decoding is then
     that of a step divided by the number of tokens that the step adds to each sequence.
@@ -326,7 +356,7 @@ def _draft_step(deployment: Deployment, speculation: TokenDraft, decoding: Any, 
     model = deployment.model
     whole = _predict_one_step(deployment, 0, 0, decoding, context, 0)
     columns = model.vocabulary // deployment.tensor
-    outputs = elementwise_max(as_float(decoding) / deployment.pipeline, 1e-9)
+    outputs = elementwise_max(deployment.micro_batch(as_float(decoding)), 1e-9)
     head = gemm_s(deployment.gpu, number_format(HEAD_FORMAT), outputs, columns, model.hidden)
     share = speculation.draft_tokens / model.layers
     return Step(
@@ -352,9 +382,10 @@ def _predict_one_step(
     if not model.plain:
         sequences = StepSequences(prompts, tokens, before, decoding, context, queries)
         return Step(**predict_mixture_step(deployment, sequences, number_format(HEAD_FORMAT)))
-    rows = (prompts * tokens + decoding * queries) / deployment.pipeline
-    sequences = (prompts + decoding) / deployment.pipeline
-    outputs = (prompts + decoding * queries) / deployment.pipeline
+    sequences = prompts + decoding
+    prompts, decoding = deployment.micro_batch(prompts), deployment.micro_batch(decoding)
+    rows = prompts * tokens + decoding * queries
+    outputs = prompts + decoding * queries
     attention_gemms, mlp_gemms, head_gemm = _gemm_times(deployment, rows, outputs)
     attention = _attention_time(deployment, prompts, tokens, decoding, context, before)
     message = rows * model.hidden * 2.0
@@ -370,14 +401,14 @@ def _predict_one_step(
     all_reduces = exposed_all_reduce_s(deployment.architecture, model.layers, reduce, attention_block, mlp_block)
     hop = 0.0  # from one pipeline stage to the next
     if deployment.pipeline > 1:
-        hop = ring_s(deployment.gpu.link_for(deployment.gpus), 2, message, "point to point")
+        hop = ring_s(deployment.hop_link, 2, message, "point to point")
     return Step(
         gemm=(model.layers * (attention_gemms + mlp_gemms) + head_gemm) / speed,
         attention=model.layers * attention,
         all_reduce=all_reduces + (deployment.pipeline - 1) * hop,
         elementwise=model.layers * elementwise,
         layers=model.layers * framework.layer_s + 0 * rows,
-        step=framework.step_s + framework.sequence_s * sequences * deployment.pipeline,
+        step=framework.step_s + framework.sequence_s * sequences,
     )
 
 
@@ -406,7 +437,7 @@ def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
 
 
 def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any) -> Any:
-    """Return the seconds of attention in one layer, summed over prompts and decoding sequences.
+    """Return the seconds of attention in one layer, summed over the prompts and decoding sequences of a micro-batch.
 
     With grouped-query attention, several query heads share one KV head. Kernels of 2024 and later read the KV cache
     once for the whole group. Earlier kernels start one thread block per query head, which reads its KV head again.
@@ -418,10 +449,8 @@ def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding:
     heads_read = heads if framework.kv_per_query_head else deployment.kv_heads
     kv_bytes = deployment.kv_bytes * (framework.fp8_kv_cost if deployment.kv_bytes < 2 else 1)
     attention_s = whole_context_attention_s if framework.whole_context else decode_attention_s
-    decode = attention_s(gpu, decoding / deployment.pipeline, context, heads_read, head_dim, kv_bytes)
-    prefill = prefill_attention_s(
-        gpu, prompts / deployment.pipeline, elementwise_max(tokens, 1), heads, head_dim, before
-    )
+    decode = attention_s(gpu, decoding, context, heads_read, head_dim, kv_bytes)
+    prefill = prefill_attention_s(gpu, prompts, elementwise_max(tokens, 1), heads, head_dim, before)
     return where(decoding > 0, decode, 0) / framework.kv_share + where(prompts > 0, prefill, 0)
 
 
@@ -480,7 +509,7 @@ def _one_step_bounds_s(
     if not model.plain:
         sequences = StepSequences(prompts, tokens, 0, decoding, context, queries)
         return mixture_lower_bounds_s(deployment, sequences, number_format(HEAD_FORMAT))
-    prompts = prompts / deployment.pipeline  # as in predict_step
+    prompts = prompts / deployment.pipeline  # a limit: chunks of a prompt may occupy all stages at once
     decoding = decoding / deployment.pipeline
     rows = prompts * tokens + decoding * queries
     outputs = prompts + decoding * queries

@@ -12,7 +12,6 @@ contain the constants, and name the measurements behind them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -96,17 +95,26 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
     The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the maximum of its
     computation time and of the time to load it from L2, plus a constant.
     """
-    best: Any = math.inf
     row_bytes = weight_bytes = number_format.operand_bytes
     if number_format.activation_bytes >= 2:  # only weights are quantised: tiles load the small values and expand them
         weight_bytes = min(weight_bytes, number_format.weight_bytes)
-    for (rows, columns), split in product(TILES, SPLITS):
+    split_s = constant("split_s")
+
+    def tiling_s(rows: Any, columns: Any, split: Any) -> Seconds:
+        """Return the computation time with tiles of this size and this split of the inner dimension."""
         waves = ceiling(ceiling(m / rows) * ceiling(n / columns) * split / gpu.sms)
         flops_s = 2 * rows * columns * k / split / (rate.flops_per_s / gpu.sms)
         loads_s = (rows * row_bytes + columns * weight_bytes) * k / split / (rate.l2_bytes_per_s / gpu.sms)
         tiles = waves * (elementwise_max(flops_s, loads_s) + gpu.architecture.tile_s)
-        best = elementwise_min(best, tiles + (constant("split_s") if split > 1 else 0.0))
-    return best
+        return tiles + split_s * (split > 1)
+
+    dimensions = max(getattr(size, "ndim", 0) for size in (m, n, k))
+    if not dimensions:
+        return min(tiling_s(rows, columns, split) for (rows, columns), split in product(TILES, SPLITS))
+    import numpy as np  # an argument is an array, so NumPy is loaded already
+
+    choices = np.array([(*tile, split) for tile, split in product(TILES, SPLITS)], float).T
+    return tiling_s(*choices.reshape(3, -1, *(1,) * dimensions)).min(axis=0)
 
 
 def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loadgen.servers.simulated.scheduler import Job, Scheduler
+from loadgen.servers.simulated.scheduler import Gauges, Job, Scheduler
 from loadgen.servers.simulated.step_time import StepDurations
 
 FOREVER_NS = 1 << 62
@@ -115,6 +115,15 @@ class VirtualEngine:
     @property
     def busy(self) -> bool:
         return bool(self._live)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Size of the KV cache in tokens."""
+        return self.scheduler.kv_tokens
+
+    def gauges(self) -> Gauges:
+        """Return the current values for the metrics page."""
+        return self.scheduler.gauges()
 
     def run(self, until_ns: int) -> list[TokenTimes]:
         """Run steps until at least one job ends, and return the token times of the jobs that ended.

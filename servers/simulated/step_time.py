@@ -8,17 +8,21 @@
   waits. Engines with CUDA graphs have no launch time.
 - `fixed`: time on the host per step.
 - `per_sequence`: time on the host per sequence in the step.
+
+Under pipeline parallelism, the sequences of a step are divided into one micro-batch per stage. `kernels` is the time
+that the largest micro-batch needs for all stages, and the time to send its activations from stage to stage.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from loadgen.servers.hardware.inference import Deployment, predict_step
+from loadgen.servers.hardware.kernels import ring_s
 from loadgen.servers.simulated.scheduler import Batch
 
 # Tables by number of sequences or tokens have every size up to FINE_LIMIT, and from there every COARSE_STEP-th size.
@@ -94,10 +98,13 @@ class StepTime:
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:
         framework = deployment.framework
         self.deployment = deployment
+        self._stages = deployment.pipeline
+        self._hop_s, self._hop_token_s = _hop_times(deployment)
         self._min_kernels_s = launch_s * deployment.model.layers
         self._step_s, self._sequence_s = deployment.host_s
         sizes = _table_sizes(MAX_SEQUENCES)
         contexts = np.array(CONTEXT_GRID, float)
+        deployment = replace(deployment, pipeline=1)  # the tables are those of one micro-batch
         decode = predict_step(deployment, decoding=sizes[:, None], context=contexts[None, :])
         prefill = predict_step(deployment, 1, tokens=_table_sizes(MAX_TOKENS))
         decode_s = decode.gemm + decode.elementwise + decode.all_reduce + decode.layers
@@ -109,28 +116,38 @@ class StepTime:
         self._heads_s: list[float] = (decode.gemm[:, 0] / framework.prefill_share - prefill_gemm_s).tolist()
         self._decode_attention_s = decode.attention
         self._attention_rows: dict[int, list[float]] = {}  # rows of `_decode_attention_s` as lists, on first use
-        self._prompt_attention = self._prompt_attention_tables()
+        self._prompt_attention = _prompt_attention_tables(deployment)
 
     def __call__(self, batch: Batch) -> int:
         """Return the duration of a step in ns."""
         if not batch.prompts:
             return round(1e9 * self.decode_trend(batch.decoding, batch.context)[0]) if batch.decoding else 0
         sequences = batch.prompts + batch.decoding
-        kernels_s = _look_up(self._prefill_s, batch.prompt_tokens + batch.decoding)
-        kernels_s += _look_up(self._heads_s, sequences)
-        kernels_s += self._prompt_attention_s(batch.prompts, batch.prompt_tokens, batch.pairs)
-        if batch.decoding:
-            kernels_s += self._attention_trend(batch.decoding, batch.context / batch.decoding)[0]
+        stages = min(self._stages, batch.prompts)  # among which the prompts are divided
+        prompts = -(-batch.prompts // stages)
+        prompt_tokens = -(-batch.prompt_tokens // stages)
+        decoding = -(-batch.decoding // self._stages)
+        kernels_s = _look_up(self._prefill_s, prompt_tokens + decoding)
+        kernels_s += _look_up(self._heads_s, prompts + decoding)
+        kernels_s += self._prompt_attention_s(prompts, prompt_tokens, batch.pairs // stages)
+        kernels_s += self._hops_s(prompt_tokens + decoding)
+        if decoding:
+            kernels_s += self._attention_trend(decoding, batch.context / batch.decoding)[0]
         return round(1e9 * (max(kernels_s, self._min_kernels_s) + self._step_s + self._sequence_s * sequences))
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
-        attention_s, growth_s, steps = self._attention_trend(decoding, context / decoding)
-        kernels_s = _look_up(self._decode_s, decoding) + attention_s
+        sequences = -(-decoding // self._stages)
+        attention_s, growth_s, steps = self._attention_trend(sequences, context / decoding)
+        kernels_s = _look_up(self._decode_s, sequences) + attention_s + self._hops_s(sequences)
         host_s = self._step_s + self._sequence_s * decoding
         if kernels_s < self._min_kernels_s:  # constant until the kernels take longer than their launches
             constant_steps = int((self._min_kernels_s - kernels_s) / growth_s) if growth_s > 0 else steps
             return self._min_kernels_s + host_s, 0.0, max(1, min(steps, constant_steps))
         return kernels_s + host_s, growth_s, steps
+
+    def _hops_s(self, tokens: int) -> float:
+        """Return the time to send the activations of `tokens` tokens from each pipeline stage to the next stage."""
+        return self._hop_s + self._hop_token_s * tokens
 
     def _attention_trend(self, decoding: int, context: float) -> tuple[float, float, int]:
         """Return the attention times of consecutive decode steps as (first, growth, steps).
@@ -148,35 +165,6 @@ class StepTime:
         end = CONTEXT_GRID[index]
         growth_s: float = (row[index] - row[index - 1]) / (end - start)
         return float(row[index - 1] + growth_s * (context - start)), growth_s, max(1, int(end - context))
-
-    def _prompt_attention_tables(self) -> list[list[float]]:
-        """Return five tables of attention times in seconds, with one entry for each size in CHUNK_GRID.
-
-        The first two tables are for a step with one prompt, the other three for a step with many prompts. "Earlier
-        token" means a token of the prompt that a previous step has computed.
-
-        - one prompt: its attention time without earlier tokens.
-        - one prompt: the increase per earlier token.
-        - many prompts: the part that does not depend on the number of prompts.
-        - many prompts: the part per prompt.
-        - many prompts: the increase per prompt and earlier token.
-        """
-        deployment = self.deployment
-        chunks = np.array(CHUNK_GRID, float)
-        one = predict_step(deployment, 1, chunks, before=0).attention
-        one_with_context = predict_step(deployment, 1, chunks, before=SAMPLE_BEFORE).attention
-        many = predict_step(deployment, SAMPLE_PROMPTS, chunks).attention
-        twice_as_many = predict_step(deployment, 2 * SAMPLE_PROMPTS, chunks).attention
-        many_with_context = predict_step(deployment, 2 * SAMPLE_PROMPTS, chunks, before=SAMPLE_BEFORE).attention
-        per_prompt = (twice_as_many - many) / SAMPLE_PROMPTS
-        tables = (
-            one,
-            (one_with_context - one) / SAMPLE_BEFORE,
-            many - SAMPLE_PROMPTS * per_prompt,
-            per_prompt,
-            (many_with_context - twice_as_many) / SAMPLE_BEFORE / 2 / SAMPLE_PROMPTS,
-        )
-        return [table.tolist() for table in tables]
 
     def _prompt_attention_s(self, prompts: int, tokens: int, pairs: int) -> float:
         """Return the attention time of all prompts in a step, in seconds.
@@ -196,6 +184,45 @@ class StepTime:
         ]
         one, one_growth, constant, per_prompt, growth_per_prompt = values
         return max(one + before * one_growth, constant + prompts * (per_prompt + before * growth_per_prompt))
+
+
+def _hop_times(deployment: Deployment) -> tuple[float, float]:
+    """Return the time to send activations between all pipeline stages as (constant part, part per token)."""
+    hops = deployment.pipeline - 1
+    if not hops:
+        return 0.0, 0.0
+    start_s = float(ring_s(deployment.hop_link, 2, 0.0, "point to point"))
+    token_s = float(ring_s(deployment.hop_link, 2, deployment.model.hidden * 2.0, "point to point")) - start_s
+    return hops * start_s, hops * token_s
+
+
+def _prompt_attention_tables(deployment: Deployment) -> list[list[float]]:
+    """Return five tables of attention times in seconds, with one entry for each size in CHUNK_GRID.
+
+    The first two tables are for a step with one prompt, the other three for a step with many prompts. "Earlier
+    token" means a token of the prompt that a previous step has computed.
+
+    - one prompt: its attention time without earlier tokens.
+    - one prompt: the increase per earlier token.
+    - many prompts: the part that does not depend on the number of prompts.
+    - many prompts: the part per prompt.
+    - many prompts: the increase per prompt and earlier token.
+    """
+    chunks = np.array(CHUNK_GRID, float)
+    one = predict_step(deployment, 1, chunks, before=0).attention
+    one_with_context = predict_step(deployment, 1, chunks, before=SAMPLE_BEFORE).attention
+    many = predict_step(deployment, SAMPLE_PROMPTS, chunks).attention
+    twice_as_many = predict_step(deployment, 2 * SAMPLE_PROMPTS, chunks).attention
+    many_with_context = predict_step(deployment, 2 * SAMPLE_PROMPTS, chunks, before=SAMPLE_BEFORE).attention
+    per_prompt = (twice_as_many - many) / SAMPLE_PROMPTS
+    tables = (
+        one,
+        (one_with_context - one) / SAMPLE_BEFORE,
+        many - SAMPLE_PROMPTS * per_prompt,
+        per_prompt,
+        (many_with_context - twice_as_many) / SAMPLE_BEFORE / 2 / SAMPLE_PROMPTS,
+    )
+    return [table.tolist() for table in tables]
 
 
 def _table_sizes(maximum: int) -> Any:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
 from loadgen.analysis.run import runfile
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from loadgen.servers.simulated.disaggregated_engine import WorkerPools
+from loadgen.studies.simulate import ServerModel, resolve_model
+from loadgen.studies.twin import Twin
 from tests.support.command import ROOT, burst, loadgen, summary_of
 
 ENGINE = ("--server", "vllm", "--gpu", "A800", "--model", "llama-2-7b")
@@ -77,6 +83,22 @@ def test_a_plan_file_and_repeats(tmp_path: Path) -> None:
     assert [len(run.records) for run in found] == [12, 12]
     assert found[0].records != found[1].records
     assert found[0].header.plan["server"] == "tgi"
+
+
+def test_separate_workers_and_pipelines(tmp_path: Path) -> None:
+    """Every request completes, and the GPUs of all workers and stages count. No hardware limit is stated for them."""
+    words = (*ENGINE, *SMALL, "--pp", "2", "--prefill-workers", "2", "--decode-workers", "3", "--json", "--no-report")
+    code, out, _ = burst(tmp_path, *words, command="simulate")
+    told = json.loads(out)
+    assert (code, told["requests"]["complete"], told.get("limit")) == (0, 30, None)
+    assert told["server"]["platform"] == "10 x A800-80GB SXM"
+
+
+def test_a_twin_has_no_separate_workers() -> None:
+    """The message says what to name instead."""
+    model = ServerModel(twin=create_autospec(Twin, instance=True), workers=WorkerPools(1, 1))
+    with pytest.raises(PlanError, match="a twin has no separate workers"):
+        resolve_model(Plan(server="vllm", n=1), model)
 
 
 @pytest.mark.parametrize(

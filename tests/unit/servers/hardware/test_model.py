@@ -174,6 +174,43 @@ def test_pipelines_split_requests() -> None:
     )
 
 
+def test_a_prompt_is_not_divided_among_stages() -> None:
+    """More stages make one prompt no faster, as it passes them one after the other. Two prompts share two stages."""
+    one, two = (make_deployment("H100", "llama-2-70b", "bf16", 4, pipeline) for pipeline in (1, 2))
+    alone = float(predict_step(one, 1, 2048).gemm)
+    assert float(predict_step(two, 1, 2048).gemm) == alone
+    assert float(predict_step(two, 2, 2048).gemm) == alone
+    assert float(predict_step(two, 4, 2048).gemm) == float(predict_step(one, 2, 2048).gemm)
+    assert float(predict_step(two, decoding=1, context=100).gemm) == float(
+        predict_step(one, decoding=1, context=100).gemm
+    )
+
+
+def test_stages_in_other_machines_are_farther_away() -> None:
+    """Activations travel over NVLink inside a machine of 8 GPUs, and over InfiniBand between machines."""
+    deployment = make_deployment("H100", "llama-2-70b", "bf16", 4, 2)
+    assert deployment.hop_link.name == "NVLink 4"
+    apart = replace(deployment, node_gpus=4)
+    assert apart.hop_link.name == "InfiniBand"
+    near, far = (float(predict_step(each, 1, 2048).all_reduce) for each in (deployment, apart))
+    message = 2048 * 8192 * 2
+    link = apart.hop_link
+    assert far - near == pytest.approx(
+        message / (link.bytes_per_s * link.share)
+        + link.nccl_s
+        - message / (deployment.hop_link.bytes_per_s * deployment.hop_link.share)
+        - deployment.hop_link.nccl_s
+    )
+
+
+def test_mixtures_have_stages_too() -> None:
+    """A mixture of experts on two stages: half of the sequences per micro-batch, and a hop between the stages."""
+    one, two = (make_deployment("B200", "deepseek-v3", "fp8", 8, pipeline) for pipeline in (1, 2))
+    half, whole = predict_step(one, decoding=32, context=500), predict_step(two, decoding=64, context=500)
+    assert float(whole.gemm) == pytest.approx(float(half.gemm))
+    assert float(whole.all_reduce) > float(half.all_reduce)
+
+
 ADAM = TrainingSetup(gpu=gpu("A100"), model=model("llama-2-7b"), batch=8, micro_batch=1, data=8, recomputation="full")
 
 

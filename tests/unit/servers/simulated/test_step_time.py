@@ -73,3 +73,16 @@ def test_what_is_past_the_tables_goes_on_in_proportion() -> None:
     assert seconds(Batch(0, 0, 0, 20_000, 200_000)) > seconds(Batch(0, 0, 0, 8_000, 80_000))
     assert seconds(Batch(1, 100_000, 100_000 * 50_000, 0, 0)) > seconds(Batch(1, 60_000, 60_000 * 30_000, 0, 0))
     assert seconds(Batch(0, 0, 0, 1, 200_000)) > seconds(Batch(0, 0, 0, 1, 130_000))
+
+
+def test_stages_take_what_the_model_says() -> None:
+    """Under pipeline parallelism, a step takes as long as its largest micro-batch needs for all stages."""
+    deployment = make_deployment("H100", "llama-3.1-8b", tensor=1, pipeline=2)
+    step_time = StepTime(deployment)
+    for decoding in (1, 2, 64):
+        whole = float(predict_step(deployment, decoding=decoding, context=800).total)
+        assert step_time(Batch(0, 0, 0, decoding, decoding * 800)) / 1e9 == pytest.approx(whole, rel=0.01)
+    for prompts in (1, 2, 8):
+        whole = float(predict_step(deployment, prompts, 512, 40, 700).total)
+        pairs = prompts * 512 * 513 // 2
+        assert step_time(Batch(prompts, prompts * 512, pairs, 40, 40 * 700)) / 1e9 == pytest.approx(whole, rel=0.02)

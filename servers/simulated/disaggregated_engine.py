@@ -1,0 +1,200 @@
+"""A simulated engine with separate workers for prompts and for decoding, in virtual time (DistServe, arXiv 2401.09670).
+
+    job ──> prefill worker ──first token──> transfer of the KV cache ──> decode worker ──last token──> finished
+
+Each worker is a `VirtualEngine` with a separate scheduler. A job goes to the worker with the fewest jobs. The steps of
+all workers are simulated in the order of their start times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
+from loadgen.servers.simulated.scheduler import UNLIMITED, Batch, Gauges, Job, Policy, Scheduler
+from loadgen.servers.simulated.step_time import StepDurations
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPools:
+    """Numbers of workers in disaggregated serving. All workers have the same GPUs."""
+
+    prefill: int
+    decode: int
+
+
+class DecodeStepTime:
+    """The durations of the steps of a decode worker, which computes no prompts.
+
+    The scheduler of the worker admits a job as if it computed the prompt. The KV cache of the prompt has arrived
+    already, so the step is as long as if the job had been decoding before.
+    """
+
+    def __init__(self, step_time: StepDurations) -> None:
+        self._step_time = step_time
+        self.decode_trend = step_time.decode_trend
+
+    def __call__(self, batch: Batch) -> int:
+        """Return the duration of a step in ns."""
+        sequences = batch.prompts + batch.decoding
+        if not sequences:
+            return 0
+        return round(1e9 * self.decode_trend(sequences, batch.context + batch.prompt_tokens)[0])
+
+
+class DisaggregatedEngine:
+    """Prefill workers and decode workers, with the methods of a `VirtualEngine`.
+
+    `transfer_s` returns the time in s to send the KV cache of a prompt with a number of tokens. The first token counts
+    as generated when the KV cache has arrived at the decode worker. A decode worker admits a job only if its whole
+    output fits into the KV cache, so it never preempts a job.
+    """
+
+    def __init__(
+        self,
+        pools: WorkerPools,
+        policy: Policy,
+        kv_tokens: int,
+        step_time: StepDurations,
+        transfer_s: Callable[[int], float],
+    ) -> None:
+        decode_policy = replace(
+            policy, prefill="mixed", reserve="output", step_tokens=UNLIMITED, prefix_cache=False, max_paddings=None
+        )
+        decode_time = DecodeStepTime(step_time)
+        self._prefill = [VirtualEngine(Scheduler(policy, kv_tokens), step_time) for _ in range(pools.prefill)]
+        self._decode = [VirtualEngine(Scheduler(decode_policy, kv_tokens), decode_time) for _ in range(pools.decode)]
+        self._all = (*self._prefill, *self._decode)
+        self._transfer_s = transfer_s
+        self._longest = decode_policy.max_sequence_tokens(kv_tokens)
+        self.kv_tokens = kv_tokens * (pools.prefill + pools.decode)
+        self._workers: dict[Job, tuple[VirtualEngine, Job] | None] = {}
+        """For each job in the engine, its worker and the job that the worker has for it. None during the transfer."""
+        self._arriving: list[tuple[int, int, Job]] = []
+        """Heap of jobs whose KV cache is being sent: time of arrival, unique number, job."""
+        self._first_ns: dict[Job, int] = {}
+        """For each job that is past its prefill, the time of its first token."""
+        self._numbers = count()
+
+    def submit(self, job: Job) -> None:
+        """Submit a job that arrives at `job.arrived_ns`. Jobs must be submitted in order of arrival.
+
+        Raises ValueError if the job does not fit even an empty KV cache.
+        """
+        if job.prompt_tokens + job.output_tokens + job.unsent_tokens > self._longest:
+            raise ValueError(
+                f"{job.prompt_tokens} prompt and {job.output_tokens} output tokens never fit the KV cache of a decode "
+                f"worker, {self._longest} tokens: limit the model's length to the cache"
+            )
+        prefill = Job(job.prompt_tokens, 1, job.arrived_ns, owner=job, prompt=job.prompt, cache_salt=job.cache_salt)
+        self._place(job, prefill, self._prefill)
+
+    def cancel(self, job: Job) -> list[int]:
+        """Remove a job, and return the times in ns at which its tokens so far were generated."""
+        placed = self._workers.pop(job)
+        first_ns = self._first_ns.pop(job, None)
+        if placed is None:
+            self._arriving = [entry for entry in self._arriving if entry[2] is not job]
+            heapify(self._arriving)
+            return []
+        worker, placed_job = placed
+        later = worker.cancel(placed_job)
+        return [] if first_ns is None else [first_ns, *later]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._workers)
+
+    @property
+    def now_ns(self) -> int:
+        """Time up to which all workers are simulated: the next start of a step, or the next end of a transfer."""
+        starts = [_next_start_ns(worker) for worker in self._all if worker.busy]
+        if self._arriving:
+            starts.append(self._arriving[0][0])
+        return min(starts, default=max(worker.now_ns for worker in self._all))
+
+    def gauges(self) -> Gauges:
+        """Return the current values for the metrics page: sums over all workers, and their mean use of KV cache."""
+        workers = [worker.scheduler.gauges() for worker in self._all]
+        usage = sum(each.kv_usage for each in workers) / len(workers)
+        return Gauges(
+            sum(each.running for each in workers),
+            sum(each.waiting for each in workers) + len(self._arriving),
+            usage,
+            sum(each.preemptions for each in workers),
+            sum(each.cached_prompt_tokens for each in workers),
+        )
+
+    def run(self, until_ns: int) -> list[TokenTimes]:
+        """Run steps until at least one job ends, and return the token times of the jobs that ended.
+
+        Return an empty list if no job is left, or if the next step would begin after `until_ns`.
+        """
+        while self._workers:
+            starts = sorted((_next_start_ns(worker), index) for index, worker in enumerate(self._all) if worker.busy)
+            arrival_ns = self._arriving[0][0] if self._arriving else FOREVER_NS
+            start_ns, index = starts[0] if starts else (FOREVER_NS, -1)
+            if min(start_ns, arrival_ns) > until_ns:
+                return []
+            if arrival_ns <= start_ns:
+                self._start_decoding()
+                continue
+            other_ns = starts[1][0] if len(starts) > 1 else FOREVER_NS
+            worker = self._all[index]
+            ended = worker.run(min(until_ns, arrival_ns, other_ns))
+            if index < len(self._prefill):
+                ended = list(self._prefilled(ended))
+            else:
+                ended = [self._finished(times) for times in ended]
+            if ended:
+                return ended
+        return []
+
+    def _place(self, job: Job, worker_job: Job, workers: Iterable[VirtualEngine]) -> None:
+        worker = min(workers, key=lambda each: each.scheduler.running + len(each.scheduler.waiting))
+        worker.submit(worker_job)
+        self._workers[job] = worker, worker_job
+
+    def _prefilled(self, ended: Iterable[TokenTimes]) -> Iterable[TokenTimes]:
+        """Begin the transfers of jobs whose prompt is computed. Yield the token times of jobs with a single token."""
+        for times in ended:
+            job: Job = times.job.owner
+            job.admitted_ns = times.job.admitted_ns
+            job.cached_tokens = times.job.cached_tokens
+            if job.output_tokens == 1:
+                del self._workers[job]
+                yield TokenTimes(job, times.instants)
+            else:
+                arrival_ns = times.instants[-1] + round(1e9 * self._transfer_s(job.prompt_tokens))
+                self._workers[job] = None
+                heappush(self._arriving, (arrival_ns, next(self._numbers), job))
+
+    def _start_decoding(self) -> None:
+        """Hand the job whose transfer ends next to a decode worker."""
+        arrival_ns, _, job = heappop(self._arriving)
+        self._first_ns[job] = arrival_ns
+        remaining = Job(
+            job.prompt_tokens + 1,
+            job.output_tokens - 1,
+            arrival_ns,
+            owner=job,
+            unsent_tokens=job.unsent_tokens,
+        )
+        self._place(job, remaining, self._decode)
+
+    def _finished(self, times: TokenTimes) -> TokenTimes:
+        """Return the token times of a job that a decode worker has finished."""
+        job: Job = times.job.owner
+        del self._workers[job]
+        return TokenTimes(job, [self._first_ns.pop(job), *times.instants])
+
+
+def _next_start_ns(worker: VirtualEngine) -> int:
+    """Return the time at which the next step of a busy worker begins."""
+    scheduler = worker.scheduler
+    if not scheduler.running and scheduler.waiting:
+        return max(worker.now_ns, scheduler.waiting[0].arrived_ns)
+    return worker.now_ns

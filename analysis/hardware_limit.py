@@ -203,10 +203,10 @@ def _hardware(run: Run) -> _Hardware | None:
     model = str(server.get("model") or plan.get("model") or "")
     if server.get("simulated"):
         facts = server.get("hardware") or {}
-        if not {"gpu", "model", "tensor_parallel"} <= facts.keys():
+        known = {"gpu", "model", "tensor_parallel"} <= facts.keys()
+        # Pipelines, attention groups and separate workers have other limits.
+        if not known or facts.get("gpus", facts["tensor_parallel"]) != facts["tensor_parallel"]:
             return None
-        if facts.get("gpus", facts["tensor_parallel"]) != facts["tensor_parallel"]:
-            return None  # pipelines, attention groups and separate workers have other limits
         return _Hardware(facts["gpu"], facts["tensor_parallel"], facts["model"], "simulated")
     if plan.get("gpu_model"):
         from loadgen.servers.hardware import HardwareError, parse_gpus

@@ -155,7 +155,9 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
 
 
 def _traffic(run: Run, frame: Frame, health: summary.ClientHealth) -> list[summary.TrafficFigures]:
-    """Return the figures of each class of traffic. The list is empty for a run without classes."""
+    """Return the figures of each class of traffic with measured requests. The list is empty for a run
+    without classes.
+    """
     result = []
     parts = dict(frame_parts(frame, frame.classes))
     for facts in run.header.traffic:

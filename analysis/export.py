@@ -302,7 +302,10 @@ def telemetry_rows(sample: Telemetry) -> Iterator[Row]:
 
 
 def run_row(run: Run, window: Window | None) -> Row:
-    """Return the single row of the `run` table."""
+    """Return the single row of the table `run`: facts about the run, its server and its measurement window.
+
+    `window` is None if the run has no measurement window.
+    """
     header, footer = run.header, run.footer
     server = server_info(run)
     folder = run.path.resolve().parent.name

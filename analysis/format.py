@@ -76,9 +76,10 @@ def percent(value: float | None) -> str:
 
 
 def interval_text(low: str, high: str) -> str:
-    """Join the formatted ends of an interval with an en dash.
+    """Return the ends of an interval as one text. `low` and `high` are the formatted ends.
 
-    The result is a single number if both ends have the same digits. If an end has a sign, ` to ` joins the ends.
+    The ends are joined by an en dash, or by ` to ` if one of them has a sign. If both texts are equal, the result is
+    this text.
     """
     if low == high:
         return low

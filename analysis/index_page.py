@@ -302,7 +302,10 @@ def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: 
 
 
 def _mean_cell(values: Sequence[float], factor: float, *, thin: bool) -> TableCell:
-    """Return the cell of one figure of repeats: the mean of the values."""
+    """Return the table cell with the mean of a figure over repeats, multiplied by `factor`.
+
+    `thin` is true if the figure is a percentile with too few samples. The cell is then marked with an asterisk.
+    """
     if not values:
         return TableCell(UNKNOWN)
     average = sum(values) / len(values)
@@ -396,7 +399,7 @@ def _selectable(entries: Sequence[IndexEntry]) -> list[SelectableRow]:
 
 
 def _index_data(rows: Sequence[SelectableRow]) -> dict[str, Any]:
-    """Return the input of the index page's script: the runs, and the figures and latencies that the script can draw."""
+    """Return the input of the index page's script: the runs, and the figures and latencies that it can draw."""
     figures, latencies = [], []
     figures_of_rows = [_mean_figures(row.summaries) for row in rows]
     for name in INDEX_FIGURES:

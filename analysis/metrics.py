@@ -153,7 +153,11 @@ def _skew_s(frame: Frame) -> float | None:
 
 
 def _per_second_inside(amounts: Floats, frame: Frame) -> float | None:
-    """Return the sum of an amount over the complete requests that ended in the window, per second of the window."""
+    """Return a rate: the sum of `amounts` over the complete requests that ended in the window, per second of the
+    window.
+
+    Return None if `Frame.sum_inside` returns no sum.
+    """
     total = frame.sum_inside(amounts)
     return None if total is None else _per_second(total, frame)
 

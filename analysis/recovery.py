@@ -136,7 +136,10 @@ def _started(record: CommandRecord) -> bool:
 
 
 def _figures(frame: Frame, bounds: Sequence[Objective]) -> Iterator[_Figure]:
-    """Yield the figures by which a recovery is judged."""
+    """Yield the figures of a run from which the recovery after a command is determined, in time windows.
+
+    `bounds` are the bounds of --goodput. A run that is too short for time windows yields nothing.
+    """
     span_ns = loaded_span_ns(frame)
     if span_ns is None:
         return

@@ -162,10 +162,11 @@ def _changes(figure: str, series: WindowSeries) -> list[FigureChange]:
 
 
 def _drift(figure: str, series: WindowSeries) -> list[FigureDrift]:
-    """Return a list with the drift of one figure, or an empty list if it is small or may be due to chance.
+    """Return a list with the drift of one figure, or an empty list if the drift is small or may be due to chance.
 
-    The p-value of a drift must be at most MAX_P_VALUE, and the change over the whole run at least MIN_CHANGE of the
-    level."""
+    The p-value must be at most MAX_P_VALUE. The change over the whole run must be at least MIN_CHANGE, as a share of
+    the figure's median.
+    """
     groups = max(1, math.ceil(len(series.values) / DRIFT_WINDOWS))
     parts = len(series.values) // groups
     medians = [_known_median(series.values[index * groups : (index + 1) * groups]) for index in range(parts)]

@@ -11,8 +11,9 @@ With a required confidence (--confidence), the whole interval decides:
 - fail: the whole interval violates the bound.
 - inconclusive: one end of the interval meets the bound and the other violates it.
 
-The interval always decides about a drift, because a short run says little about an hour. A run that is too short for a
-drift is inconclusive. A drift of a figure that the run does not have fails.
+An objective on a drift is always judged by the whole interval, because a short run shows little about the change per
+hour. The verdict is inconclusive if the run is too short to measure the drift. The verdict is fail if the run does not
+have the figure.
 
 Counts, extremes, rates and the burst skew describe only this run and have no interval. A share has no interval if the
 bound is 0% or 100%, because no sample could prove such a bound. An objective fails if the run has no sample of its
@@ -141,7 +142,11 @@ def judge(
 
 
 def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: float) -> ObjectiveVerdict:
-    """Return the verdict on an objective whose bound applies to the drift of a figure."""
+    """Return the verdict on an objective whose bound applies to the drift of a figure.
+
+    `part` is the part of the run that the objective judges, or None if the run has no such part. `confidence` is the
+    confidence of the drift's interval.
+    """
     verdict: Literal["pass", "fail", "inconclusive"] = "inconclusive"
     first_bad_s = None
     series: WindowSeries | str = ""
@@ -204,9 +209,10 @@ def _missing_text(objective: Objective) -> str:
 
 
 def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Frame) -> None:
-    """Store the time window in which the figure of a failed objective began to miss its bound.
+    """Store in `verdict` the time window in which the figure of a failed objective began to miss its bound.
 
-    Nothing is stored if the run is too short for time windows, or if the figure missed the bound from the beginning."""
+    Nothing is stored if the run is too short for time windows, or if the figure missed the bound from the beginning.
+    """
     if objective.figure not in (*LATENCIES, *RATES):
         return
     series = drift_windows(objective, frame)
@@ -385,7 +391,7 @@ def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str,
 
 
 def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -> str:
-    """Return the figure and its interval as text, in a unit that suits the figure."""
+    """Return the measured figure of an objective and its interval as text, in a unit that suits the figure."""
     if objective.unit == "requests":
         return pluralise(int(evidence.measured), "request")
     if objective.unit == "per second":
@@ -412,7 +418,10 @@ def _figure_text(objective: Objective, evidence: _Evidence, confidence: float) -
 
 
 def _number_format(objective: Objective, measured: float) -> tuple[Callable[[float], str], str]:
-    """Return a function that writes a value of the objective's figure as a number, and the unit of the number."""
+    """Return how a figure of an objective is written: a function that formats a value, and the unit.
+
+    `measured` is the measured value, whose size determines the unit of a duration.
+    """
     if objective.unit == "share":
         return lambda share: _share_text(share, objective.bound), "%"
     if objective.unit in ("tokens", "ratio"):

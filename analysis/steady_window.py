@@ -175,7 +175,8 @@ def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: fl
     """Return the measurement window of an open loop with a constant rate.
 
     The window is the part of the run after the start-up phase. If this part does not represent the run, the window is
-    the whole run.
+    the whole run. `steps` is the number of requests in flight over time. Requests are due from `begins` to `ends` (ns),
+    and `residence_ns` is the median time that a request is in flight.
     """
     length = ends - begins
     typical = _median(_between(steps, begins + length / 4, ends - length / 4))

@@ -163,7 +163,7 @@ def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float | None:
-    """Return the value `name` of a reading as a float, or None if the reading does not contain it."""
+    """Return the value `name` from the values of a reading as a float, or None if the reading lacks this value."""
     value = values.get(name)
     return None if value is None else float(value)
 

@@ -70,7 +70,7 @@ def window_count(frame: Frame, span_ns: tuple[float, float], max_windows: int, s
 
 
 def latency_windows(frame: Frame, metric: Metric, statistic: str, share: float | None, count: int) -> WindowSeries:
-    """Return a statistic of a latency in each of `count` windows.
+    """Return a statistic of the latency `metric` in each of `count` time windows.
 
     `statistic` is `mean`, `min`, `max` or a percentile. `share` is the share of a percentile: 0.99 for `p99`. Call this
     function only for a frame whose `loaded_span_ns` is known.
@@ -114,7 +114,10 @@ def rate_windows(frame: Frame, name: str, count: int) -> WindowSeries:
 
 
 def window_index(instants_ns: Floats, span_ns: tuple[float, float], count: int) -> Integers:
-    """Return the index of the window that contains each instant. Instants outside belong to the nearest window."""
+    """Return the index of the time window that contains each instant.
+
+    `count` equal windows divide the time `span_ns`. Instants outside this time belong to the nearest window.
+    """
     begins, ends = span_ns
     return np.clip((instants_ns - begins) / (ends - begins) * count, 0, count - 1).astype(np.int64)
 

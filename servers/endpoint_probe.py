@@ -235,9 +235,11 @@ def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) ->
 
 
 def _report(trial: Trial, failed: Sequence[Trial], facts: ServerFacts, say: Say) -> None:
-    """Pass the user-visible results of the probe to `say`.
+    """Report to the user (`say`) what the probe has found out.
 
-    The results are a change of the endpoint, a model that the server does not list, and fields that are left out."""
+    There is a line for a change of the endpoint, for a model that the server does not list, and for fields that are
+    left out. `trial` is the accepted test request, and `failed` contains the refused ones.
+    """
     dialect = trial.dialect
     if failed:
         say(f"{failed[0].words}; using {dialect.path} (--endpoint {dialect.endpoint})")
@@ -249,7 +251,11 @@ def _report(trial: Trial, failed: Sequence[Trial], facts: ServerFacts, say: Say)
 
 
 def _reason_to_stop(trials: Sequence[Trial], client: JsonClient, facts: ServerFacts) -> ServerError | None:
-    """Return the error for a run that cannot succeed, or None if a request of the run may be accepted."""
+    """Return the error with which the probe ends if no request of the run can succeed.
+
+    `trials` are the refused test requests. The error names the cause, such as a redirect, an unknown model or a missing
+    API key. Return None if the server may accept a request of the run.
+    """
     redirected = next((trial for trial in trials if trial.response.location), None)
     if redirected:
         return _redirect_error(redirected, facts)

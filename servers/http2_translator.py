@@ -108,7 +108,10 @@ class Http2Connection:
         return self.usable and len(self._streams) < self._h2.remote_settings.max_concurrent_streams
 
     async def send(self, request: Http1Request, scheme: str, authority: str, stream: Http2Stream) -> int:
-        """Send a request as a new stream, and return the number of the stream."""
+        """Send a request as a new HTTP/2 stream, and return the number of the stream.
+
+        `scheme` and `authority` are the first part of the URL. `stream` receives the response.
+        """
         number: int = self._h2.get_next_available_stream_id()
         self._streams[number] = stream
         headers = [(":method", request.method), (":scheme", scheme), (":authority", authority), (":path", request.path)]

@@ -155,7 +155,11 @@ def _read_cloud(usage: Mapping[str, Any], source: str, times: ServerTimes) -> No
 
 
 def _add(times: ServerTimes, mark: str, value: Any, us_per_unit: float, source: str) -> None:
-    """Add a duration to the times. Ignore it if it is missing, negative, or longer than a day."""
+    """Store a duration in `times` under the name `mark`.
+
+    `value` is the duration in a unit of `us_per_unit` microseconds. A duration that is missing, negative or longer than
+    a day is ignored. `source` states where the duration comes from.
+    """
     if not _is_time(value):
         return
     duration_us = value * us_per_unit
@@ -174,7 +178,10 @@ def _sum(first: Any, second: Any) -> Any:
 
 
 def _difference(later: Any, earlier: Any) -> Any:
-    """Return the time between two instants, or None if one is unknown. SGLang writes 0 for an unknown instant."""
+    """Return the time from `earlier` to `later`, or None if one of them is unknown.
+
+    SGLang writes 0 for an unknown instant.
+    """
     return later - earlier if _is_time(later) and _is_time(earlier) and earlier > 0 else None
 
 

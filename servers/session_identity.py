@@ -1,7 +1,8 @@
 """Headers that give each session an identity, so that a router can send all of its turns to the same server.
 
 A router needs one of two things. Either the client names the session in a header (`--session-header`), or the router
-names the server in a header or cookie of its first response, and the client sends it back (`--session-capture`).
+names the server in its first response (`--session-capture`). In the second case, the client sends the header or cookie
+with this name back in later requests.
 """
 
 from __future__ import annotations

@@ -23,10 +23,12 @@ _TEXT = re.compile(r"([\d.]+) ?% +after +(?:(\d+) +tokens?|(\S+))")
 
 
 class Cancellation(msgspec.Struct, frozen=True):
-    """The share of requests that are abandoned, and the moment. `str()` returns its text, such as `5% after 2s`.
+    """The share of requests that their clients abandon, and when. `str()` returns text such as `5% after 2s`.
 
-    A request is abandoned by closing its connection: `after_ns` after it was sent, or after its first `after_tokens`
-    tokens have arrived. Only one of the two is not 0. A request that ends earlier is not abandoned."""
+    A request is abandoned by closing its connection: `after_ns` after the request was sent, or after its first
+    `after_tokens` tokens have arrived. One of these two fields is always 0. A request that ends earlier is not
+    abandoned.
+    """
 
     percent: Fraction
     after_ns: int = 0

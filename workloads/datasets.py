@@ -292,7 +292,7 @@ def _line_tokens(item: Mapping[str, Any]) -> int | None:
 
 
 def _line_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields that a line adds to the body of its request: those of `body`, and `tools`."""
+    """Return the fields that a line adds to the body of its request: the fields in `body`, and the field `tools`."""
     tools = item.get("tools")
     if not isinstance(tools, list | None):
         raise TypeError(f"has tools that are not a list: {tools!r}"[:120])

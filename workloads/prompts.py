@@ -84,7 +84,10 @@ class ServerTokenCounter(Tokenizer, Protocol):
 
     @property
     def generates(self) -> bool:
-        """True if the server must run the model on a text to count its tokens. The text stays in the prefix cache."""
+        """True if the server must run the model on a text to count its tokens.
+
+        In this case, the text is in the server's prefix cache afterwards.
+        """
 
     @property
     def plain(self) -> Tokenizer | None:

@@ -308,7 +308,7 @@ class RawRequests(msgspec.Struct, frozen=True):
             yield replace(entry.request, id=number)
 
     def conversations(self, prompts: Prompts) -> Iterator[RecordedSession]:
-        """Yield each session at its first request. Request ids are consecutive, also from one session to the next."""
+        """Yield the sessions of the file in order. Request ids are consecutive over all sessions."""
         first_id = 0
         for group in repeated(self.grouped, repeat=prompts.spec.repeat_file):
             turns = tuple(

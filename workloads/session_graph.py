@@ -76,7 +76,11 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class DraftNode(msgspec.Struct):
-    """A node as a loader reads it, with names instead of indices. `graph_of` checks it."""
+    """One request of a session, as a loader reads it from a file.
+
+    A draft refers to other requests by their names. `graph_of` checks all drafts of a session and replaces the names by
+    indices.
+    """
 
     id: str
     after: list[tuple[str, After, int]]
@@ -186,7 +190,9 @@ class SessionGraph(msgspec.Struct, frozen=True):
                 self._prompt(index, node)
 
     def unsent_request(self, index: int) -> Request:
-        """Return the request of a node without its prompt, for the Record of a request that is never sent."""
+        """Return the request of the node `index` without its prompt. The Record of a request that is never sent needs
+        it.
+        """
         node = self.nodes[index]
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
 

@@ -154,11 +154,12 @@ def _exact_counter(local: Tokenizer | None, server: ServerTokenCounter | None, *
 def _corrected(
     tokenizer: Tokenizer, server: ServerTokenCounter | None, words: Sequence[str], description: str
 ) -> TokenCounter:
-    """Return a token counter. Its count is the tokenizer's count plus the tokens that the server adds to every prompt.
+    """Return a token counter that corrects the counts of a local tokenizer.
 
-    The server may add the tokens of a chat template, or a BOS token that the tokenizer does not add. Raises PromptError
-    if the server adds different numbers of tokens to a short text and to a long text. The tokenizer then belongs to
-    another model."""
+    The tokens that the server adds to every prompt, such as a chat template or a BOS token, are added to the
+    tokenizer's count. If `server` is None, nothing is added. Raises PromptError if the server adds different numbers of
+    tokens to a short text and to a long text, because the tokenizer then belongs to another model.
+    """
     if server is None:
         return TokenCounter(tokenizer.count, description, words)
     texts = [f"{words[0]} {text} {words[0]}" for text in (words[-1], " ".join(words[:SAMPLE_WORDS]))]
@@ -181,9 +182,10 @@ def _corrected(
 def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None) -> TokenCounter | None:
     """Return a token counter for texts that consist of words of one token each.
 
-    Such words are found by bisection: short requests (samples) with many words are sent, and the server reports their
-    token counts. Usually a single sample is enough. Return None if too few such words are found, or if the server does
-    not report token counts."""
+    The words are found by bisection: short texts with many words are sent to the server, which reports their token
+    counts. Usually a single text is enough. `store` holds the words that an earlier run found. Return None if too few
+    such words are found, or if the server does not report token counts.
+    """
     words = server.words or COMMON_WORDS
     frame = words[0]
     known = store.load() if store else None
@@ -212,12 +214,13 @@ def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None)
 def _one_token_words(
     server: ServerTokenCounter, words: Sequence[str], frame: str, frame_tokens: int, tokens: int
 ) -> list[str]:
-    """Return those of the `words` that are one token each.
+    """Return the words that are one token each.
 
-    A sample is a request with a group of words, preceded and followed by the word `frame`. A request with only these
-    two frame words has `frame_tokens` tokens, and the sample of all words has `tokens` tokens. If a group does not have
-    one token per word, the group is halved, and both halves are sampled. This is repeated until no group is left to
-    halve.
+    Words are tested in groups. To test a group, the server counts the tokens of a text with the words of the group
+    between two words `frame`. All words of a group are one token each if the text has one token per word in addition to
+    `frame_tokens`, the tokens of the two frame words. A group that fails the test is halved, and both halves are
+    tested, until a failed group has a single word. The first group contains all of `words`, and its text has `tokens`
+    tokens.
     """
     usable: set[str] = set()
     groups = [words]

@@ -243,9 +243,11 @@ class Prompts(msgspec.Struct, frozen=True):
         return map(self._complete, islice(result, spec.n))
 
     def _with_queries(self) -> Prompts:
-        """Return these prompts, with a common beginning of the inputs of each request if `query_tokens` is not 0.
+        """Return prompts for which all inputs of a request begin with the same `query_tokens` tokens (the query).
 
-        Raises WorkloadError for an input that is not longer than the common beginning."""
+        If `query_tokens` is 0, the prompts are returned unchanged. Building an input raises WorkloadError if the input
+        is not longer than the query.
+        """
         if not self.query_tokens:
             return self
 
@@ -463,7 +465,11 @@ def _check_count(server: ServerTokenCounter, text: str, expected: int) -> None:
 def _source_of_ids(
     local: Tokenizer | None, server: ServerTokenCounter | None, counter: TokenCounter, by: CountingMethod | None
 ) -> Tokenizer | None:
-    """Return the tokenizer from which the token ids of prompts are taken, or None if lengths are only estimated."""
+    """Return the tokenizer that supplies the token ids of prompts, or None if token counts are only estimated.
+
+    `local` is a tokenizer on this machine. `by` is the counting method that the user requests, or None for the best one
+    that is available.
+    """
     if by == "tokenizer":
         return local
     if not counter.exact:

@@ -383,7 +383,7 @@ def _compare_quantile(
 
 
 def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
-    """Compare a throughput of two single runs.
+    """Compare a throughput of two single runs. `metric` is the throughput.
 
     A throughput is work divided by time, so its relative error equals the relative error of the run's duration.
     """
@@ -398,7 +398,7 @@ def _compare_rate(metric: Metric, a: ComparedRun, b: ComparedRun, variation: Var
 
 
 def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, variation: Variation) -> ComparedFigure:
-    """Compare every request of run A with every request of run B.
+    """Compare a latency of two single runs by comparing every request of run A with every request of run B.
 
     The tested value is the share of pairs in which the request from B is slower. The share is one half if A and B do
     not differ.

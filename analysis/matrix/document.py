@@ -328,9 +328,12 @@ class MatrixReport:
         return result
 
     def _tile(self, label: str, leader: str, lead: str, cells: Sequence[CellSummary]) -> doc.Card:
-        """Return the card of a ranking. It shows the throughput of the leading server, or of all servers if none leads.
+        """Return the card with the result of a ranking.
 
-        `cells` must be in the order of `_ranked`."""
+        `label` is the title of the card, and `lead` is its note. `leader` is the name of the leading server, or a text
+        that says that none leads. The card also shows the throughput of the leading server, or of all servers if none
+        leads. `cells` must be in the order of `_ranked`.
+        """
         if leader not in (NO_WINNER, NO_RANKING):
             return doc.Card(label, leader, figure(cells[0], MAIN).text, lead)
         return doc.Card(label, leader, f"{', '.join(self._rates(cells))} {self._scale(MAIN)[1]}", lead)
@@ -455,10 +458,10 @@ class MatrixReport:
     def _table(
         self, title: str, heads: dict[str, ColumnKind], rows: Iterable[tuple[CellName, Cells]], id_: str = ""
     ) -> doc.Table:
-        """Return a table with one row per cell.
+        """Return a table with one row per matrix cell.
 
-        Each row starts with the platform and the server of the cell. The model and the workload follow if the matrix
-        has several.
+        `rows` contains the name and the table cells of each matrix cell, and `heads` the headings of these table cells.
+        Each row starts with the platform and the server. The model and the workload follow if the matrix has several.
         """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         name_heads: dict[str, ColumnKind] = {"platform": "text", **dict.fromkeys(extra, "text"), "server": "head"}
@@ -747,7 +750,8 @@ class MatrixReport:
     ) -> dict[str, Any]:
         """Return the names, colours, figures and latency distributions of a cell for the charts.
 
-        For each latency there is one distribution over all repeats, and one per repeat if there are several.
+        Each latency has one distribution over all repeats, with at most about `points_of_cell` points. If there are
+        several repeats, it also has one distribution per repeat, each with at most about `points_of_run` points.
         """
         same_colour = [name for name, colour in self.colours.items() if colour == self.colours[cell.server]]
         curves = {}

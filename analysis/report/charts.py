@@ -130,7 +130,7 @@ class ChartRun(RunStyle, frozen=True, kw_only=True):
 
 
 def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
-    """Return the chart data of one run by chart id. Charts that do not apply to the run are omitted."""
+    """Return the data of each chart of a run, by chart id. Charts that do not apply to the run are left out."""
     return {chart.id: data for chart in CHARTS.values() if (data := chart.data(chart_input)) is not None}
 
 

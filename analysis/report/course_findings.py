@@ -60,7 +60,10 @@ def course_marks(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _groups(course: RunCourse) -> list[list[FigureChange]]:
-    """Return the changes of all figures, grouped by instant. Changes of several figures often have one cause."""
+    """Return the level changes of all figures in groups. The changes of a group happened at about the same time.
+
+    Such changes often have one cause.
+    """
     groups: list[list[FigureChange]] = []
     for change in course.changes:
         if groups and change.at_s - groups[-1][0].at_s <= SAME_INSTANT_WINDOWS * change.window_s:

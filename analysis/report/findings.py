@@ -197,7 +197,10 @@ def sessions_sentence(sessions: SessionFigures) -> str:
 
 
 def verdict(summary: Summary, findings: Sequence[Finding]) -> Finding:
-    """Return a finding that states whether the figures of the run are valid."""
+    """Return a finding that states whether the figures of the run are valid.
+
+    `findings` are the other findings on the run. The result mentions how many of them are errors and warnings.
+    """
     if not summary.requests.complete:
         reason = f", and {_invalid_reason(summary.client)}" if summary.client.client_limit else ""
         return Finding("invalid", "error", f"Invalid: no request was complete{reason}.")
@@ -278,7 +281,7 @@ def abandoned_finding(summary: Summary) -> Finding | None:
 
 
 def incomplete_text(counts: Sequence[RequestCounts]) -> str:
-    """Return the number of requests of these runs that are not complete, their share and the reasons, as text."""
+    """Return text on the incomplete requests of these runs: their number, their share, and the reasons."""
     planned = sum(requests.planned for requests in counts)
     incomplete = planned - sum(requests.complete for requests in counts)
     parts = []
@@ -708,7 +711,7 @@ def cached_prompts_finding(summary: Summary) -> Finding | None:
 
 
 def _cache_cause(run: RunInfo, cached: CachedPrompts) -> str:
-    """Return sentences on why the server knew the prompts of a run, as far as this is known, and on a remedy."""
+    """Return sentences on the probable reason why the server knew the prompts of a run, and on how to avoid this."""
     remedy = "Leave --seed out, or empty the cache with --cold (vLLM, SGLang)."
     if cached.sent_before:
         when = cached.sent_before[:19].replace("T", " ")

@@ -126,7 +126,7 @@ def failed_objectives(judged: Sequence[ObjectiveVerdict]) -> list[ObjectiveVerdi
 
 
 def _miss_factor(entry: ObjectiveVerdict) -> float:
-    """Return the factor by which a run misses an objective, for example 2 for twice the bound.
+    """Return the factor by which the measured figure exceeds or falls short of its bound: 2 for twice the bound.
 
     Return infinity if the run does not have the figure.
     """

@@ -280,8 +280,9 @@ def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -
 
 
 def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]]) -> tuple[float, str]:
-    """Return the unit of the latency `name` and the factor from seconds to this unit, for all runs and statistics.
+    """Return how the latency `name` is displayed: the factor from seconds to the unit, and the unit.
 
+    `parts` contains the distributions of each run or part. All runs and statistics of a latency have the same unit.
     Latencies that readers compare share a unit: E2E has the unit of TTFT, and ITL has the unit of TPOT. The median of
     ITL is unsuitable for choosing a unit, because coalesced reads can make it tiny. A latency whose median would be
     SHARED_UNIT_MAX or more in the shared unit gets a separate unit.
@@ -311,9 +312,9 @@ def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]
 def statistic_cell(
     described: Distribution | AdjustedDistribution, figure: str, factor: float, *, bare: bool = False
 ) -> TableCell:
-    """Return a cell with a statistic and, unless `bare` is true, its confidence interval.
+    """Return a cell with the statistic `figure` of a distribution, such as its p99, multiplied by `factor`.
 
-    An asterisk marks a percentile with too few samples.
+    Unless `bare` is true, the confidence interval follows. An asterisk marks a percentile with too few samples.
     """
     value = getattr(described, figure)
     thin = figure in described.thin or (figure == "p99_9" and value is None and described.n > 0)

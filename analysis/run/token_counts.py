@@ -143,9 +143,10 @@ def _remove_hidden(counts: Sequence[int], hidden: int) -> list[int]:
 
 
 def _spread(tokens: int, chunks: int, basis: Basis, hidden: int) -> StreamedTokens:
-    """Return the streamed tokens of a response with `tokens` tokens, spread evenly over `chunks` chunks.
+    """Return StreamedTokens for `tokens` tokens that are spread evenly over `chunks` chunks.
 
-    Each chunk gets at least one token. `hidden` is the number of tokens that were generated but not streamed.
+    Each chunk gets at least one token. `basis` states how the tokens were counted. `hidden` is the number of tokens
+    that were generated but not streamed.
     """
     tokens = max(tokens, 1)
     ends = [tokens * (index + 1) // chunks for index in range(chunks)]

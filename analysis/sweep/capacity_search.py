@@ -211,9 +211,11 @@ class Search:
         return np.asarray(weights / weights.sum())
 
     def _pilot_prior(self, full_rate: float) -> Floats:
-        """Return the weight of each grid load before the first run, given the full throughput that the pilot measured.
+        """Return the weight of each grid load before the first run of the search.
 
-        The weights fall exponentially with the distance from the full throughput: slowly below it, quickly above it."""
+        `full_rate` is the full throughput that the pilot measured. The weights fall exponentially with the distance
+        from this throughput: slowly below it, quickly above it.
+        """
         distance = np.log(self._grid / full_rate)
         near = np.where(distance < 0, np.exp(distance / BELOW_FULL), np.exp(-distance / ABOVE_FULL))
         wide = np.exp(-np.abs(distance) / BELOW_FULL)

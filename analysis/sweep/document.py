@@ -472,7 +472,7 @@ def _best_capacity(sweeps: Mapping[str, SweepResult], link: Links) -> list[Card]
 
 
 def _names(names: Sequence[str]) -> str:
-    """Join the names of sweeps with equal figures. More than two names become their number."""
+    """Join one or two names of sweeps with `and`. For more names, return their number, such as `3 sweeps`."""
     return " and ".join(names) if len(names) <= 2 else f"{len(names)} sweeps"
 
 

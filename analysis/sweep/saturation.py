@@ -63,8 +63,10 @@ def is_saturated(levels: Sequence[PilotLevel]) -> bool:
 
 
 def next_concurrency(levels: Sequence[PilotLevel]) -> int:
-    """Return the concurrency of the next level: four times the last one, or twice the last one if throughput grows
-    slowly.
+    """Return the concurrency of the next level of the pilot.
+
+    The concurrency is four times that of the last level, or twice if the throughput now grows slowly. It never exceeds
+    MAX_PILOT_CONCURRENCY.
     """
     if not levels:
         return FIRST_CONCURRENCY

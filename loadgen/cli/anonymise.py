@@ -122,7 +122,10 @@ def _new_file(path: Path) -> Iterator[IO[str]]:
 
 
 def _describe(facts: TraceFacts, out: Path, *, exact: bool) -> Iterator[str]:
-    """Yield the lines that describe a written trace."""
+    """Yield the lines of text that describe a trace that was written to `out`.
+
+    `exact` is true if the token counts in the trace are exact.
+    """
     from loadgen.workloads.token_counter import APPROXIMATE
 
     requests = f"{facts.requests:,} request{'' if facts.requests == 1 else 's'}"

@@ -189,7 +189,10 @@ def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objec
 
 
 def impossible_lines(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> list[str]:
-    """Return a line for each candidate that is not possible, with the reason."""
+    """Return one line of text for each candidate that cannot serve the load, with the reason.
+
+    A candidate is a type and number of GPUs with a weight format.
+    """
     several_formats = len({option.format for option in options}) > 1
     return [
         f"{option.gpu} x {option.tensor_parallel}{f' {option.format}' if several_formats else ''}: "
@@ -200,7 +203,10 @@ def impossible_lines(options: Sequence[CapacityOption], objectives: Sequence[Obj
 
 
 def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, ...]:
-    """Return the table row of one candidate, with one cell per heading in `HEADINGS`."""
+    """Return the table row of one candidate: the number and type of GPUs, the rate per replica, and the costs.
+
+    The row has one cell per heading in `HEADINGS`. With `several_formats`, the type contains the weight format.
+    """
     from loadgen.analysis.format import significant
 
     low = significant(option.replica_per_s_low or 0)
@@ -218,9 +224,9 @@ def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, 
 
 
 def _reason(option: CapacityOption, objectives: Sequence[Objective]) -> str:
-    """Return the reason why a candidate is not possible.
+    """Return the reason why a candidate cannot serve the load.
 
-    Either the model does not fit into the GPU memory, or even a single request misses an objective.
+    Either its model does not fit into the GPU memory, or even a single request misses an objective.
     """
     if not option.figures:
         return option.not_possible

@@ -174,10 +174,11 @@ Rate = Annotated[
 
 
 class SettingsCommand:
-    """A command with generated options, in addition to the options in the signatures of two functions.
+    """A typer command whose options come from three sources.
 
-    `generate` yields the generated options. `function` is the command itself. `shared` is a function that `function`
-    calls with options that several commands share.
+    - `generate` yields the generated options.
+    - `function` is the command. Its parameters are options.
+    - `shared` is a function that `function` calls. Its parameters are options that several commands share.
 
     When the command runs, `function` receives a dict of the generated options that were set, and all other options as
     keyword arguments. The options are generated only when typer reads the signature, so that `loadgen --help` imports

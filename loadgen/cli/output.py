@@ -90,7 +90,10 @@ def objective_settings(
 
 
 def write_results(output: Output, folder: Path, *, report: bool) -> int:
-    """Write and print the results of a finished run. Return the exit code of the command."""
+    """Write and print the results of the finished run in `folder`. Return the exit code of the command.
+
+    With `report`, the HTML report is written too.
+    """
     results_are_kept(folder, text_only=not output.as_json)
     return exit_code(output.results([folder], folder / "report.html" if report else None), output.inconclusive)
 

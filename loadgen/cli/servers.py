@@ -295,9 +295,9 @@ def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
 
 
 def _process_state(background: BackgroundServer) -> tuple[str, bool]:
-    """Return one line of text about a server process, and True if the server is ready.
+    """Return one line of text about a server that `servers up` started, and True if the server is ready.
 
-    If the process has ended, the record that `servers up` kept of this process is removed.
+    If the process of the server has ended, the stored description of the server is removed.
     """
     if not background.alive:
         process.down(background)

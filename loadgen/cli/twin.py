@@ -208,7 +208,11 @@ def _write_page(
     *,
     with_constants: bool,
 ) -> None:
-    """Write the page that compares a twin with measured runs. `replays` holds each run with the twin's figures."""
+    """Write the page that compares a twin with measured runs.
+
+    `replays` contains each measured run with the figures that the twin predicts for it. With `with_constants`, the page
+    also shows the twin's constants.
+    """
     from loadgen.analysis.report import Code
     from loadgen.analysis.report.page import render
     from loadgen.studies.twin_fitting import figures, replay_on_twin

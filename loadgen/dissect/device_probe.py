@@ -163,9 +163,10 @@ def _gemm_flops_per_s(device: str, dtype: str, statistic: Statistic) -> float:
 
 
 def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
-    """Measure the memory bandwidth in bytes per second.
+    """Measure the memory bandwidth of a device in bytes per second.
 
-    The operation is the triad of the STREAM benchmark, which reads two arrays and writes a third one.
+    The operation is the triad of the STREAM benchmark, which reads two arrays and writes a third one. `statistic`
+    computes the result from the durations of several attempts.
     """
     first, second, target = (torch.ones(STREAM_VALUES, device=device) for _ in range(3))
     seconds = _probe(device, lambda: torch.add(first, second, alpha=3.0, out=target), statistic)
@@ -175,7 +176,8 @@ def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
 def _fresh_bytes_per_s(statistic: Statistic) -> float:
     """Return the rate at which the operating system provides new memory, in bytes per second.
 
-    Return 0 if writing to new memory takes no longer than writing to memory that is already in use.
+    `statistic` computes a duration from those of several attempts. Return 0 if writing to new memory takes no longer
+    than writing to memory that is already in use.
     """
     used = torch.ones(STREAM_VALUES)
     used_s = _probe("cpu", lambda: used.fill_(1.0), statistic)

@@ -228,7 +228,7 @@ def _run_profiled(profiler: OpProfiler, passes: _Passes, device: str) -> None:
 
 
 def _part_times(profiler: OpProfiler) -> dict[str, float]:
-    """Return the seconds of each part of a step by name, such as `layers` or `LM head`."""
+    """Return the measured seconds of each part of a step, such as `layers` or `LM head`, by the name of the part."""
     seconds: dict[str, float] = {}
     for name, begin, end in profiler.spans:
         seconds[name] = seconds.get(name, 0.0) + profiler.clock.seconds(begin, end)
@@ -236,7 +236,10 @@ def _part_times(profiler: OpProfiler) -> dict[str, float]:
 
 
 def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> list[Operator]:
-    """Group operator calls by module, operator, shape and direction. The group with the longest time comes first."""
+    """Group operator calls by module, operator, shape and direction, and return the totals of each group.
+
+    `repeats` contains the calls of each repeat. The group with the longest time comes first.
+    """
     groups: dict[tuple[Any, ...], list[list[OperatorCall]]] = {}
     for index, calls in enumerate(repeats):
         for call in calls:
@@ -247,7 +250,10 @@ def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLi
 
 
 def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> Operator:
-    """Return the totals of one group of operator calls. `by_repeat` contains the calls of each repeat."""
+    """Return the totals of one group of operator calls, and the limits of the device for them.
+
+    `by_repeat` contains the calls of each repeat.
+    """
     calls = max(by_repeat, key=len)
     call = calls[0]
     flops = sum(call.flops for call in calls)

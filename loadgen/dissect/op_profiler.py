@@ -78,7 +78,10 @@ class Clock:
         self.excluded_ns += time.perf_counter_ns() - since_ns
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two times of this clock. A GPU must have finished its work."""
+        """Return the seconds from `begin` to `end`, which are two times of this clock.
+
+        If the device is a GPU, it must have finished its work before this call.
+        """
         return float(begin.elapsed_time(end)) / 1e3 if self.cuda else (end - begin) / 1e9
 
 

@@ -21,7 +21,11 @@ INT8_BYTES = 1.0
 def predict_memory_bytes(
     spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int
 ) -> dict[str, float]:
-    """Return the predicted bytes of each kind of memory at the peak of a training step."""
+    """Return the predicted memory in bytes at the peak of a training step, by purpose.
+
+    The purposes are weights, gradients, optimiser and activations. `limits` are the limits of each of the `processes`
+    devices.
+    """
     memory: StepMemory = peak_memory(_torch_step(spec, technique, limits, processes))
     return {
         "weights": memory.weights,

@@ -218,7 +218,7 @@ def _now(device: str) -> float:
 
 
 def _apply_technique(model: Llama, technique: Technique, device: str, count: int) -> nn.Module:
-    """Apply a technique to the model, and return the changed model."""
+    """Apply a training technique to the model, and return the changed model. `count` is the number of processes."""
     if technique.qlora:
         _to_nf4(model)
     if technique.quantised:

@@ -264,7 +264,10 @@ def _run(result: TrainingResult, title: str) -> dict[str, Any]:
 
 
 def _chart(name: str, title: str, unit: str, parts: Sequence[str], bars: int) -> dict[str, Any]:
-    """Return a chart with a stacked bar per technique. A line across each bar shows the predicted total."""
+    """Return a chart with a stacked bar per technique. A line across each bar shows the predicted total.
+
+    `parts` names the parts of a bar, and `bars` is the number of bars.
+    """
 
     def hover_text(part: str) -> str:
         return f"%{{customdata}}, {part}: %{{x:.3g}} {unit}<extra></extra>"

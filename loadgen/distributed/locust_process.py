@@ -148,8 +148,9 @@ class Peer:
                 gevent.spawn(series, order.node)
 
     def enter(self, node: str, handshake: protocol.Handshake) -> None:
-        """Open the sealed channel to a node that has proven that it knows the shared token. Report the node to the
-        loadgen command.
+        """Open the sealed channel to a node, and report the node to the loadgen command.
+
+        In the finished `handshake`, the node has proven that it knows the shared token.
         """
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))

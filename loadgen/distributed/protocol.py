@@ -369,9 +369,10 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start the Locust process of a command, and yield the command's end of the socket to it.
+    """Start the Locust process of a loadgen command.
 
-    The Locust process ends with the context. It also ends when the command is killed.
+    Yield the command's end of the socket that connects the command with the Locust process. The Locust process ends
+    with the context, and also if the command is killed.
     """
     ours, theirs = socket.socketpair()
     command = own_process("loadgen.distributed.locust_process", role, host, str(port), str(theirs.fileno()))

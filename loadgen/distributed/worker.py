@@ -67,7 +67,7 @@ class MasterSession:
         self._parent = os.getppid()
 
     def last(self, kind: type[MessageT]) -> MessageT | None:
-        """Return the last message of this type from the master, or None if there was none."""
+        """Return the last message of the type `kind` that the master has sent, or None if there was none."""
         return cast("MessageT | None", self._messages.get(kind))
 
     @property
@@ -130,7 +130,10 @@ class MasterSession:
             self.interrupts.count += 1
 
     def drive(self, tasks: Sequence[WorkerTask]) -> list[WorkerExit]:
-        """Open the connections, wait for the start, and send all requests. Return how each worker process ended."""
+        """Run the worker processes: open the connections, wait for the start, and send all requests.
+
+        Return how each worker process ended.
+        """
         self._outgoing = Outgoing({task.number: task.part for task in tasks}, self.link.send)
 
         def end() -> None:
@@ -139,9 +142,10 @@ class MasterSession:
         return coordinator.run_workers(tasks, self._begin, self.interrupts, self._tick, end)
 
     def deliver(self, outcomes: Sequence[WorkerExit]) -> None:
-        """Send the rest of the part files, and wait for the master's last message.
+        """Send the remaining bytes of the part files, and wait for the master's last message.
 
-        The wait ends early if the master is lost or after MAX_INTERRUPTS interrupts.
+        `outcomes` states how each worker process ended. The wait ends early if the master is lost or after
+        MAX_INTERRUPTS interrupts.
         """
         for outcome in outcomes:
             if outcome.rescued is not None:

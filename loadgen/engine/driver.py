@@ -281,9 +281,10 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Drop the connections of the next group of requests that the server has closed.
+        """Close the connections of the next group of requests, as far as the server has already closed them.
 
-        Return the requests that have lost their connection."""
+        Return the requests that have lost their connection.
+        """
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
             slot.reopened += 1

@@ -459,7 +459,10 @@ def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence[PreparedLoad]) -> None:
-    """Add the facts about the classes of traffic to the header of a run."""
+    """Store the facts about the classes of traffic in the header of a run.
+
+    `loads` and `ready` contain the load of each class, before and after its prompts were built.
+    """
     header.traffic = [
         traffic_facts(
             load.plan,
@@ -543,10 +546,10 @@ def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> 
 
 
 def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
-    """Empty the prefix cache of every replica (--cold).
+    """Empty the prefix cache of every replica (--cold), and return the result.
 
-    The result is one of loadgen.servers.cache_reset.ResetResult. If the results differ, the least certain one is
-    returned. Raises CacheResetError if a replica cannot empty its cache, or still uses it.
+    The result is one of loadgen.servers.cache_reset.ResetResult. If the results of the replicas differ, the least
+    certain one is returned. Raises CacheResetError if a replica cannot empty its cache, or still uses the cache.
     """
     from loadgen.servers.cache_reset import reset_prefix_cache
 

@@ -104,9 +104,11 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
 
 
 def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
-    """Return the dialect for a path of the file. Raises PlanError if the path belongs to no endpoint of the server.
+    """Return the dialect for the requests of a file that have the path `path`.
 
-    If the user named an endpoint, a path that belongs to no endpoint is read like this endpoint."""
+    Raises PlanError if the path belongs to no endpoint of the server. If the user named an endpoint, no error is raised
+    for such a path: its requests get `dialect`, the dialect of the named endpoint.
+    """
     result = dialect_for_path(BACKENDS[plan.server].dialects, path)
     if result is None and source.implied_paths:
         raise PlanError(

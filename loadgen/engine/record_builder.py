@@ -193,7 +193,10 @@ def _events_so_far(raw: bytes, dialect: Dialect) -> tuple[Sequence[int], Sequenc
 
 
 def _read_response(exchange: Exchange, request: Request, dialect: Dialect, start_ns: int) -> _Response:
-    """Find the events of a response, and create its Record."""
+    """Return the events of a response together with its Record.
+
+    Times in the Record are in ns after `start_ns`, the start of the run.
+    """
     record = record_for(
         request,
         _state_of(exchange.error_kind),
@@ -377,7 +380,10 @@ def _bounds(exchange: Exchange, record: Record) -> array[int]:
 
 
 def _events(exchange: Exchange, bounds: array[int], dialect: Dialect) -> tuple[Sequence[bytes], Sequence[int]]:
-    """Return the payload of each event, and the offset in the received bytes at which each event ends."""
+    """Return the payload of each event of a response, and the offset in the received bytes at which each event ends.
+
+    `bounds` contains the start and the end of each piece of the body.
+    """
     raw = exchange.raw
     payloads: Sequence[bytes]
     ends: Sequence[int]
@@ -479,9 +485,9 @@ def _state_of(kind: NoneOrKind) -> State:
 
 
 def _retry_words(wait: str) -> str:
-    """Return the value of a Retry-After header as text, such as `retry after 5 s`.
+    """Return a sentence part for the value `wait` of a Retry-After header, such as `retry after 5 s`.
 
-    The header holds a number of seconds or a date.
+    The value is a number of seconds or a date.
     """
     return f"retry after {wait} s" if wait.isdecimal() else f"retry after {one_line(wait, 40)}"
 

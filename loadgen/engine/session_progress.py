@@ -47,7 +47,7 @@ class SessionProgress:
         self._missing[0] = -1
 
     def request(self, index: int) -> Request:
-        """Build the request of a node that is due. Call this method once for each node."""
+        """Build the request of the node with index `index`, which must be due. Call this method once for each node."""
         context = self.graph.nodes[index].context
         history = None if context is None else self._histories.get(context)
         request, added = self.graph.request(index, history)
@@ -62,7 +62,9 @@ class SessionProgress:
         return any(edge.after == "start" for _, edge in self._children.get(index, ()))
 
     def independent_children(self, index: int) -> list[int]:
-        """Return the nodes that wait for this node and whose prompts need no response."""
+        """Return the children of the node `index` whose prompts do not contain responses, so that they can be built
+        early.
+        """
         children = dict.fromkeys(child for child, _ in self._children.get(index, ()))
         return [child for child in children if self.graph.nodes[child].context is None and self.waits(child)]
 
@@ -75,13 +77,14 @@ class SessionProgress:
         return self._heirs[index] > 0
 
     def started(self, index: int, sent_ns: int) -> list[DueNode]:
-        """Return the nodes that become due because this node's request was sent at `sent_ns`."""
+        """Return the nodes that become due because the request of the node `index` was sent at `sent_ns`."""
         return self._meet(index, "start", sent_ns)
 
     def ended(self, index: int, end_ns: int, answer: str) -> list[DueNode]:
-        """Return the nodes that become due because this node's response is complete.
+        """Return the nodes that become due because the response of the node `index` is complete.
 
-        `end_ns` is the time at which the response ended, and `answer` is its text."""
+        `end_ns` is the time at which the response ended, and `answer` is its text.
+        """
         self.unfinished -= 1
         history = self._histories.get(index)
         if history is not None:

@@ -69,7 +69,10 @@ if TYPE_CHECKING:
 
 
 class BuildDriver(Protocol):
-    """Builds a driver of a worker, as `_driver_builder` describes."""
+    """A function that builds a driver of a worker process: for the warm-up, the load or the canaries.
+
+    The arguments are those that `_driver_builder` describes.
+    """
 
     def __call__(
         self,
@@ -340,7 +343,7 @@ def work(
 
 
 def _open_stamps(task: WorkerTask, share: Share) -> TimestampSource:
-    """Open the timestamp source.
+    """Open the timestamp source of a worker. `share` is the index of the worker and the number of workers.
 
     Packet sockets require a Linux capability, which the kernel grants per thread. This function runs in a separate
     thread, so that no other code has the capability.
@@ -509,7 +512,11 @@ def _canary_asker(
 async def _run_with_canaries(
     driver: Driver, asker: CanaryAsker, start_ns: int, pipe: Pipe, goes_on: asyncio.Future[bool]
 ) -> None:
-    """Send the load and canaries together. When the load of every worker has ended, ask the canaries alone."""
+    """Send the load of a worker, and ask the canaries during and after it.
+
+    The canaries during the load end with the load of this worker. When the load of all workers has ended (`goes_on`),
+    the canaries are asked once more, one at a time.
+    """
     import asyncio
 
     during = asyncio.create_task(asker.ask_during(start_ns))
@@ -569,9 +576,9 @@ def _on_order(pipe: Pipe, drivers: Sequence[Driver], orders: _Orders) -> None:
 
 
 def _crash(part: RunWriter, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the worker process after an exception in a callback of the event loop.
+    """Handle an exception in a callback of the event loop: end the worker process.
 
-    If the process went on, the run could wait forever. The Records written so far are kept.
+    Otherwise the run could wait forever for this worker. The Records that were written so far are kept.
     """
     error = context.get("exception")
     if error is not None:

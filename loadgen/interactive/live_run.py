@@ -361,7 +361,7 @@ class NewestSamples:
         self.seen = 0
 
     def extend(self, values: Floats) -> None:
-        """Add samples. Once the limit is reached, new samples replace the oldest."""
+        """Add samples. When there are more samples than the limit, new samples replace the oldest ones."""
         self._values[(self.seen + np.arange(len(values))) % len(self._values)] = values
         self.seen += len(values)
 

@@ -53,7 +53,11 @@ def wait_until(due_ns: int) -> None:
 
 
 def run_chat(user: SessionUser, session: Session) -> None:
-    """Run a session whose requests follow one another."""
+    """Send the requests of a session one after the other as one user, until the session ends or the user is stopped.
+
+    Each request is due after the response to the previous request. If the user is stopped, the remaining requests are
+    recorded as cancelled.
+    """
     state = session
     due_ns = monotonic_ns()
     sent = False

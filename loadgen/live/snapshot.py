@@ -104,9 +104,11 @@ class PlannedEnd(NamedTuple):
     """Number of output tokens of all requests together."""
 
     def done(self, snapshot: LiveSnapshot, tokens: int) -> float | None:
-        """Return the completed share of the run from 0 to 1. `tokens` is the number of tokens that have arrived.
+        """Return the completed share of the run from 0 to 1, or None if it is unknown.
 
-        In a burst all requests end at about the same time, so their tokens show the progress better than their ends.
+        `tokens` is the number of tokens that have arrived. In a burst, all requests end at about the same time, so the
+        share of arrived tokens shows the progress better than the share of ended requests. The larger share is
+        returned.
         """
         if self.duration_s is not None:
             return snapshot.running_s / self.duration_s if snapshot.running_s < self.duration_s else None

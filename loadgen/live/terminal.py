@@ -191,9 +191,10 @@ def status_line(snapshot: LiveSnapshot, width: int, preparing: str, *, unicode: 
 def panel_lines(
     snapshot: LiveSnapshot, snapshots: Sequence[LiveSnapshot], width: int, *, unicode: bool
 ) -> list[tuple[str, bool]]:
-    """Return the lines of the panel, each with True if it shows a problem.
+    """Return the lines of the progress panel as pairs: the text, and True if the line shows a problem.
 
-    Every line is shorter than `width` characters.
+    `snapshot` is the current state of the run, and `snapshots` is the history for the sparklines. Every line is shorter
+    than `width` characters. Without `unicode`, the lines consist of ASCII characters.
     """
     sparkline_columns = min(MAX_SPARKLINE_COLUMNS, width - LABEL_COLUMNS - VALUE_COLUMNS - NOTE_COLUMNS - 6)
     blocks = BLOCKS if unicode else ASCII_BLOCKS
@@ -288,7 +289,10 @@ def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
 
 
 def _server(snapshot: LiveSnapshot) -> list[str]:
-    """Return the figures of the server's own metrics, as far as they are measured."""
+    """Return short texts with the figures that the server's own metrics report, such as `KV cache 40%`.
+
+    Figures that are not measured are left out.
+    """
     from loadgen.analysis.format import percent
 
     figures = []

@@ -542,7 +542,10 @@ def planned_requests(plan: Plan) -> int | None:
 
 
 def _virtual_requests(part: VirtualClass) -> Iterator[VirtualRequest]:
-    """Yield the requests of a class of traffic, or the first request of each session, with their due times."""
+    """Yield the requests of a class of traffic with their due times.
+
+    For sessions, only the first request of each session is yielded.
+    """
     first_id = part.first_id
     prompts = _prompts(part.plan)
     bodies = BodyReader(part.plan) if isinstance(prompts.spec.workload, RawRequests) else None
@@ -613,8 +616,11 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 def _with_models(
     keep: Callable[[Record | Telemetry], None], classes: Sequence[VirtualClass]
 ) -> Callable[[Record | Telemetry], None]:
-    """Return a function that sets the model of a Record according to the model split of its class of traffic, and then
-    calls `keep`."""
+    """Return a function that sets the model of a Record and then calls `keep`.
+
+    The model is chosen by the model split of the Record's class of traffic. A Record that already has a model is not
+    changed.
+    """
     first_ids = [part.first_id for part in classes]
     mixes = [(part.plan.model_mix, part.plan.seed) for part in classes]
     if not any(mix for mix, _ in mixes):
@@ -890,12 +896,16 @@ class VirtualRun:
         heappush(self._ends, (end_ns, next(self._order), job))
 
     def _leave(self, job: Job) -> None:
-        """Note that a job is no longer in flight."""
+        """Record that a job is no longer in flight."""
         self._live.discard(job)
         job.owner.part.live -= 1
 
     def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
-        """Return the token ids of the prompt of a node, or an empty sequence if no other prompt begins like it."""
+        """Return the token ids of a request's prompt, or an empty sequence if no other prompt begins with the same
+        tokens.
+
+        `arrival` is a request of the session whose state is `progress`.
+        """
         graph = progress.graph
         node = graph.nodes[arrival.node]
         request = arrival.request

@@ -179,7 +179,7 @@ def _scale(runs: Sequence[ReplayedRun], name: str) -> tuple[float, str]:
 
 
 def _curve(run: ReplayedRun, name: str, factor: float) -> dict[str, list[float]]:
-    """Return the measured and the predicted distribution of a latency.
+    """Return the measured and the predicted distribution of the latency `name`, multiplied by `factor`.
 
     Requests without a measured or without a predicted latency are left out.
     """

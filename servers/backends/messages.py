@@ -58,7 +58,10 @@ class StartedMessage(msgspec.Struct, gc=False):
 
 
 class ContentBlock(msgspec.Struct, gc=False):
-    """A content block at its start. A tool call has the name of the tool, which the model generated."""
+    """The content block of an event that begins a block.
+
+    If the block is a tool call, `name` is the name of the tool. The model generated this name, so it counts as content.
+    """
 
     type: str | None = None
     text: str | None = None

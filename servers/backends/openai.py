@@ -507,7 +507,10 @@ def _last_usage(
 
 
 def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
-    """Return the number of reasoning tokens that the server counted but did not stream."""
+    """Return the number of reasoning tokens that the server counted in `details` but did not stream.
+
+    The result is 0 if any of `choices` contains reasoning.
+    """
     streamed = any(choice.delta and _shows_reasoning(choice.delta) for choice in choices)
     return 0 if streamed else details.reasoning
 

@@ -100,7 +100,11 @@ def _expected(fields_json: bytes) -> ExpectedOutput | None:
 
 
 def check_output(expected: ExpectedOutput, text: str, calls: Sequence[ToolCall], *, cut: bool) -> OutputVerdict:
-    """Check a complete response. `cut` is True if the response ended because of the limit on its length."""
+    """Check whether a complete response has the `expected` output, and return the verdict.
+
+    `text` is the text of the response, and `calls` are its tool calls. `cut` is True if the response ended because of
+    the limit on its length.
+    """
     if calls and expected.tools:
         verdicts = [_check_call(expected, call, cut=cut) for call in calls]
         invalid = [verdict for verdict in verdicts if verdict.verdict != "valid"]
@@ -187,7 +191,10 @@ def _tools(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_schema(fields: Mapping[str, Any]) -> Any:
-    """Return the JSON schema of the text of the response. `"object"` stands for any JSON object, None for any text."""
+    """Return the JSON schema that a request states for the text of its response.
+
+    Return `"object"` if any JSON object is allowed, and None if the request states no schema.
+    """
     formats = (
         fields.get("response_format"),
         _object(fields.get("text")).get("format"),

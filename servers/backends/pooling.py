@@ -165,7 +165,7 @@ def _fields(format_: PoolingFormat, request: Request) -> dict[str, Any]:
 
 
 def one_or_all(request: Request) -> Any:
-    """Return the only input of a request, or the list of all its inputs."""
+    """Return the input of a request, or a list of all inputs if the request has several."""
     return [request.prompt, *request.batch] if request.batch else request.prompt
 
 

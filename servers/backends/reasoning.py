@@ -19,10 +19,10 @@ ESCAPED_TAG_BYTES = b"think\\u003e"
 
 
 def note_reasoning(answer: Answer, first_answer: int | None) -> None:
-    """Store the end of the reasoning in a response that begins with reasoning.
+    """Store in `answer` where the reasoning ends, for a response that begins with reasoning.
 
-    `first_answer` is the index of the first event with other content, or None if the response ended before that. The
-    answer gets the number of chunks before this event, and the event itself.
+    `first_answer` is the index of the first event with other content, or None if the response ended during the
+    reasoning. The number of chunks with reasoning is stored too.
     """
     answer.counts["reasoning_chunks"] = sum(map(bool, answer.tokens[:first_answer]))
     if first_answer is not None:

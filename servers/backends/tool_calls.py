@@ -19,7 +19,11 @@ class _Calls:
         self._arguments: dict[Any, str] = {}
 
     def add(self, index: Any, name: Any, arguments: Any) -> None:
-        """Add a piece of a call. `arguments` is JSON text, or the arguments as an object."""
+        """Add a piece of the tool call with the index `index`.
+
+        `name` is a part of the tool's name. `arguments` is a part of the arguments as JSON text, or the complete
+        arguments as an object.
+        """
         if isinstance(name, str) and name:
             self._names[index] = self._names.get(index, "") + name
         if arguments is not None and not isinstance(arguments, str):

@@ -83,7 +83,10 @@ def answer_text(pieces: Sequence[GeneratedPiece | None]) -> str:
 
 
 def without_fields(fields: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a request without those that the server refuses."""
+    """Return the fields of a request without the fields whose names are in `dropped`.
+
+    The server refuses these fields.
+    """
     return {name: value for name, value in fields.items() if name not in dropped}
 
 

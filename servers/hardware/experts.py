@@ -80,7 +80,7 @@ def route(experts: Experts, tokens: Any, groups: int) -> Routing:
 
 
 def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: float, k: float) -> Any:
-    """Return the duration of one GEMM per touched expert in a single kernel: `[rows, k] @ [k, n]` for each expert.
+    """Return the duration of a single kernel that computes one GEMM, `[rows, k] @ [k, n]`, per expert with tokens.
 
     The kernel computes whole tiles of rows, which adds half a tile per expert on average.
     """
@@ -265,7 +265,7 @@ def _network_s(deployment: Deployment, rows: Any) -> Any:
 def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, head: Format) -> dict[str, Any]:
     """Return the minimum seconds that a step needs of `compute`, `memory` and `network`.
 
-    `sequences` are those of all GPUs together. `head` is the number format of the output head.
+    `sequences` contains the sequences of all GPUs together. `head` is the number format of the output head.
     """
     model = deployment.model
     gpu = deployment.gpu

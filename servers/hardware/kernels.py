@@ -212,7 +212,8 @@ def all_reduce_s(link: Link, gpus: int, message_bytes: Any, library: str = "cust
 def ring_s(link: Link, ranks: int, message_bytes: Any, collective: str) -> Seconds:
     """Return the duration of an all-gather, a reduce-scatter, an all-to-all or a point-to-point transfer.
 
-    `collective` names the operation. `message_bytes` is the size of the whole tensor in bytes.
+    `collective` names the operation, and `ranks` is the number of GPUs. `message_bytes` is the size of the whole tensor
+    in bytes.
     """
     if ranks == 1:
         return 0.0 * as_float(message_bytes)

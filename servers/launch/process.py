@@ -201,10 +201,11 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 
 
 def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
-    """Return the environment variables that the server needs to serve a ladder model (see `servers.ladder`).
+    """Return the environment variables with which a server can serve a ladder model (see `servers.ladder`).
 
-    Raises LaunchError if the server does not support ladder models. Such a server would silently serve the weights as a
-    standard model."""
+    `command` describes how the server is started. Raises LaunchError if the server does not support ladder models,
+    because it would silently serve the weights as a standard model.
+    """
     if not command.ladder:
         able = join_or(name for name, backend in BACKENDS.items() if backend.process and backend.process.ladder)
         raise LaunchError(f"the model is a ladder, which {server} does not support", f"serve it with --server {able}")

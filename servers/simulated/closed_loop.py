@@ -76,9 +76,9 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
 
 
 def _replayed(deployment: Deployment, load: Load, memory_fraction: float) -> tuple[float, float, float]:
-    """Return the TTFT, the TPOT and the output tokens per second of a replayed closed loop.
+    """Return the TTFT, the TPOT and the output tokens per second of a closed loop, by simulating its requests.
 
-    No value is better than the limit of the hardware.
+    A result that would be better than the limit of the hardware is replaced by this limit.
     """
     limit = limit_times(deployment, load, memory_fraction)
     summarise = statistics.fmean if load.statistic == "mean" else statistics.median

@@ -294,7 +294,8 @@ def _schema_error(body: Mapping[str, Any], name: str) -> ErrorReply:
 def _identity(state: ServerState, request: CompletionRequest, id_format: str, object_name: str) -> dict[str, Any]:
     """Return the first fields of a response: id, object, created and model.
 
-    As in the real server, successive request ids differ by eight (`req_id_generator.py`).
+    `id_format` is the format of the id with a placeholder for its number. As in the real server, successive numbers
+    differ by eight (`req_id_generator.py`).
     """
     prefix, dash, number = id_format.format(8 * (request.index + 1)).rpartition("-")
     return {

@@ -21,9 +21,9 @@ VECTOR = [round((index * 37 % 101 - 50) / 500, 4) for index in range(384)]
 
 
 def embeddings(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/embeddings.
+    """Encode the response to POST /v1/embeddings. `count_tokens` counts the tokens of an input.
 
-    The field `input` is a text, a list of token ids, or a list of several such inputs.
+    The field `input` of the request is a text, a list of token ids, or a list of several such inputs.
     """
     counts = _input_counts(count_tokens, state, request)
     vectors = [{"index": index, "object": "embedding", "embedding": VECTOR} for index in range(len(counts))]

@@ -46,10 +46,10 @@ def complete(
     limit: int,
     answer: int = 0,
 ) -> Completion:
-    """Generate an answer with at most `limit` tokens, divided into segments. Raises ErrorReply.
+    """Generate an answer with at most `limit` tokens, and divide it into segments, such as reasoning and text.
 
-    `answer` is the index of the answer among several answers to the same request. The segments of an answer without
-    reasoning and structure are empty.
+    `answer` is the index of the answer among several answers to the same request. An answer that consists of text only
+    has no segments. Raises ErrorReply for a request that cannot be answered.
     """
     plain = state.complete(request, prompt_tokens, limit, "stop", answer)
     reasoning = min(state.config.reasoning_tokens, plain.output_tokens)
@@ -217,7 +217,10 @@ def openai_delta(completion: Completion, first: int, tokens: int, reasoning_fiel
 
 
 def openai_message(completion: Completion, reasoning_field: str, call_id: str) -> dict[str, Any]:
-    """Return the reasoning, the content and the tool calls of a chat message that is not streamed."""
+    """Return the message of a non-streamed chat response: its reasoning, content and tool calls.
+
+    `reasoning_field` is the name of the field with the reasoning.
+    """
     message: dict[str, Any] = {"content": None}
     for segment, text in whole_segments(completion):
         if segment.kind == "reasoning":

@@ -549,8 +549,9 @@ class CompletionHandler:
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
         """Prepare the head of a streamed response.
 
-        The head is usually sent together with the first event. An earlier head could reach a Go proxy before the proxy
-        has finished with the request body. In this case, the proxy breaks off 1 or 2% of the streams.
+        The head is usually sent together with the first event. A Go proxy that receives the head while it is still
+        sending the request body breaks off 1 or 2% of the streams. With `wrong_length`, which is a fault, the head
+        states a content length that is larger than the body.
         """
         stream.chunked = not wrong_length
         headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head

@@ -338,7 +338,10 @@ def _overloaded(encoding: Encoding) -> Reply:
 
 
 def _spaced_error_event(message: str, error_type: str, code: int) -> bytes:
-    """Return an error event of the OpenAI routes. SGLang writes it with spaces, unlike its other events."""
+    """Return an error event of the OpenAI routes.
+
+    SGLang writes the JSON of this event with spaces, unlike the JSON of its other events.
+    """
     body = sglang_checks.error_body(message, error_type, code).replace(b'":', b'": ').replace(b',"', b', "')
     return protocol.sse_event(b'{"error": %b}' % body)
 

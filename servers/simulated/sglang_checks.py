@@ -67,7 +67,10 @@ def validation_error(path: str, *problems: str) -> ErrorReply:
 
 
 def missing_field(path: str, name: str, shown_body: Mapping[str, Any]) -> ErrorReply:
-    """Return the response to a body without the required field `name`."""
+    """Return the error response to a request body that lacks the required field `name`.
+
+    `shown_body` is the body as the error shows it.
+    """
     problem = {"type": "missing", "loc": ("body", name), "msg": "Field required", "input": dict(shown_body)}
     return validation_error(path, repr(problem))
 

@@ -38,7 +38,10 @@ _EMPTY_INPUTS = "Input validation error: `inputs` cannot be empty"
 
 
 def _error(message: str, error_type: str, *, openai: bool = False) -> Reply:
-    """Return an error response. The OpenAI route has other field names than the native routes."""
+    """Return an error response. `error_type` determines the HTTP status.
+
+    The error of the OpenAI route (`openai`) has other field names than the errors of the native routes.
+    """
     status = _STATUSES[error_type]
     if openai:
         return Reply(protocol.dumps({"message": message, "code": status, "type": error_type}), status)
@@ -188,9 +191,11 @@ def _vector(body: Mapping[str, Any]) -> list[float]:
 def _encoding(
     request: CompletionRequest, counts: Sequence[int], characters: int, content: Any, *, method: str
 ) -> Encoding:
-    """Return the encoding of a response. `counts` is the number of tokens of each input.
+    """Return the encoding of a response. `content` is its JSON value.
 
-    `method` is the label of the request in the counters of the metrics page."""
+    `counts` contains the number of tokens of each input, and `characters` is the total length of the inputs. `method`
+    is the label of the request in the counters of the metrics page.
+    """
     body = protocol.dumps(content)
     jobs: list[Job] = []
 
@@ -297,7 +302,10 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 def _overloaded(encoding: Encoding) -> Reply:
-    """Return the response to a request above the limit on concurrent inputs."""
+    """Return the refusal of a request that exceeds the limit on concurrent inputs.
+
+    `encoding` is the response that the request would have received.
+    """
     return _error("Model is overloaded", "Overloaded", openai=bool(encoding.closing))
 
 

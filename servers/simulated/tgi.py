@@ -135,7 +135,10 @@ def _refuse_for(request: CompletionRequest, prompts: list[TextPrompt]) -> Refuse
 
 
 def _overloaded(encoding: Encoding) -> Reply:
-    """Return the response to a request above the limit on concurrent requests."""
+    """Return the refusal of a request that exceeds the limit on concurrent requests.
+
+    `encoding` is the response that the request would have received.
+    """
     return tgi_checks.refusal(
         *tgi_checks.OVERLOADED,
         429,

@@ -64,10 +64,10 @@ class TgiResponse:
 
 
 def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
-    """Return the output of the model under a grammar, or None if there is no grammar.
+    """Return text that matches the grammar of a request, or None if `grammar_value` is None.
 
-    Every string that the grammar does not restrict is `word`. For an unsupported grammar, raises the ErrorReply that
-    `refuse` creates.
+    `word` is used for every string that the grammar does not restrict. If the grammar is not supported, the ErrorReply
+    that `refuse` creates is raised.
     """
     if grammar_value is None:
         return None
@@ -201,7 +201,7 @@ def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool
     """Encode the response to a request on a native route: /generate, /generate_stream or /.
 
     With `best_of`, there are several `responses`, and the first one is the best. With `listed`, the body of a
-    non-streamed response is a list with one object.
+    non-streamed response is a list with one object. `mark` contains the fields that mark the response as simulated.
     """
     best = responses[0]
     parameters = prompt.parameters
@@ -272,7 +272,7 @@ class ChatOptions:
 
 
 def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any], options: ChatOptions) -> Encoding:
-    """Encode the response to a chat request.
+    """Encode the response to a chat request. `identity` contains the first fields of the response.
 
     Every event of a stream contains the role, so there is no separate event for the role.
     """
@@ -347,7 +347,7 @@ def _chat_logprob(response: TgiResponse, index: int, top: int) -> dict[str, Any]
 
 
 def _whole_chat(response: TgiResponse, identity: Mapping[str, Any], options: ChatOptions) -> dict[str, Any]:
-    """Return the body of a non-streamed chat response.
+    """Return the body of a non-streamed chat response. `identity` contains its first fields.
 
     Raises ErrorReply if a tool call is incomplete because of the limit on output tokens.
     """
@@ -427,7 +427,8 @@ def _encoding(
 ) -> Encoding:
     """Return the encoding of one or several responses, with the headers and error events that all routes share.
 
-    With `timed`, a non-streamed response has the header x-compute-time.
+    `encode` encodes the events of a stream, and `closing` contains the last events. `whole` builds the body of a
+    non-streamed response. With `timed`, a non-streamed response has the header x-compute-time.
     """
     completions_ = [response.completion for response in responses]
     first = completions_[0]

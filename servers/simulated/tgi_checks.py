@@ -88,7 +88,10 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, max_model_len: int) -> None:
-    """Raise the ErrorReply that `refuse` creates for the first parameter that TGI's router does not accept."""
+    """Check the parameters of a request with the prompt `text`, as TGI's router does.
+
+    For the first parameter that the router does not accept, the ErrorReply that `refuse` creates is raised.
+    """
     best_of = parameters.get("best_of") or 1
     if best_of > 1 and not is_sampled(parameters):
         raise refuse("you must use sampling when `best_of` is > 1")

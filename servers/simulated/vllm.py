@@ -201,10 +201,10 @@ def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
 
 
 def _overloaded(encoding: Encoding) -> Reply:
-    """Return the response to a request above vLLM's limit `max_num_queued_reqs`.
+    """Return the refusal of a request that exceeds vLLM's limit `max_num_queued_reqs`.
 
-    vLLM detects the overload only after it has sent status 200 for a stream. The error of a stream is therefore an
-    event.
+    `encoding` is the response that the request would have received. vLLM detects the overload only after it has sent
+    status 200 for a stream. The error of a stream is therefore an event.
     """
     reply = vllm_answers.failure(503)
     return protocol.events_reply(reply.body, b"[DONE]") if encoding.completion.streamed else reply

@@ -153,7 +153,9 @@ def _timed_closing(usage_event: bytes, output_tokens: int, times: protocol.Reque
 
 
 def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> dict[str, Any]:
-    """Return the first fields of a response: id, object, created and model."""
+    """Return the first fields of a response: id, object, created and model. Two of them depend on the
+    route (`chat`).
+    """
     prefix, object_name = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
     return {
         "id": f"{prefix}-{state.mark_word}-{state.started_s:08x}{request.index:08x}",
@@ -356,7 +358,7 @@ def _whole_reply(
 ) -> Reply:
     """Return the non-streamed response, which contains all answers.
 
-    The fields have another order than in the events of a stream, as in vLLM.
+    As in vLLM, the order of the fields differs from the order in the events of a stream.
     """
     choices = []
     prompt_fields: dict[str, Any] = {}

@@ -168,7 +168,7 @@ def _vllm_stream(
 def _openai_stream(
     _state: ServerState, _request: CompletionRequest, completion: Completion, prompt_tokens: int
 ) -> tuple[EventEncoder, Events]:
-    """Return the encoder of the named events of a transcript, and the event that ends it."""
+    """Return the encoder of the text events of a transcript, and the last event, which contains the usage."""
 
     def encode(first: int, count: int, _last: bool) -> bytes:
         text = b"".join(completion.texts[first : first + count])

@@ -260,7 +260,7 @@ def bad_request(message: str, parameter: str | None = None, value: Any = None) -
 
 
 def request_error(message: str, parameter: str | None) -> ErrorReply:
-    """Return an error with status 400 and exactly this message."""
+    """Return an error with status 400 and exactly this message. `parameter` becomes the error's field `param`."""
     return ErrorReply(protocol.openai_error(message, "BadRequestError", 400, parameter))
 
 
@@ -300,7 +300,10 @@ def validation_error(*problems: Problem) -> ErrorReply:
 
 
 def wrong_type(location: str, value: Any, *error_types: str) -> ErrorReply:
-    """Return the validation error for a field that has none of the types it may have."""
+    """Return the validation error for a field whose value has none of the allowed types.
+
+    `location` is the path of the field, and `error_types` contains the error type for each allowed type.
+    """
     return validation_error(*(_problem(location, error_type, value) for error_type in error_types))
 
 

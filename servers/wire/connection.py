@@ -191,9 +191,11 @@ def connect(
 async def _finish(
     sock: socket.socket, peer: tuple[Any, ...] | str | None, target: Target, timeout_s: float, stamps: TimestampSource
 ) -> Connection:
-    """Wait until the socket is connected, and do the handshakes with the proxy and the TLS server.
+    """Finish opening a connection, and return the connection.
 
-    `peer` is the address to connect to, or None if the socket is already connected."""
+    This function waits until the socket is connected, and does the handshakes with the proxy and the TLS server. `peer`
+    is the address to connect to, or None if the socket is already connected.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()

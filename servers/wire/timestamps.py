@@ -119,9 +119,11 @@ class TimestampSource:
         return True
 
     def arrived_bytes(self, responses: Collection[Received]) -> list[int]:
-        """Return the number of bytes of each response that are known to have arrived, including unread bytes.
+        """Return, for each response, the number of its bytes that are known to have arrived.
 
-        Each response must be the latest response on its connection."""
+        Bytes that have not been read from the socket count too, if this source knows about them. Each response must be
+        the latest response on its connection.
+        """
         return [sizes[-1] if sizes else 0 for sizes in map(_SIZES, responses)]
 
     def collect(self) -> None:

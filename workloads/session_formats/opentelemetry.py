@@ -271,7 +271,11 @@ def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
 
 
 def _last_ended(earlier: list[Span], call: Span) -> list[Span]:
-    """Return the requests that had ended when `call` started and that no other such request followed."""
+    """Return the requests that `call` follows.
+
+    These are the requests in `earlier` that had ended when `call` started. A request is left out if another of these
+    requests started after its end.
+    """
     ended = [other for other in earlier if other.end_ns <= call.start_ns]
     latest_start_ns = max((other.start_ns for other in ended), default=0)
     return [other for other in ended if other.end_ns > latest_start_ns or other.start_ns == latest_start_ns]
@@ -355,7 +359,10 @@ def _tools(text: str, where: str) -> list[dict[str, Any]]:
 
 
 def _messages(call: Span, where: str) -> tuple[dict[str, Any], ...]:
-    """Return the recorded messages of a request in the format of OpenAI's chat endpoint."""
+    """Return the recorded messages of the request `call` in the format of OpenAI's chat endpoint.
+
+    Raises WorkloadError if a part of a message cannot be replayed.
+    """
     recorded = _decoded(call.messages, _MESSAGES, "gen_ai.input.messages", where)
     if call.system:
         recorded = [_Message("system", _decoded(call.system, _SYSTEM, "gen_ai.system_instructions", where)), *recorded]

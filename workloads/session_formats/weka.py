@@ -82,7 +82,7 @@ SUB_AGENT = msgspec.json.Decoder(SubAgentRow)
 
 
 def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
-    """Yield one session per conversation. All of them start at 0. Raises WorkloadError for an invalid conversation."""
+    """Yield one session per conversation. All sessions start at 0. Raises WorkloadError for an invalid conversation."""
     names: set[str] = set()
     for number, (line, trace) in enumerate(rows(path, TraceRow)):
         if trace.id in names:
@@ -128,7 +128,11 @@ class _Conversation:
         return graph_of(trace.id, 0, self._drafts, self._path)
 
     def _sub_agent(self, agent: SubAgentRow, parent: tuple[str, CallRow] | None, where: str) -> str | None:
-        """Add the requests of a sub-agent, and return the name of its last request."""
+        """Add the requests of a sub-agent to the drafts, and return the name of its last request.
+
+        `parent` is the request before the sub-agent, or None if there is none. Return None if the sub-agent has no
+        requests.
+        """
         before: tuple[str, CallRow] | None = None
         for index, call in enumerate(agent.requests):
             inner = f"{where}.requests[{index}]"

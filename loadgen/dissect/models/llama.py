@@ -204,7 +204,10 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state after the last layer. In this class, the state is already the hidden state."""
+        """Return the hidden state after the last layer. `carried` is the state that the last layer returned.
+
+        In this class, this state is the hidden state. In subclasses, it may also contain all-reduces in flight.
+        """
         hidden: Tensor = carried
         return hidden
 

@@ -497,9 +497,9 @@ def plan_starts(plan: MatrixPlan) -> list[Start]:
 
 
 def _round_workloads(plan: MatrixPlan, round_number: int) -> list[str]:
-    """Return the workloads that a server serves in one round. The list holds one workload name for each run.
+    """Return the workloads that a server serves in round number `round_number`, with one entry for each run.
 
-    A sweep is measured only in the first round.
+    The repeats of a workload are divided among the rounds. A sweep is measured only in the first round.
     """
     repeats = plan.repeats // plan.starts
     if round_number <= plan.repeats % plan.starts:
@@ -573,9 +573,10 @@ def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
 
 
 def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
-    """Return the launch options of a start (one launch of a server). Specific options override general ones.
+    """Return the launch options of a start (one launch of a server).
 
-    For a simulated server, the GPU of the host and the shape of the model are default options.
+    The options come from the plan, the server, the host, the model and the overrides. Later sources in this list take
+    precedence. For a simulated server, the GPU of the host and the shape of the model are default options.
     """
     options: dict[str, Any] = {}
     if (setup.server.launch or plan.launch) == "simulated":
@@ -683,7 +684,10 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each mistake in the options of a sweep."""
+    """Yield a message for each mistake in the sweep options of a workload.
+
+    This includes settings of the plan that a sweep does not allow.
+    """
     try:
         options = SweepOptions.model_validate(workload["sweep"])
         if options.rates and options.concurrency:

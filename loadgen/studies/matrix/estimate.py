@@ -188,9 +188,10 @@ def _runs_time(estimates: Sequence[Estimate]) -> str:
 
 
 def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    """Estimate the duration of a run or a sweep for which there are no earlier measurements.
+    """Estimate the duration of a run of a cell, or of a sweep, without earlier measurements of the cell.
 
-    A sweep is assumed to need its maximum number of runs.
+    The estimate comes from the duration in the plan, from a simulation, or from a guessed token rate. A sweep is
+    assumed to need its maximum number of runs.
     """
     run = run_settings(plan, cell.workload, server=start.server.server)
     options = sweep_options(plan, cell.workload)

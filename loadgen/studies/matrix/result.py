@@ -163,7 +163,10 @@ def _read_plan(folder: Path, line: JournalLine) -> tuple[MatrixPlan, dict[str, d
 
 
 def _read_cell_run(folder: Path, repeat: Repeat, begin_line: JournalLine) -> CellRunData:
-    """Read one finished run of a matrix."""
+    """Return the data of a finished run of a matrix.
+
+    `begin_line` is the line of the journal that was written when the run began.
+    """
     from loadgen.analysis.matrix import CellName, build_cell_run
 
     result = _summarise_run(folder / repeat.folder, rewrite=False)
@@ -179,7 +182,10 @@ def _read_cell_run(folder: Path, repeat: Repeat, begin_line: JournalLine) -> Cel
 
 
 def _cell_sweep(folder: Path, repeat: Repeat, *, failed: bool) -> CellSweep:
-    """Return the state of a sweep in the matrix, and its result so far."""
+    """Return the state of a sweep of a matrix, and its result so far.
+
+    `failed` is true if the last attempt to measure the sweep failed.
+    """
     from loadgen.analysis.matrix import CellSweep
 
     result = read_sweep(folder / repeat.folder) if is_sweep(folder / repeat.folder) else None

@@ -337,7 +337,10 @@ class StartRunner:
             return measure(plan, folder, on_progress).interrupted
 
     def _sweep(self, options: SweepOptions, plan: Plan, folder: Path, measure: Measure) -> bool:
-        """Execute the remaining steps of a sweep. Return True if the sweep was interrupted."""
+        """Execute the remaining steps of a sweep in `folder`. Return True if the sweep was interrupted.
+
+        `options` are the sweep options of the workload. `measure` executes one run.
+        """
         targets = _sweep_targets(options)
         stated = self._start.host.gpu_hour_cost
         hour_cost = None if stated is None else parse_price(stated)

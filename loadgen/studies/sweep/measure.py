@@ -489,9 +489,10 @@ class StepRunner:
         return objective_search.next_load(observations(steps), self.search_settings.get("start") or DEFAULT_START)
 
     def _next_fixed_load(self, lines: Sequence[JournalLine]) -> float | None:
-        """Return the next load of the list that has not been measured, or None if no load remains.
+        """Return the next load of the sweep's list that must be measured, or None if there is none.
 
-        Loads above the lowest load that caused an overload are skipped.
+        `lines` describes the loads that were measured so far. Loads above the lowest load that overloaded the server
+        are skipped.
         """
         lowest_overload = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
         done = {line["load"] for line in lines}
@@ -584,9 +585,9 @@ def _variation(lengths: LengthDistribution | None, seed: int, name: str) -> floa
 def predict_sweep(
     sweep: Sweep, targets: SweepTargets, model: ServerModel, search_settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Predict the result of a sweep with a simulated server.
+    """Return the predicted results of a sweep: the capacity, and the figures at each load.
 
-    Return the predicted capacity and the predicted figures at each load, as the journal stores them.
+    The sweep is simulated with the server `model`. The result has the form of a journal entry.
     """
     from loadgen.analysis.sweep import expected_point
 
@@ -644,10 +645,10 @@ def _chance_over(targets: SweepTargets, frame: Frame, summary: Summary) -> float
 
 
 def _carried_rate(over: Over, summary: Summary, load: float, chance: float, *, end: StepEnd) -> float | None:
-    """Return the rate that the server sustained at a load above its capacity, in requests per second.
+    """Return the rate in requests per second that the server sustained at a load above its capacity.
 
-    `chance` is the probability that the load is above the capacity. Return None if `chance` is at most 0.5, or if the
-    sweep varies the concurrency.
+    `over` is the quantity that the sweep varies, and `chance` is the probability that `load` is above the capacity.
+    Return None if `chance` is at most 0.5, or if the sweep varies the concurrency.
     """
     from loadgen.analysis.sweep import carried_rate
 

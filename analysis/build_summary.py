@@ -403,9 +403,9 @@ def _why_longer(run: Run, frame: Frame, longer: Booleans) -> str:
 def _throughput(frame: Frame, health: summary.ClientHealth) -> summary.Throughput:
     """Return the rates of the measurement window with their confidence intervals and their relative error.
 
-    The timestamps at both ends of the window are uncertain, so the relative error is 2 * error bar / length of the
-    window. For a whole run, the error bar is that of the E2E latency. For any other window, the error bar is that of a
-    single timestamp.
+    The timestamps at both ends of the window are uncertain. The relative error is therefore `2 * error_bar / length`,
+    where `length` is the length of the window. If the window is the whole run, the error bar of the E2E latency is
+    used. For any other window, the error bar of a single timestamp is used.
     """
     span = frame.span_ns
     ci95, ci95_none = stats.rate_intervals(frame)

@@ -222,8 +222,8 @@ def _sizes(errors_ns: Sequence[float] | Integers) -> ErrorSizes:
 def _rate(instants: Iterable[Sequence[int]]) -> float:
     """Return the mean rate of events over all streams, in events per second.
 
-    `instants` contains the event times of each stream in ns. The rate is the total number of gaps between events of the
-    same stream, divided by the time from the first to the last event.
+    `instants` contains the event times of each stream in ns. A stream of n events has n - 1 gaps. The rate is the
+    number of gaps in all streams, divided by the time from the first event to the last event of the run.
     """
     streams = list(instants)
     gaps = sum(len(stream) - 1 for stream in streams)

@@ -2,8 +2,7 @@
 
 The interval combines three sources of error:
 
-- the uncertainty of the twin's constants. For this, the same load is simulated with several random draws of the
-  constants.
+- the uncertainty of the twin's constants. The same load is simulated with several random draws of the constants.
 - the error of the twin's fit.
 - the variation between runs of the real server.
 """

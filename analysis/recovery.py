@@ -108,7 +108,7 @@ def describe_commands(run: Run, frame: Frame, bounds: Sequence[Objective]) -> li
 
 
 def _reason_unknown(figures: Sequence[_Figure], started: Sequence[CommandRecord], index: int) -> str:
-    """Return the reason why the effect of a command that started is unknown, if no figure could be judged."""
+    """Return the reason why no figure could be judged after a command, so that the effect of the command is unknown."""
     if not figures:
         return f"the load has at most {MIN_NORMAL} time windows of {MIN_WINDOW_S:g} s and {MIN_REQUESTS} requests"
     if not _windows_after(figures[0].series, started, index):
@@ -182,7 +182,9 @@ def _percentiles(samples: Floats, windows: Integers, count: int, share: float) -
 
 
 def _shares(good: Booleans, windows: Integers, count: int) -> Floats:
-    """Return the share of good requests in each window, or NaN for a window with fewer than MIN_KNOWN requests."""
+    """Return the share of requests that are `good`, in each window. A window with fewer than MIN_KNOWN requests gets
+    NaN.
+    """
     requests = np.bincount(windows, minlength=count)
     shares = np.bincount(windows, good, count) / np.maximum(requests, 1)
     return np.where(requests >= MIN_KNOWN, shares, math.nan)

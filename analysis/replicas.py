@@ -24,12 +24,13 @@ MAX_REST_P_VALUE = 0.05
 
 
 def compare_replicas(frame: Frame) -> ReplicaDifference | None:
-    """Return the difference between the replicas, or None if they are alike, or if there are fewer than two.
+    """Return the difference between the replicas, or None if they do not differ, or if there are fewer than two
+    replicas.
 
     TTFTs are compared by the test of Kruskal and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The
-    test assumes independent requests. Requests that wait for each other in one queue are not independent, so a minimum
-    ratio of the medians is required too, and the difference must exist in most of the run. There are no intervals if
-    all requests were sent together. The field `together` of the result is True in this case.
+    test assumes independent requests. Requests that wait for each other in one queue are not independent. A minimum
+    ratio of the medians is therefore required too, and the difference must exist in most of the run. If all requests
+    were sent together, there are no intervals, and the field `together` of the result is True.
     """
     if frame.replicas is None:
         return None

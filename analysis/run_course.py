@@ -101,8 +101,8 @@ def _later_starts(starts: Sequence[tuple[float, float]], url: str) -> list[Serve
     """Return the restarts that the start times of the server's process show.
 
     `starts` has one pair per reading: the time of the reading in the run, and the start time of the process. Both are
-    in seconds. If a start time is ever followed by an earlier one, several replicas answer behind one URL. A new start
-    time may then be that of a replica which has not answered before, so no restart is reported.
+    in seconds. If a start time is ever followed by an earlier start time, several replicas answer at one URL. A later
+    start time may then belong to another replica, so no restart is reported.
     """
     if any(later_s < start_s - START_TIME_TOLERANCE_S for (_, start_s), (_, later_s) in pairwise(starts)):
         return []
@@ -140,7 +140,7 @@ def _watched_series(frame: Frame, *, closed: bool) -> Iterator[tuple[str, Window
 
 
 def _changes(figure: str, series: WindowSeries) -> list[FigureChange]:
-    """Return the changes of one figure by at least MIN_CHANGE of its level."""
+    """Return the changes of the level of one figure. Changes by less than the share MIN_CHANGE are omitted."""
     known = np.flatnonzero(~np.isnan(series.values))
     values = series.values[known]
     points = find_change_points(values)

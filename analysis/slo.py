@@ -90,7 +90,9 @@ class _Evidence(msgspec.Struct, frozen=True):
 
 
 class _JudgedPart(msgspec.Struct):
-    """The requests that an objective judges: all requests of a run, those of one class of traffic, or of one model."""
+    """The requests that an objective judges: those of the whole run, of one class of traffic, of one model or of one
+    replica.
+    """
 
     frame: Frame
     requests: RequestCounts

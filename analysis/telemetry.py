@@ -113,11 +113,12 @@ def mixed_series(points: Sequence[tuple[float, float]]) -> int:
     `points` are pairs of a time in seconds and a value. A counter never falls unless its server restarts. If a balancer
     passes each reading to another replica, the values jump between the counters of the replicas.
 
-    The function divides the readings into series. It adds each reading to the series with the largest last value that
-    is not above the reading, and begins a new series if there is none. A restarted server counts from 0 and begins a
-    new series, so a fall to an earlier series means that the readings come from several counters. MIN_RETURNS such
-    falls are required, because a server that has restarted several times may reach the values of an earlier series.
-    MIN_QUICK falls within QUICK_S are also sufficient, because no server restarts so quickly.
+    The function divides the readings into series, each of which never falls. A reading belongs to the series with the
+    largest last value that does not exceed the reading. If there is no such series, a new one begins. A restarted
+    server counts from 0 and begins a new series. A fall to an earlier series therefore means that the readings come
+    from several counters. MIN_RETURNS such falls are required, because a server that has restarted several times may
+    reach the values of an earlier series. MIN_QUICK falls within QUICK_S are also sufficient, because no server
+    restarts so quickly.
     """
     series: list[float] = []
     """The last value of each series."""
@@ -431,8 +432,8 @@ def _growth_of_values(values: Sequence[float | None]) -> tuple[float | None, int
 def counted_canaries(run: Run) -> list[Canary]:
     """Return the canaries (--verify) that are included in the growth of the server's counters.
 
-    The counters are last read before the final canaries, so these do not count. The canaries before the load count only
-    if the first reading was taken before them.
+    These are the canaries during the load, because the counters are read for the last time before the final canaries
+    are sent. The canaries before the load are included only if the first reading was taken before them.
     """
     if not run.canaries:
         return []

@@ -11,9 +11,9 @@
     concurrency = 4
     input_tokens = 2000
 
-Each class becomes a Plan of its own, with the settings of its table in place of those of the whole plan. A class has
-its own load (`rate`, `arrivals` or `concurrency`), or a `weight`: its share of the load of the whole plan. The seed
-decides to which class each request of this load belongs.
+Each class becomes a separate Plan. The settings of its table override those of the whole plan. A class has either its
+own load (`rate`, `arrivals` or `concurrency`) or a `weight`, which determines its share of the load of the whole plan.
+The seed decides to which class each request of this shared load belongs.
 """
 
 from __future__ import annotations
@@ -287,7 +287,9 @@ def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
 
 
 def load_of_traffic(loads: Mapping[str, LoadFacts]) -> LoadFacts:
-    """Return the properties of the loads of all classes together. `loads` has the load of each class, by name."""
+    """Return the properties of the load that all classes of traffic form together. `loads` contains the load of each
+    class.
+    """
     parts = loads.values()
     rates = [load.rate_per_s for load in parts]
     steady = all(load.steady and load.open_loop for load in parts)

@@ -81,7 +81,9 @@ def streaming_remedies(gateways: Iterable[str]) -> list[str]:
 
 
 def _one_header_each(names: set[str]) -> set[str]:
-    """Keep one entry per gateway: if several headers reveal the same gateway, the first entry in alphabetical order."""
+    """Keep one header name per gateway. If several headers reveal the same gateway, keep the first in alphabetical
+    order.
+    """
     kept = dict[str, str]()
     for name in sorted(names):
         kept.setdefault(name.partition(" (")[0].lower(), name)

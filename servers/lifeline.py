@@ -35,9 +35,11 @@ class Closable(Protocol):
 
 @contextmanager
 def lifeline(end: Closable | None) -> Iterator[None]:
-    """Return a context manager that registers `end`, the parent's end of a pipe to a child, while the context is open.
+    """Register `end` while the context is open, so that forked processes can close it.
 
-    Processes that are forked in the meantime close `end` by calling `close_inherited`."""
+    `end` is this process's end of a pipe to a child. Processes that are forked in the meantime close `end` by calling
+    `close_inherited`.
+    """
     assert end is not None
     _open.append(end)
     try:

@@ -144,9 +144,11 @@ def proxy_at(url: str, environ: Mapping[str, str] = os.environ) -> Proxy:
 
 
 def unused_proxy_hint(url: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return a hint for a server that cannot be reached, if the environment names a proxy that was not used.
+    """Return a hint that the environment names a proxy for an unreachable server, but that loadgen did not use this
+    proxy.
 
-    Return "" if the environment names no proxy for this URL, or excludes its host with NO_PROXY."""
+    Return "" if the environment names no proxy for this URL, or if NO_PROXY excludes the host of the URL.
+    """
     from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
     parts = urlsplit(url)

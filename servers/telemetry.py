@@ -198,8 +198,9 @@ class ReplicaMetrics:
 def add_up_replicas(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the values of several replicas as those of one server.
 
-    Counters and numbers of requests are added. `kv_used` is the mean over all engines of all replicas, and
-    `kv_used_max` the value of the fullest engine. A counter that a replica does not publish yet counts as 0.
+    Most values are added. The values in AVERAGED, such as `kv_used`, are means over all engines of all replicas. For
+    the values in SETTINGS and for `kv_used_max`, the largest value is used. A counter that a replica does not publish
+    yet counts as 0.
     """
     names = dict.fromkeys(
         name for values in replicas for name, value in values.items() if isinstance(value, int | float)

@@ -76,5 +76,6 @@ class Arrivals(msgspec.Struct, frozen=True):
 
         - The maximum number of requests `n` is not None.
         - The `duration` is not None, and not all requests are due at time 0. The value of the duration does not matter.
-        - The arrival process ends by itself, as a trace does."""
+        - The arrival process has an end, as a trace does.
+        """
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

@@ -100,7 +100,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def uncountable(self) -> bool:
-        """True if the prompt has other tokens than those of its text, for example because it contains images."""
+        """True if the prompt has tokens in addition to those of its text, for example because it contains images."""
         has_history = len(self.messages) > 1 or any(role not in USER_ROLES for role, _ in self.messages)
         return bool(self.images or has_history or {"messages", *TEMPLATE_FIELDS}.intersection(self.body))
 

@@ -75,7 +75,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def merged_headers(*headers: Mapping[str, str]) -> dict[str, str]:
-    """Return all headers together. A later header replaces earlier ones of the same name, in any spelling."""
+    """Merge several sets of headers. A later header replaces an earlier header whose name differs at most in upper
+    case.
+    """
     result: dict[str, tuple[str, str]] = {}
     for fields in headers:
         for name, value in fields.items():

@@ -549,7 +549,7 @@ def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tu
     three values:
 
     - One list of words per digit (a wheel). All words of a list have equally many tokens. The first list contains words
-      that can start a prompt, and the others contain words with the fewest tokens.
+      that can start a prompt. The later lists contain words with the fewest tokens.
     - The number of tokens that are left for random words.
     - False if the words can encode the numbers of all `n` texts. True if they can only encode the numbers of the
       `group_size` texts of this length.

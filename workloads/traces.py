@@ -319,8 +319,9 @@ _ZONE_LENGTH = len("+00:00")
 def _whole_date(text: str) -> int:
     """Convert a date and time to ns since 1970, like `parse_date`, and cache the result.
 
-    `parse_date` usually removes the fraction of a second from the text before it calls this function. Many rows of a
-    trace then have the same text, so the cache is effective."""
+    `parse_date` usually removes the fraction of a second before it calls this function. The cache is therefore
+    effective: many rows of a trace have the same text without the fraction.
+    """
     match = _DATE.fullmatch(text)
     year, month, day, hour, minute, second = map(int, match.groups()[:6]) if match else (0,) * 6
     if not match or not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 60):

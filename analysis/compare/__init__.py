@@ -264,8 +264,9 @@ def compare(
 def _side_names(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> tuple[str, str]:
     """Return the names of A and B, which differ. They are as short as possible.
 
-    Normally a name is that of a folder. If A and B come from the same folder, the names contain the repeats, or the
-    start times of the runs."""
+    Normally the name of a side is the name of its folder. If A and B come from the same folder, the names also contain
+    the repeats, or the start times of the runs.
+    """
 
     def name(group: Sequence[ComparedRun], name_of: Callable[[ComparedRun], str]) -> str:
         return ", ".join(dict.fromkeys(map(name_of, group)))

@@ -275,8 +275,8 @@ def _change_of_pace(values: Floats) -> Floats:
 def _progress(frame: Frame) -> Floats | None:
     """Return the progress of a run: the times at which equal shares of its tokens had arrived.
 
-    The array has PROGRESS_POINTS times in seconds from the start of the window. At the first of them, no token has
-    arrived yet. At the last one, all tokens have arrived. Return None if the run has too few chunks.
+    The array has PROGRESS_POINTS times in seconds from the start of the window. No token has arrived at the first time,
+    and all tokens have arrived at the last time. Return None if the run has too few chunks.
     """
     span = frame.span_ns
     if span is None or len(frame.chunk_ns) == 0:
@@ -329,7 +329,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
-    """Return the times in seconds from which the values of a metric are computed. A real-time factor comes from E2E."""
+    """Return, for A and B, the times in seconds from which the values of a metric are computed.
+
+    A real-time factor is computed from the E2E latency. For other metrics, `values` are the times themselves.
+    """
     if metric.unit == "ratio":
         return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]
     return list(values)

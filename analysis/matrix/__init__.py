@@ -289,8 +289,8 @@ def build_cell_run(
 ) -> CellRunData:
     """Return the data that a matrix needs from one finished run of a cell.
 
-    `start` is the number of the server start before the run. `place` is the position of the run among the runs after
-    this server start, from 0. Both are None if matrix.jsonl does not contain them.
+    `start` is the number of the server start before the run. `place` is the number of runs that this server start
+    served before this run. Both are None if matrix.jsonl does not contain them.
     """
     run = CellRun(
         repeat=repeat,

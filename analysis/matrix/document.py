@@ -240,7 +240,7 @@ class MatrixReport:
         )
 
     def _chips(self) -> list[doc.Chip]:
-        """Return the status strip: the cells and sweeps that were measured, those that are valid, and the requests."""
+        """Return the status strip: chips on the measured and valid cells and sweeps, and on the requests."""
         return [*self._cell_chips(), *sweep_chips(self.summary.sweeps)]
 
     def _cell_chips(self) -> list[doc.Chip]:

@@ -85,8 +85,8 @@ def sweep_rows(sweeps: Sequence[CellSweep]) -> tuple[dict[str, ColumnKind], list
     """Return the headings and rows of the table of sweeps.
 
     A row starts with the state and the capacity of the sweep. The capacity links to the page with the frontier of all
-    sweeps of the workload. The other figures are measured at the largest load that met the objectives, and link to the
-    report of the run at that load.
+    sweeps of the workload. The following cells show the largest load that met the objectives, and the figures at this
+    load. They link to the report of the run at this load.
     """
     known = [sweep.result for sweep in sweeps if sweep.result and sweep.result.steps]
     rows = list[tuple[CellName, Cells]]()

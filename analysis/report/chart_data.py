@@ -403,7 +403,7 @@ def first_tokens(frame: Frame) -> dict[str, Any]:
 
 
 def timeline(frame: Frame) -> dict[str, Any]:
-    """Return four times for each request: its send time, the arrival of its first and of its last token, and its end.
+    """Return when each request was sent, when its first and its last token arrived, and when it ended.
 
     `tokens` contains the times between the chunks of each request (see `_chunk_steps`). Large runs are thinned.
     """

@@ -198,9 +198,9 @@ def plotly_figure(name: str, runs: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, run: ChartRun | None, drawn: Data, several: bool) -> Any:
-    """Return a copy of `value` with all references, such as `$x` and `@run`, replaced by their values.
+    """Return a copy of a trace or a layout, with all references, such as `$x` and `@run`, replaced by their values.
 
-    `value` is a trace, a layout or a part of one of them.
+    `value` may also be a part of a trace or of a layout.
     """
     if isinstance(value, Mapping):
         return {name: _resolved(part, run, drawn, several) for name, part in value.items()}

@@ -866,8 +866,9 @@ def _part_text(part: TimePart) -> str:
 def _much_is_outside(timing: ServerTiming) -> bool:
     """Return True if much of the latency was spent outside the server's queue and prefill (or inference).
 
-    This time is the part `remainder` of the latency. The result is False if the server does not state all of its parts,
-    because the remainder then contains the missing parts."""
+    This time is the part `remainder` of the latency. If the server does not state every other part of the latency, the
+    result is False, because the remainder then contains the missing parts.
+    """
     remainder = timing.part("remainder")
     if remainder is None or remainder.p50_s is None or not timing.p50_s or set(timing.unknown) - {"network"}:
         return False
@@ -875,7 +876,7 @@ def _much_is_outside(timing: ServerTiming) -> bool:
 
 
 def _counted_by_chunks(summary: Summary) -> int:
-    """Return the number of complete responses whose chunks could be counted, but whose tokens could not."""
+    """Return the number of complete responses of which only the chunks could be counted, not the tokens."""
     return summary.tokens.counted_by.get("chunks", 0)
 
 

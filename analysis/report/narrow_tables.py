@@ -47,7 +47,7 @@ def fit(table: Table, width: int) -> list[Table]:
 def _name_columns(table: Table) -> int:
     """Return the number of leading columns that name a row.
 
-    These are the columns up to the first column of kind `head`, or one column if there is no such column.
+    The name ends with the first column of kind `head`. If the table has no such column, the first column is the name.
     """
     kinds = [column.kind for column in table.columns]
     return kinds.index("head") + 1 if "head" in kinds else 1

@@ -242,9 +242,10 @@ def _switches(drawn: Sequence[ChartRun]) -> dict[str, list[doc.Switch]]:
 
 
 def run_names(summaries: Sequence[Summary]) -> list[str]:
-    """Return a short, unique name for each run: server and version, with a repeat or run number if needed.
+    """Return a short, unique name for each run: server and version, followed by a repeat or run number if needed.
 
-    The names of repeats of one plan contain no server."""
+    If all runs are repeats of one plan, the names are `repeat 1`, `repeat 2`, and so on.
+    """
     labels = [server_label(summary) for summary in summaries]
     if are_repeats(summaries):
         return [f"repeat {summary.run.repeat}" for summary in summaries]

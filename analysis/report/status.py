@@ -34,8 +34,8 @@ def run_chips(summaries: Sequence[Summary]) -> list[Chip]:
 def validity(summaries: Sequence[Summary]) -> Chip:
     """Return the chip that says whether the measurement is valid, and how many errors and warnings there are.
 
-    The finding on incomplete requests does not count, because the chip `Requests` states it. A simulation in virtual
-    time is neither valid nor invalid, because no client took part.
+    Incomplete requests do not affect this chip, because the chip `Requests` shows them. A simulation in virtual time is
+    neither valid nor invalid, because no client took part.
     """
     invalid = list[Finding]()
     warned = list[Finding]()

@@ -679,7 +679,7 @@ def overview_cells(summary: Summary) -> list[TableCell]:
 def validity_cell(summary: Summary) -> TableCell:
     """Return the cell that says whether the measurement of a run is valid, such as `valid`, `warning` or `invalid`.
 
-    Incomplete requests have a column of their own and do not count, as in the chip `Measurement`.
+    Incomplete requests do not affect this cell, because the table has a separate column for them.
     """
     verdict = findings.verdict(summary, findings.concerns(findings.findings(summary)))
     return TableCell(verdict.id, level=verdict.level)

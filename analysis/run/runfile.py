@@ -422,7 +422,10 @@ def _store(run: Run, item: _Line) -> None:
 
 
 def _note_simulated(run: Run) -> None:
-    """Set `simulated` in the header if responses came from a simulated server that the probe did not detect as such."""
+    """Mark a run as simulated if the telemetry shows that responses came from a simulated server.
+
+    The probe may have missed this, for example because a gateway hid the status page of the server.
+    """
     if run.header.server.get("simulated"):
         return
     for sample in run.telemetry:

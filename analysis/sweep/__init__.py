@@ -257,7 +257,8 @@ def build_result(
 def best_step(sweep: SweepResult) -> SweepStep | None:
     """Return the step with the largest load that probably met the objectives, or None if no step met them.
 
-    Loads above the measured capacity do not count."""
+    Steps at loads above the measured capacity are ignored.
+    """
     capacity = float("inf") if sweep.capacity is None else sweep.capacity
     candidates = [
         step for step in sweep.steps if step.over <= 0.5 and step.load <= capacity and step.verdict != "overload"

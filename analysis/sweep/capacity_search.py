@@ -113,9 +113,10 @@ class Capacity(NamedTuple):
 class Search:
     """Searches for the capacity between a minimum and a maximum load.
 
-    A predicted capacity affects which loads are tried, not the result. `full_rate` is the full throughput of the server
-    in requests per second, or None if it is unknown. A pilot measures it before the search, with closed loops of
-    growing concurrency. The search assumes that the capacity is not much larger than the full throughput.
+    `predicted` is a predicted capacity. It affects which loads are tried, but not the result. `full_rate` is the full
+    throughput of the server in requests per second, or None if it is unknown. A pilot measures the full throughput
+    before the search, with closed loops of growing concurrency. The search assumes that the capacity is not much larger
+    than the full throughput.
     """
 
     def __init__(

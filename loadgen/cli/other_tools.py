@@ -149,9 +149,8 @@ def command_line(draft: Draft) -> str:
 def _read(name: str, params: Sequence[Any], words: Sequence[str], tool: str = "") -> Draft:
     """Translate the arguments of the command `name` into a Draft, which is a loadgen command under construction.
 
-    Options of loadgen are kept.
-
-    `tool` is the name of the other tool, if the command starts with it.
+    Options that belong to loadgen are not changed. `tool` is the name of another load tester, if the command line
+    starts with this name.
     """
     draft = Draft(name)
     draft.tool = tool

@@ -332,9 +332,10 @@ def should_print(verdict: str, inconclusive: InconclusiveAs, *, quiet: bool) -> 
 
 
 def planned_end(plan: Plan | None) -> PlannedEnd:
-    """Return the number of requests, the duration and the number of tokens at which the run of a plan ends.
+    """Return the limits at which the run of a plan ends: a number of requests, a duration and a number of tokens.
 
-    All of them are None if there is no plan, or if the plan uses sessions."""
+    All three limits are None if there is no plan, or if the plan uses sessions.
+    """
     from loadgen.live.snapshot import PlannedEnd
     from loadgen.workloads.lengths import Fixed
 

@@ -452,7 +452,7 @@ def _shorten(words: str, width: int = 17) -> str:
 
 
 def _align_operators(table: Sequence[Sequence[str]], left_columns: int = 3) -> str:
-    """Return a text table. The first `left_columns` columns are aligned left, and the others right."""
+    """Return a text table. The first `left_columns` columns are aligned left, and later columns are aligned right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:

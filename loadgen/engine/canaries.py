@@ -187,7 +187,7 @@ class CanaryAsker:
 
 
 def suspect_marks(text: str, finish_reason: str) -> dict[str, int]:
-    """Return marks for a text that a working server rarely generates, as for `Record.marks`.
+    """Return the marks of a text that a working server rarely generates. `Record.marks` stores these marks.
 
     - `blank_text`: The text is empty or contains only white space.
     - `looping_text`: The text ends in a loop: the same characters at least five times, 100 characters or more.

@@ -48,8 +48,9 @@ class ClockPairs:
     def to_monotonic(self, stamps: Sequence[int]) -> list[int]:
         """Convert CLOCK_REALTIME timestamps to CLOCK_MONOTONIC, both in ns.
 
-        The offset between the clocks is interpolated between the pair of readings before and the pair after each
-        timestamp. While the offset has not changed by more than SLEW_TOLERANCE_NS, the newest offset is used for all.
+        If the offset between the clocks has changed by at most SLEW_TOLERANCE_NS, the newest offset is used for all
+        timestamps. Otherwise the offset is interpolated for each timestamp, between the last pair of readings before it
+        and the first pair after it.
         """
         if self.disagreement_ns <= SLEW_TOLERANCE_NS:
             offset = self._offsets[-1]

@@ -25,8 +25,8 @@ class ClosedLoop:
     The next request of a client becomes due `think_ns` after the end of its last request. At `until_ns` after the run's
     start, the loop ends and no more requests become due.
 
-    The next request of each client is built and encoded in advance. If this were done only when the previous request
-    ends, the next request would be sent late, above all when several requests end at the same time.
+    The next request of each client is built and encoded before the previous request ends. Otherwise the next request
+    would be sent late, especially when several requests end at the same time.
     """
 
     closed = True

@@ -356,9 +356,9 @@ def _since(start_ns: int, instant: int | None) -> int | None:
 def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
     """Return the number of reads that found a full or nearly full receive window.
 
-    `sizes` holds the number of bytes received up to each read. Reads before the one with the first token do not count,
-    because a full window before the first token delays no token. Such a full window occurs when a server begins with a
-    long event, such as an echo of the prompt.
+    `sizes` holds the number of bytes received up to each read. Only the read with the first token and later reads are
+    counted. An earlier full window delays no token. It occurs when a server begins with a long event, such as an echo
+    of the prompt.
     """
     if sizes[-1] < FULL_WINDOW_BYTES:
         return 0
@@ -478,7 +478,7 @@ def _verdict(record: Record, answer: Answer, *, exact: bool, piece_tokens: int) 
 
 
 def _state_of(kind: NoneOrKind) -> State:
-    """Return the state of a request without the end marker of its response, given its error kind."""
+    """Return the state of a request whose response has no end marker. `kind` is the error kind of the request."""
     if kind == "abandoned":
         return "abandoned"
     return "truncated" if kind == "truncated" else "failed"

@@ -48,10 +48,10 @@ class Schedule(msgspec.Struct, frozen=True):
     def at_once(self) -> int:
         """Return the number of requests that are certainly in flight together.
 
-        - In a closed loop, this is the number of clients.
-        - If all requests are due at the same time, it is the number of requests. If some of them must wait (`queues`),
-          it is at most the maximum number of requests in flight.
-        - In all other cases it is 1.
+        - A closed loop: the number of clients.
+        - All requests are due at the same time: the number of requests. If requests wait (`queues`), the result is
+          limited to the maximum number of requests in flight.
+        - All other cases: 1.
         """
         if self.due_ns is None:
             return self.clients

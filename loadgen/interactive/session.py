@@ -162,9 +162,7 @@ class LocustSession:
     def plan(self, form: Mapping[str, Any] | None = None) -> Plan:
         """Return the Plan for the command-line options and the form on Locust's start page.
 
-        Raises PlanError for an invalid value.
-
-        A field of the form overrides the option with the same name.
+        A value in the form overrides the option of the same field. Raises PlanError for an invalid value.
         """
         options = vars(self._environment.parsed_options)
         settings = {field: options[locust_option(field)[2:].replace("-", "_")] for field in _fields("start", "form")}

@@ -1,7 +1,8 @@
 """A session that a Locust user runs: each of its requests is sent when it is due.
 
-A chat has one request at a time. A session that is a graph may have several in flight, each in a greenlet with its own
-connection. If Locust kills the user, the requests that were not sent yet are recorded as cancelled.
+A chat has one request in flight at a time. A session that is a graph may have several requests in flight. Each of these
+requests has its own greenlet and connection. If Locust kills the user, the requests that were not sent yet are recorded
+as cancelled.
 """
 
 from __future__ import annotations

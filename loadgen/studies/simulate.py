@@ -828,10 +828,10 @@ class VirtualRun:
             self._keep(arrival, record, arrival.due_ns)
 
     def _release(self, part: VirtualClass) -> None:
-        """Start waiting requests of a class in order, as far as its limit on requests in flight allows.
+        """Start the waiting requests of a class in order, as far as its limit on requests in flight allows.
 
-        Each waiting request starts when another request ends. The engine is simulated ahead of the arrivals, so it may
-        already know ends in the future. A request that waits for such an end is scheduled again, for the time of the
+        Each waiting request starts when another request ends. The engine is simulated ahead of the arrivals, so the end
+        of that request may be known although it lies in the future. The waiting request then becomes due again at this
         end.
         """
         while part.waiting and part.free_ns:
@@ -1021,7 +1021,9 @@ class VirtualRun:
         return record
 
     def _keep(self, ended: VirtualRequest, record: Record, end_ns: int) -> None:
-        """Write the Record of a request that has ended. Schedule the next request of its session or client, if any."""
+        """Write the Record of a request that has ended. Schedule the next request of the same session or client, if
+        any.
+        """
         self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)

@@ -189,8 +189,9 @@ def observe_run(run: Run) -> ObservedRun:
 def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
     """Return a function that invents token ids for the prompt of a Record.
 
-    The arguments of the returned function are the Record and the number of token ids. The ids depend on the workload of
-    the run, or on that of the Record's class of traffic, so that prompts that share text share ids."""
+    The arguments of the returned function are the Record and the number of token ids. The ids follow from the workload
+    of the run or of the Record's class of traffic. Prompts that share text in this workload therefore share ids.
+    """
     if not header.traffic:
         source = workload.parse(str(header.plan.get("workload") or "synthetic"))
         return lambda record, length: _prompt_ids(record, length, source, 0)
@@ -393,9 +394,9 @@ class FitProblem:
     def transferred_constants(self, solution: Floats) -> dict[str, float]:
         """Return the values of the constants for other hardware or another model.
 
-        They minimise the same residuals as `solve`, linearised at `solution`, with two changes. Each run has the weight
-        of TRANSFER_REQUESTS requests. The prior has the standard deviations `transfer_spread`, which are smaller for
-        the rates of kernels, because unusual kernel rates are mostly a property of the measured server alone.
+        These values minimise the residuals of `solve`, linearised at `solution`, with two changes. Each run has the
+        weight of TRANSFER_REQUESTS requests. The prior has the standard deviations `transfer_spread`, which are smaller
+        for the rates of kernels, because unusual kernel rates are mostly a property of the measured server alone.
         """
         jacobian = self._jacobian(solution)
         residuals = self._residuals(solution)

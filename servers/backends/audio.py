@@ -221,9 +221,10 @@ def note_recording(answer: Answer, request: Request) -> None:
 
 
 def split_speech(body: bytes, complete: bool) -> Sequence[bytes]:
-    """Split a body of audio into its header, its first sample byte, the remaining bytes, and its end.
+    """Split a body of audio into payloads: its header, its first sample byte and the remaining bytes.
 
-    The end is an empty payload. It is missing if the body may have been cut off."""
+    If the body is complete, an empty payload follows, which stands for the end of the response.
+    """
     if not body:
         return []
     facts = wav_facts(body)

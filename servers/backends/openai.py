@@ -518,12 +518,13 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, reported: bool) -> None:
     """Store the number of tokens that the server generated and counted, but did not stream (hidden tokens).
 
-    `hidden` is the number of hidden reasoning tokens, 0 if the server reports none. `reported` is True if the server
+    `hidden` is the number of hidden reasoning tokens, or 0 if the server reports none. `reported` is True if the server
     reports the number of reasoning tokens. In this case, no other tokens are assumed to be hidden. Nothing is stored if
     the server's count equals the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
 
-    If every chunk with text was counted as one token, a higher count of the server may also mean that chunks have
-    several tokens. The size of the text is therefore stored too, so that a later check can tell the two reasons apart.
+    Without token counts in the chunks, every chunk with text counts as one token. A higher count of the server then has
+    two possible reasons: hidden tokens, or several tokens per chunk. A later check distinguishes these reasons by the
+    size of the text, which is therefore stored too.
     """
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE

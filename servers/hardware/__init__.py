@@ -340,7 +340,9 @@ DEFAULT_MIXTURES = "vLLM"  # Row of mixture_overheads.csv for engines without a 
 
 @cache
 def mixture_overheads(framework_name: str) -> MixtureOverheads:
-    """Return an engine's overheads for mixtures of experts, or those of vLLM for an engine without a row."""
+    """Return the overheads of an engine for mixtures of experts. An engine without a row in the table gets those of
+    vLLM.
+    """
     rows = _builtin_table(FOLDER, "mixture_overheads")
     name = framework_name if framework_name in rows else DEFAULT_MIXTURES
     columns = [field.name for field in fields(MixtureOverheads)[1:]]

@@ -28,7 +28,7 @@ def disaggregated_times(
     """Return the expected times of one decode worker and `prefill_workers` prefill workers.
 
     All workers are equal deployments. `prefill_workers` may be a fraction if several decode workers share a prefill
-    worker. The requests in flight of the load are those of one decode worker.
+    worker. `load.in_flight` is the number of requests in flight per decode worker.
     """
     formula = formula_times(deployment, load, memory_fraction)
     limit = limit_times(deployment, load, memory_fraction)

@@ -99,7 +99,7 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
 def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head: Format) -> dict[str, Any]:
     """Return the predicted seconds of one step, by component: the fields of `inference.Step`.
 
-    `sequences` are those of all GPUs together. `head` is the number format of the output head.
+    `sequences` describes the sequences on all GPUs together. `head` is the number format of the output head.
     """
     model = deployment.model
     framework = deployment.framework
@@ -205,7 +205,7 @@ def mlp_matrices(deployment: Deployment, intermediate: int) -> list[WeightMatrix
 def _expert_gemms_s(deployment: Deployment, stored: Format, rows: Any, all_rows: Any) -> Any:
     """Return the duration of the router, the experts and the shared expert in one layer.
 
-    `rows` is the number of tokens of one attention group, and `all_rows` that of all groups together.
+    `rows` is the number of tokens of one attention group, and `all_rows` is the number of tokens of all groups.
     """
     model = deployment.model
     experts = model.experts

@@ -425,7 +425,7 @@ def start_times_s(deployment: Deployment) -> tuple[float, float, float]:
 
 
 def _gemm_times(deployment: Deployment, rows: Any, sequences: Any) -> list[Any]:
-    """Return the seconds of the GEMMs as a list: those of one attention block, one MLP block, and the output head.
+    """Return the durations of the GEMMs in seconds: of one attention block, of one MLP block, and of the output head.
 
     The output head has one row per sequence. The other GEMMs have `rows` rows.
     """

@@ -92,8 +92,8 @@ def gemm_bytes(number_format: Format, m: Any, n: Any, k: Any) -> Any:
 def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any) -> Seconds:
     """Return the computation time of a GEMM, for the fastest tile size and split of the inner dimension.
 
-    The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the maximum of its
-    computation time and of the time to load it from L2, plus a constant.
+    The tiles of the output are distributed over the SMs in whole waves. The time for a tile is the time to compute it
+    or the time to load it from L2, whichever is longer, plus a constant.
     """
     row_bytes = weight_bytes = number_format.operand_bytes
     if number_format.activation_bytes >= 2:  # only weights are quantised: tiles load the small values and expand them

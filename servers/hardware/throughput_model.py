@@ -199,10 +199,10 @@ def _with_kv_wait(
 def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone: Any) -> Any:
     """Return the mean time that a prompt waits for other prompts in a closed loop of `batch` requests.
 
-    The calculation first assumes that all prompts arrive together. The first prompt is then computed alone, the others
-    in groups. In a closed loop, however, the arrivals drift apart over time, because each request starts when another
-    one ends. With more groups, the arrivals drift further apart. The waiting time is therefore divided by
-    `1 + groups / drift_groups`.
+    The calculation first assumes that all prompts arrive together. The first prompt is then computed alone, and the
+    other prompts are computed in groups. In a closed loop, however, the arrivals drift apart over time, because each
+    request starts when another request ends. With more groups, the arrivals drift further apart. The waiting time is
+    therefore divided by `1 + groups / drift_groups`.
     """
     following = elementwise_max(batch - 1, 1e-9)
     prompts_per_step = elementwise_max(deployment.framework.chunk_tokens // prompt, 1)

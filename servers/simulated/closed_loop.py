@@ -58,9 +58,9 @@ def _step_time(deployment: Deployment) -> StepTime:
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    The closed loop is replayed for every number of requests in flight, if the scheduling rules of the engine are known.
-    Otherwise the result is that of `formula_times`, which also gives the durations of single steps. Weights and KV
-    cache may use `memory_fraction` of the GPU memory.
+    If the scheduling rules of the engine are known, the closed loop is replayed for every number of requests in flight.
+    Otherwise `formula_times` computes the result. The durations of single steps always come from `formula_times`.
+    Weights and KV cache may use `memory_fraction` of the GPU memory.
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):

@@ -31,7 +31,10 @@ def embeddings(count_tokens: PromptTokens, state: ServerState, request: Completi
 
 
 def classify(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /classify. The field `input` has the same forms as in `embeddings`."""
+    """Encode the response to POST /classify.
+
+    The field `input` is a text, a list of token ids, or a list of several such inputs.
+    """
     counts = _input_counts(count_tokens, state, request)
     results = [
         {"index": index, "label": "LABEL_0", "probs": [0.75, 0.25], "num_classes": 2} for index in range(len(counts))

@@ -43,7 +43,10 @@ def embeddings(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def classify(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/classify. The field `input` has the same forms as in `embeddings`."""
+    """Encode the response to POST /v1/classify.
+
+    The field `input` is a text, a list of token ids, or a list of several such inputs.
+    """
     counts = _input_counts(state, request)
     data = [
         {"index": index, "label": "LABEL_0", "probs": [0.75, 0.25], "num_classes": 2} for index in range(len(counts))

@@ -189,7 +189,7 @@ def _token(token: int, text: str) -> dict[str, Any]:
 
 
 def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
-    """Return the `number` likeliest tokens at a position. The first of them is the generated token."""
+    """Return the `number` likeliest tokens at a position. The generated token comes first."""
     others = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
     return [_token(token, text), *(_token(other, tokenizer.decode([other])) for other in others)][:number]
 

@@ -66,7 +66,9 @@ def describe_addresses(target: Target) -> str:
 
 
 def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
-    """Connect to all addresses at the same time, and return the error of each one ("" if it accepted a connection)."""
+    """Connect to all addresses at the same time, and return the error for each address ("" if the connection was
+    accepted).
+    """
     failures = dict.fromkeys(addresses, "no connection in time")
     until_s = monotonic() + FIRST_ANSWER_S
     with selectors.DefaultSelector() as selector:

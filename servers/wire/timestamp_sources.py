@@ -251,7 +251,10 @@ class PacketRingTimestamps(TimestampSource):
     def _timestamp_one(
         self, received: Response, ends: Sequence[int], to_monotonic: ToMonotonic
     ) -> tuple[list[int], Instants]:
-        """Return the timestamps of one response, or those of the fallback source if the ring cannot be used for it."""
+        """Return the timestamps of one response.
+
+        If the ring cannot be used for this response, the fallback source provides the timestamps.
+        """
         if received.tcp_stream is not None and not self._given_up:
             return self.instants_batch([(received, ends)], to_monotonic)[0]
         if received.tcp_stream is not None:
@@ -298,8 +301,12 @@ class PacketRingTimestamps(TimestampSource):
 def _stream_offsets(received: Received, ends: Sequence[int]) -> array[int]:
     """Return the offsets in the TCP stream for which a response needs timestamps.
 
-    The first offsets are those of `ends`, which are offsets in the received bytes. They are followed by the end of each
-    read. With TLS, there is a third group: the end of the encrypted bytes of each read."""
+    The result has two groups, or three with TLS:
+
+    - the offsets `ends`, converted from offsets in the received bytes.
+    - the end of each read.
+    - with TLS: the end of the encrypted bytes of each read.
+    """
     end_offsets = received.offsets(ends)
     read_offsets = received.offsets(received.sizes)
     return array("q", end_offsets) + array("q", read_offsets) + array("q", received.read_ends)

@@ -112,7 +112,10 @@ def _lines(path: Path, notes: LogNotes | None = None) -> Iterator[_Line]:
 
 
 def _store_outputs(path: Path, outputs: RowStore) -> None:
-    """Store the length of each response, as the number of its tokens or as its text, under the id of its request."""
+    """Store the length of each logged response under the id of its request.
+
+    The length is a number of tokens, or the text of the response if the log does not show the number.
+    """
     pieces: Counter[str] = Counter()
     """Number of tokens in the pieces of streamed responses that are not complete yet, by id."""
     for entry in _lines(path):

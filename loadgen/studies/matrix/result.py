@@ -122,8 +122,7 @@ def _summarise_run(folder: Path, *, rewrite: bool) -> ComparedRun:
 def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
     """Write one frontier page for the sweeps of each workload.
 
-    If the servers were simulated, all sweeps on a page must have the same clock speed. Sweeps whose speed differs from
-    the first sweep's are omitted.
+    Only sweeps with the clock speed of the first sweep are shown. Simulated servers may have different clock speeds.
     """
     for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
         sweeps = {

@@ -125,7 +125,7 @@ def hours_between_ends(series: WindowSeries) -> float:
 
 
 def _known_windows(series: WindowSeries) -> tuple[Floats, Floats]:
-    """Return the values of the windows that have one, and the middles of these windows in hours."""
+    """Return two arrays: the values of the windows that have a value, and the middles of these windows in hours."""
     known = ~np.isnan(series.values)
     return series.values[known], series.middles_s[known] / HOUR_S
 

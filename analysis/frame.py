@@ -309,9 +309,11 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(lengths_us > 0, lengths_us, np.nan) / 1e6
 
     def sum_inside(self, amounts: Floats) -> float | None:
-        """Return the sum of an amount over the complete requests that ended inside the window.
+        """Return the sum of `amounts` over the complete requests that ended inside the window. `amounts` has a value
+        per row.
 
-        The result is None if an amount is NaN, or if there is no such request."""
+        The result is None if one of these values is NaN, or if there is no such request.
+        """
         ended = self.measured & self.complete & self.within(self.end_ns)
         return float(amounts[ended].sum()) if ended.any() and not np.isnan(amounts[ended]).any() else None
 

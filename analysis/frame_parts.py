@@ -57,7 +57,10 @@ def label_rows(frame: Frame, header: Header) -> Frame:
 
 
 def frame_parts(frame: Frame, labels: RowLabels | None) -> Iterator[tuple[str, Frame]]:
-    """Yield the name and the Frame of each part with measured requests, in the order of the names."""
+    """Yield the name and the Frame of each part of a run, such as a model or a class of traffic.
+
+    `labels` contains the name of the part to which each row belongs. Parts without measured requests are left out.
+    """
     if labels is None:
         return
     for name in labels.names:

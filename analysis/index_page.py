@@ -422,7 +422,10 @@ def _mean_figures(summaries: Sequence[Summary]) -> dict[str, float | None]:
 
 
 def _index_entry(row: SelectableRow, values: dict[str, float | None]) -> dict[str, Any]:
-    """Return the data of one row for the script of the index page."""
+    """Return the data of one row of the index page, as the page's script needs it.
+
+    `values` contains the mean of each figure over the runs of the row.
+    """
     first = row.summaries[0]
     percentiles = {}
     for latency in INDEX_LATENCIES:

@@ -285,7 +285,9 @@ def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
 
 
 def _first_run(mask: Booleans, length: int) -> int | None:
-    """Return the index of the first of `length` true values in a row, or None if there are none."""
+    """Return the index at which a run of `length` consecutive true values begins in `mask`, or None if
+    there is none.
+    """
     for index in range(len(mask) - length + 1):
         if mask[index : index + length].all():
             return index

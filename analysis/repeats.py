@@ -109,7 +109,9 @@ def summarise_repeats(summaries: Sequence[Summary]) -> RepeatsSummary:
 
 
 def _state_sentence(states: Sequence[str]) -> str:
-    """Return a sentence that says which repeats started on a cold server."""
+    """Return a sentence that says which repeats started on a cold server. `states` contains `warm` or `cold` per
+    repeat.
+    """
     cold = [str(number) for number, state in enumerate(states, 1) if state == "cold"]
     if not cold:
         return "All runs started warm: requests had been sent to the server before each run."
@@ -199,9 +201,10 @@ def start_states(summaries: Sequence[Summary]) -> list[str]:
 
 
 def section(repeats: RepeatsSummary, name: str = "between-runs", title: str = "Between runs") -> Section:
-    """Return the report section on the variation between runs.
+    """Return the report section on the variation between the repeats of a plan.
 
-    The section contains the main figures with their intervals, and the value of each run."""
+    The section contains the mean of each main figure with its interval, and the value of each run.
+    """
     few = repeats.runs <= MAX_VALUES
     heads: dict[str, ColumnKind] = {"figure": "head", "unit": "unit", "mean": "number", "95% CI": "number"}
     rows, needed = [], dict[str, str]()

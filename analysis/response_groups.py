@@ -73,7 +73,10 @@ def _lengths_differ(frame: Frame) -> bool:
 
 
 def _widest_gap(ordered: Floats) -> float | None:
-    """Return a value between two separate groups of sorted positive samples, or None if there are no such groups."""
+    """Return a value between two groups of samples that a wide gap separates, or None if there are no such groups.
+
+    `ordered` contains positive samples in ascending order.
+    """
     smallest = max(1, math.ceil(MIN_SHARE * len(ordered)))
     logs = np.log(ordered)
     steps = np.diff(logs)[smallest - 1 : len(ordered) - smallest]

@@ -193,7 +193,10 @@ def _judge_drift(objective: Objective, part: _JudgedPart | None, confidence: flo
 
 
 def _has_figure(objective: Objective, part: _JudgedPart) -> bool:
-    """Return True if the requests have the latency or the rate of an objective."""
+    """Return True if the requests of a part of the run have the figure of an objective.
+
+    For example, requests without streamed tokens have no TPOT.
+    """
     if objective.figure in LATENCIES:
         return len(LATENCIES[objective.figure].values(part.frame)) > 0
     return getattr(part.throughput, objective.figure) is not None

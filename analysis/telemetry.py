@@ -385,7 +385,10 @@ def mean_phases(run: Run) -> dict[str, float]:
 def _comparison_obstacle(
     run: Run, all_readings: Sequence[Reading], valid: Sequence[Reading], first: Reading | None
 ) -> str:
-    """Return the reason why the server's counters cannot be compared, or an empty string if they can be compared."""
+    """Return the reason why the server's counters cannot be compared with the client's counts, or an empty string.
+
+    `valid` contains the readings of `all_readings` that succeeded, and `first` is the reading from before the run.
+    """
     gaps = [reading.gap for reading in all_readings if reading.gap] or ["none was taken"]
     if first is None:
         return f"there is no reading from before the run ({gaps[0]})"
@@ -454,11 +457,12 @@ def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
 
 
 def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Store the client's count in `check`, and its difference from the server's count.
+    """Compare the server's count `growth` with the client's count, and store the client's count and the difference in
+    `check`.
 
-    The client's count is a range. The minimum covers complete requests, and the maximum covers all sent requests. The
-    maximum excludes rejected requests, because a server that rejects a request neither reads its prompt nor generates a
-    response.
+    `counter` names the count, and `rows` selects the requests to count. The client's count is a range. The minimum
+    covers complete requests, and the maximum covers all sent requests. The maximum excludes rejected requests, because
+    a server that rejects a request neither reads its prompt nor generates a response.
     """
     rejected = rows & frame.ended_as("rejected")
     sent = rows & ~np.isnan(frame.sent_ns) & ~rejected

@@ -394,7 +394,11 @@ def exceeded_request_limit(facts: ServerFacts, n: int, batch_size: int = 1) -> s
 
 
 def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple[str, str]]:
-    """Return the limits on concurrent requests and on their inputs that are exceeded, as `_exceeded` does."""
+    """Return the exceeded limits on concurrent requests, and on the inputs of concurrent requests.
+
+    `n` requests with `batch_size` inputs each are sent at the same time. The result has the form that `_exceeded`
+    returns.
+    """
     inputs = f"{n * batch_size} inputs at once" if batch_size > 1 else f"{n} requests at once"
     return [
         *_exceeded(facts, "requests", n, f"{n} requests at once"),

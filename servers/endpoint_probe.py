@@ -218,10 +218,12 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 
 
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
-    """Restore the dropped fields that the server accepts, and return the last accepted trial.
+    """Return the trial with as few dropped fields as the server accepts.
 
-    The fields in `start.dropped_fields` stay dropped. `stream_options` is restored before `continuous_usage_stats`,
-    which is a field inside it."""
+    Each field that was dropped from `trial` is restored in turn. `send` sends a test request, and a field stays
+    restored if the server accepts the request. The fields in `start.dropped_fields` stay dropped. `stream_options` is
+    restored before `continuous_usage_stats`, which is a field inside it.
+    """
     for field in reversed(trial.dialect.dropped_fields):
         kept = tuple(name for name in trial.dialect.dropped_fields if name != field)
         if field in start.dropped_fields or not kept:

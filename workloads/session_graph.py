@@ -163,9 +163,10 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self.prompt(self.first_id - self.ids_from + index, node.input_tokens, node.spans)
 
     def request(self, index: int, history: Transcript | None = None) -> tuple[Request, Messages]:
-        """Return the request of a node, and the messages that it adds to the conversation.
+        """Return the request of the node `index`, and the messages that the node adds to the conversation.
 
-        `history` is the conversation of the parent `Node.context` so far. It is None for a fresh prompt."""
+        `history` is the conversation that the node continues, or None for a node with a fresh prompt.
+        """
         node = self.nodes[index]
         if not node.messages and node.history == "fresh":
             prompt = self._prompt(index, node)

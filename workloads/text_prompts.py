@@ -132,8 +132,9 @@ class _TextBuilder:
         return writer
 
     def confirms(self, writer: TextWriter) -> bool:
-        """Write the sample, which is a few texts of the run, and count the tokens of each. Return True if all have the
-        requested lengths.
+        """Return True if the texts of the sample have the requested lengths.
+
+        The sample is a few texts of the run. `writer` writes these texts, and their tokens are counted.
         """
         return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
 

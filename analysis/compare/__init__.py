@@ -756,7 +756,10 @@ def headline(comparison: Comparison) -> doc.Finding:
 
 
 def _comparison_section(comparison: Comparison, *, brief: bool = False) -> doc.Section:
-    """Return the section with the verdict and the table of figures."""
+    """Return the section with the verdict on the comparison, its findings, and the tables of figures.
+
+    The brief tables leave out details.
+    """
     findings = [headline(comparison)]
     findings += [
         doc.Finding(difference.what, "error", f"Unequal work: {difference.sentence}.")

@@ -389,9 +389,9 @@ class MatrixReport:
         return leader if won else NO_WINNER, text
 
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
-        """Return the difference between two cells in the figure `name`, or None if the difference is unknown.
+        """Return the difference between the cells `cell` and `other` in the figure `name`, or None if it is unknown.
 
-        The fields `a` and `b` of the result are the two cells, in either order.
+        In the result, the two cells are the fields `a` and `b` in either order.
         """
         forward, backward = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
         return self.differences.get(forward) or self.differences.get(backward)

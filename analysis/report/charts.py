@@ -311,9 +311,10 @@ def _distribution_chart(name: str) -> Chart:
 
 
 def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
-    """Return the traces of p50 and p99 of a latency over time.
+    """Return the traces of the p50 and the p99 of the latency `name` over the course of the run.
 
-    The hover text of the traces contains the number of samples.
+    `unit` is the unit of the values, and `axis` is the name of the y-axis. The hover text contains the number of
+    samples.
     """
     hover = f"{name.upper()} @figure %{{y:.4~g}} {unit} of %{{customdata:,}} from %{{x}} s"
     more = {"yaxis": axis, "customdata": f"${name}_n", "connectgaps": False, "showlegend": name == "ttft"}
@@ -325,9 +326,9 @@ def _latency_lines(name: str, unit: str, axis: str) -> list[Data]:
 
 
 def _ttft_scatter(by: str, title: str, x_title: str, caption: Callable[[Data, Summary], str]) -> Chart:
-    """Return a scatter chart of TTFT.
+    """Return a scatter chart of TTFT by request.
 
-    `by` is the quantity on the x-axis: `position` (in the order sent) or `prompt` (prompt length).
+    `by` is the quantity on the x-axis: `position` (the request's place in the order sent) or `prompt` (prompt length).
     """
     hover = "request %{customdata[0]} (sent as number %{customdata[1]:,}), %{customdata[2]:,} prompt tokens"
     hover += "<br>TTFT %{y:.4~g} s"

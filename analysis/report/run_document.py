@@ -434,7 +434,11 @@ def _few_samples(summaries: Sequence[Summary]) -> list[Block]:
 
 
 def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
-    """Return a folded table of token counts. On a page of several runs, a sentence on each run precedes it."""
+    """Return a folded block with the table of requested and reported token counts.
+
+    On a page of several runs, a sentence on each run precedes the block. `counted` contains sentences about how tokens
+    were counted.
+    """
     several = len(summaries) > 1
     counts = (tables.lengths(summaries), Paragraph(" ".join(counted), "note"))
     if not several:  # the first screen contains the sentence

@@ -77,7 +77,7 @@ def number_columns(*titles: str) -> dict[str, ColumnKind]:
 
 
 def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *, several: bool, **more: Any) -> Table:
-    """Return a table of these rows.
+    """Return a table with the title `title`, the headings `heads` and the rows `rows`.
 
     `several` is true if the table covers several runs. Otherwise the column `run` is omitted.
     """
@@ -300,9 +300,9 @@ def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistrib
 
 
 def _typical_s(parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]], name: str) -> float | None:
-    """Return a typical value of a latency in s: the median over the runs of each run's median.
+    """Return a typical value of the latency `name` in s: the median of the medians of all runs.
 
-    For runs whose median is 0 or infinite, the mean replaces the median. Return None if no run has a median or a mean.
+    A run whose median is 0 or infinite is represented by its mean. Return None if no run has a median or a mean.
     """
     known = [part[name].p50 or getattr(part[name], "mean", None) for part in parts if name in part]
     values = [value for value in known if value]
@@ -366,7 +366,10 @@ PART_FIGURES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p50"), ("e2e_s
 
 
 def models(summaries: Summaries, *, brief: bool = False) -> Table:
-    """Return the table of figures per model, for runs whose requests named several models."""
+    """Return the table of figures per model, for runs whose requests named several models.
+
+    The brief table has fewer figures.
+    """
     return _parts("Models", "model", summaries, [summary.models for summary in summaries], brief=brief)
 
 
@@ -444,7 +447,11 @@ def interference(summaries: Summaries, *, brief: bool = False) -> Table:
 def _parts(
     title: str, noun: str, summaries: Summaries, parts: Sequence[Sequence[PartFigures]], *, brief: bool
 ) -> Table:
-    """Return a table with one row per part of each run, and one row for all requests of the run."""
+    """Return a table of the parts of runs, such as models or classes of traffic.
+
+    The table has one row per part of each run, and one row for all requests of the run. Runs with fewer than two parts
+    have no rows. `noun` is the heading of the column with the names of the parts. The brief table has fewer figures.
+    """
     rows: list[Cells] = []
     shows_good = any(summary.goodput for summary in summaries)
     shows_good = shows_good or any(part.goodput for parts_of_run in parts for part in parts_of_run)
@@ -848,7 +855,10 @@ def _run(index: int) -> TableCell:
 
 
 def _columns_by_run(names: Sequence[str]) -> dict[str, ColumnKind]:
-    """Return the headings and column kinds of a table with one column per run."""
+    """Return the headings and the column kinds of a table of figures with one column per run.
+
+    `names` are the names of the runs.
+    """
     return {"figure": "head", **number_columns(*(names if len(names) > 1 else ["value"]))}
 
 

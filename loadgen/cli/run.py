@@ -226,7 +226,7 @@ def _live_page(live: bool, port: int, output: Output) -> Iterator[LivePage | Non
 
 
 def _check_alone(plan: Plan, *, distributed: bool) -> None:
-    """Raise PlanError if `--alone` cannot be used with this plan."""
+    """Raise PlanError if `--alone` cannot be used with this plan or with `--distributed`."""
     from loadgen.engine.alone_runs import check_alone
 
     check_alone(plan, "--alone")

@@ -159,7 +159,10 @@ def _measure_limits(spec: TrainingSpec) -> DeviceLimits:
 
 
 def _measure_technique(spec_and_technique: tuple[TrainingSpec, Technique]) -> TechniqueResult:
-    """Measure a technique in one of the processes that share the work."""
+    """Measure a training technique, and return the result.
+
+    Every process that shares the work calls this function at the same time.
+    """
     spec, technique = spec_and_technique
     limits = device_probe.group_device_limits(spec.device, spec.dtype)
     torch.manual_seed(SEED)
@@ -266,7 +269,7 @@ def _make_gradient_contiguous(_module: nn.Module, _inputs: Any, result: Tensor) 
 
 
 def _shard(model: Llama, technique: Technique, device: str, count: int) -> nn.Module:
-    """Shard the model for ZeRO stage 2 or 3."""
+    """Shard the model over `count` processes for ZeRO stage 2 or 3, and return the model."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 

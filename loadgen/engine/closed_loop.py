@@ -144,9 +144,10 @@ class Turns:
         self._slot_of = slot_of
 
     def next_turn(self, conversation: Session, answer: str, decoded_ns: int) -> ScheduledRequest | None:
-        """Return the next turn of a session after the server's answer, or None if the session is over.
+        """Return the next turn of a session, or None if the session is over.
 
-        The think time before the turn begins at `decoded_ns`, in ns from the run's start.
+        `answer` is the response to the current turn. The think time before the next turn begins at `decoded_ns`, in ns
+        from the run's start.
         """
         following = conversation.after(answer)
         return None if following is None else self._slot_of(following, following.due_after(decoded_ns))

@@ -349,7 +349,7 @@ def _note_prompt_tokens(answer: Answer, response: _Response, dialect: Dialect) -
 
 
 def _since(start_ns: int, instant: int | None) -> int | None:
-    """Return a time as an offset from the run's start. Return None for None."""
+    """Return the time from the start of the run to `instant` in ns, or None if `instant` is None."""
     return None if instant is None else instant - start_ns
 
 

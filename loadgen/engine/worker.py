@@ -229,7 +229,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return slot
 
     def schedule_turn(self, conversation: Session, due_ns: int) -> ScheduledRequest:
-        """Encode the current turn of a session and return it with its due time."""
+        """Encode the current turn of the session `conversation`, and return the turn with its due time."""
         return self.schedule_request(conversation.request(), due_ns, conversation)
 
     def schedule_node(self, progress: SessionProgress, node: int, due_ns: int) -> ScheduledRequest:
@@ -530,10 +530,10 @@ async def _run_with_canaries(
 
 
 def _read_policy(task: WorkerTask) -> tuple[float, float]:
-    """Return when a worker may defer its socket reads to save CPU time (the settings of its ReadPacer).
+    """Return two settings that decide when a worker may defer its socket reads to save CPU time (see ReadPacer).
 
-    The settings are the maximum delay of a read in seconds, and a share of a CPU core from 0 to 1. Reads are deferred
-    if the worker needs more than this share.
+    The first setting is the maximum delay of a read in seconds. The second is a share of a CPU core from 0 to 1: reads
+    are deferred only if the worker needs more than this share.
     """
     from loadgen.servers.wire.deferred_reads import MODERATE, OFTEN, SELDOM
 

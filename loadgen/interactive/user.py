@@ -194,7 +194,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         return self._ask(self._next_target(False), prompt, output_tokens, endpoint)
 
     def _ask(self, target: LiveTarget, prompt: str | None, output_tokens: int | None, endpoint: str | None) -> Record:
-        """Send one request of a class of traffic, as `ask` does."""
+        """Send one request of the class of traffic that `target` belongs to, and return its Record.
+
+        The arguments `prompt`, `output_tokens` and `endpoint` are those of `ask`.
+        """
         try:
             dialect = target.dialect(endpoint)
             if prompt is None:

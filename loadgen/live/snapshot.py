@@ -128,7 +128,7 @@ class SnapshotTaker:
         self._running_s: float | None = None
 
     def take(self, phase: str, counts: LiveCounters) -> LiveSnapshot:
-        """Return the state of the run at this instant."""
+        """Return a snapshot of the run at this instant, from its phase and its live counters."""
         now_s = self._clock()
         if self._running_s is None and phase not in PREPARING:
             self._running_s = now_s

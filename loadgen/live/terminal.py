@@ -274,7 +274,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
-    """Return the text of each latency figure and of the token rate, by name."""
+    """Return the latest latencies and the token rate as texts, such as `TTFT p50 80 ms p99 120 ms`, by name."""
     from loadgen.analysis.format import duration
 
     figures = {}

@@ -844,7 +844,7 @@ class VirtualRun:
                 self._add_due(request)
 
     def _start(self, arrival: VirtualRequest) -> None:
-        """Send a request to the simulated server. The server's front end passes it to the scheduler later."""
+        """Send a request to the simulated server. The server's front end passes the request to the scheduler later."""
         request = arrival.request
         sent_ns = arrival.sent_ns
         tokens = request.input_tokens
@@ -871,7 +871,10 @@ class VirtualRun:
         self._front_end.accept(job, sent_ns)
 
     def _choose_give_up(self, arrival: VirtualRequest, job: Job) -> None:
-        """Decide whether and when the client of a request gives up."""
+        """Decide whether the client abandons a request (--cancel), and when.
+
+        The decision is stored in `arrival` and `job`.
+        """
         part = arrival.part
         cancellation = part.cancellation
         if cancellation is None or not cancellation.chooses(part.plan.seed, arrival.request.id):
@@ -923,7 +926,10 @@ class VirtualRun:
         return ids
 
     def _follow_node(self, ended: VirtualRequest, progress: SessionProgress, record: Record, end_ns: int) -> None:
-        """Schedule the requests of a session that follow a request, or record those that can never be sent."""
+        """Schedule the requests of a session that follow a request that has ended.
+
+        If this request did not complete, the requests that can never be sent are recorded instead.
+        """
         if record.state == "complete":
             for index, due_ns in progress.ended(ended.node, end_ns, ""):
                 self._add_due(ended.later_node(index, due_ns))

@@ -486,7 +486,9 @@ class FitProblem:
         return np.concatenate([self._latency_residuals(logarithms), (logarithms - self._prior) / self._spread])
 
     def _jacobian(self, logarithms: Floats) -> Floats:
-        """Return the derivatives of `_residuals` with respect to the log constants, by central differences."""
+        """Return the derivatives of the residuals with respect to the logarithms of the constants, by central
+        differences.
+        """
         moves = DERIVATIVE_STEP * np.eye(len(logarithms))
         columns = []
         for move in moves:

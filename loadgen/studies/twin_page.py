@@ -102,7 +102,10 @@ def twin_document(
 
 
 def _errors(run: ReplayedRun, index: int) -> list[FigureError]:
-    """Return the error of each figure that was both measured and predicted."""
+    """Return the relative error of each predicted figure of a run, with its interval.
+
+    Only figures that were both measured and predicted are included. `index` is the index of the run on the page.
+    """
     result = []
     for figure, (value, *ends) in run.predicted.items():
         true_value = run.measured.get(figure)

@@ -248,7 +248,10 @@ def _first_piece(block: ContentBlock) -> GeneratedPiece | None:
 
 
 def _next_piece(delta: BlockDelta) -> GeneratedPiece | None:
-    """Return the new content of a block. The signature of a thinking block is not content."""
+    """Return the new content of a block, or None if there is none.
+
+    The signature of a thinking block does not count as content.
+    """
     if delta.thinking is not None:
         return GeneratedPiece(delta.thinking, reasoning=True)
     if delta.partial_json is not None:

@@ -99,8 +99,9 @@ def _hidden_reasoning(pieces: Sequence[GeneratedPiece | None], totals: Totals) -
 def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, hidden: int) -> None:
     """Count each piece without text as one token, if the piece comes after the first piece with text.
 
-    This is done only if the sum of all tokens then equals the server's total. `hidden` is the number of tokens that the
-    server counted but did not stream."""
+    Pieces are counted in this way only if the sum of all tokens then equals the server's total. `hidden` is the number
+    of tokens that the server counted but did not stream.
+    """
     missing = (totals.output or 0) - hidden - sum(answer.tokens)
     first = next((index for index, tokens in enumerate(answer.tokens) if tokens), len(pieces))
     empty = [index for index, piece in enumerate(pieces) if index > first and piece is not None and not piece.text]

@@ -176,7 +176,10 @@ def _linear_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, An
 
 
 def attention_flops(deployment: Deployment, kind: str, sequences: StepSequences) -> Any:
-    """Return the minimum FLOPs of one layer's attention on one GPU, outside weight matrices."""
+    """Return the minimum FLOPs of one attention layer on one GPU, without the GEMMs with weights.
+
+    `kind` is the kind of the layer, and `sequences` contains the sequences of the step.
+    """
     model = deployment.model
     heads = model.heads / deployment.tensor
     tokens, context = sequences.tokens, sequences.context
@@ -195,7 +198,10 @@ def attention_flops(deployment: Deployment, kind: str, sequences: StepSequences)
 
 
 def attention_bytes(deployment: Deployment, kind: str, sequences: StepSequences) -> Any:
-    """Return the minimum bytes of KV cache or state that one layer reads or writes on one GPU."""
+    """Return the minimum bytes of KV cache or state that one attention layer reads or writes on one GPU.
+
+    `kind` is the kind of the layer, and `sequences` contains the sequences of the step.
+    """
     model = deployment.model
     if kind == LINEAR and model.linear:
         return 2 * sequences.decoding * model.linear.state_values / deployment.tensor * STATE_BYTES

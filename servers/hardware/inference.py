@@ -349,9 +349,10 @@ def predict_step(
 
 
 def _draft_step(deployment: Deployment, speculation: TokenDraft, decoding: Any, context: Any) -> Step:
-    """Return the duration of drafting in one step: each token takes one layer of the model and the output head.
+    """Return the duration of drafting tokens in one step, for `decoding` sequences with `context` tokens each.
 
-    This is the structure of multi-token prediction (DeepSeek-V3, arXiv 2412.19437) and of EAGLE (arXiv 2401.15077).
+    Each drafted token takes one layer of the model and the output head. This is the structure of multi-token prediction
+    (DeepSeek-V3, arXiv 2412.19437) and of EAGLE (arXiv 2401.15077).
     """
     model = deployment.model
     whole = _predict_one_step(deployment, 0, 0, decoding, context, 0)

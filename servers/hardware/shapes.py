@@ -65,7 +65,10 @@ class LatentAttention:
         return self.kv_rank + self.rope_dim
 
     def layer_parameters(self, hidden: int, heads: int, head_dim: int) -> int:
-        """Return the number of parameters of the attention matrices of one layer."""
+        """Return the number of parameters of the attention matrices of one layer.
+
+        `hidden` is the width of the model. `heads` and `head_dim` are the number of heads and their dimension.
+        """
         query_size = heads * (head_dim + self.rope_dim)
         query = self.q_rank * (hidden + query_size) if self.q_rank else hidden * query_size
         key_value = hidden * self.cached_values + self.kv_rank * heads * (head_dim + self.value_dim)

@@ -259,9 +259,10 @@ def _gemm_format(training: TrainingSetup) -> Format:
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the forward time of one layer's attention if FlashAttention is not used and all scores are stored.
+    """Return the forward time of the attention scores and their products in one layer, without FlashAttention.
 
-    The time consists of two batched GEMMs, and of softmax and dropout, which process 5 bytes per score.
+    In this case, all scores are stored. The time consists of two batched GEMMs, and of softmax and dropout, which
+    process 5 bytes per score.
     """
     rate = rates(training.gpu, number)
     scores = training.micro_batch * heads * training.sequence**2

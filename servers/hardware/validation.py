@@ -51,7 +51,10 @@ def accuracies(deployment: Deployment) -> dict[str, Accuracy]:
 
 
 def describe(found: Mapping[str, Accuracy]) -> str:
-    """Return a sentence about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`."""
+    """Return a sentence about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`.
+
+    `found` maps the name of each figure to its accuracy.
+    """
     known = [f"{figure} {each}" for figure, each in found.items() if each.validated]
     unknown = [figure for figure, each in found.items() if not each.validated]
     return "; ".join([*known, *([f"{', '.join(unknown)} not validated"] if unknown else [])])
@@ -63,7 +66,10 @@ def models_like(deployment: Deployment) -> str:
 
 
 def accuracy(framework: str, gpu: str, models: str, figure: str) -> Accuracy:
-    """Return how far a figure was off. The arguments are values of the first four columns of validation.csv."""
+    """Return the accuracy of the predictions of a figure, from validation.csv.
+
+    The arguments are the values of the first four columns. A combination without a row is not validated.
+    """
     return _table().get((framework, gpu, models, figure), Accuracy(validated=False))
 
 

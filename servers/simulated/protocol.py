@@ -301,7 +301,10 @@ def json_reply(value: Any, headers: Headers = JSON_TYPE) -> Reply:
 
 
 def openai_error(message: str, kind: str, code: int, parameter: str | None = None) -> Reply:
-    """Return an error response in OpenAI's format, which vLLM and LightLLM use."""
+    """Return an error response in OpenAI's format, which vLLM and LightLLM use.
+
+    `kind` is the type of the error, and `code` is the HTTP status. `parameter` names the refused field.
+    """
     return Reply(dumps({"error": {"message": message, "type": kind, "param": parameter, "code": code}}), code)
 
 

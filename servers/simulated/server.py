@@ -171,7 +171,8 @@ def _slowdown(config: SimulatedConfig) -> Slowdown:
 
 
 def _clock(config: SimulatedConfig, protocol: ServerProtocol, limit: int | None) -> tuple[TokenClock, int]:
-    """Return the token clock, and the maximum length of prompt plus output in tokens.
+    """Return the token clock of a server, and the maximum length of prompt plus output in tokens. `limit` is the
+    configured maximum, or None.
 
     Raises ConfigError if the clock cannot model the configured engine, GPU or model.
     """

@@ -216,7 +216,8 @@ def check_sampling(
 ) -> None:
     """Check the sampling parameters, as SGLang's `SamplingParams.verify` does. Raises ErrorReply if a check fails.
 
-    `minimum_name` is the parameter with the minimum number of output tokens.
+    `requested` is the requested maximum number of output tokens, and `minimum_name` is the name of the parameter with
+    the minimum.
     """
     temperature = protocol.number(parameters.get("temperature"))
     if temperature is not None and not (temperature >= 0 and math.isfinite(temperature)):

@@ -259,7 +259,10 @@ class ServerState:
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.process_start_s:.2f}\n".encode()
 
     def models(self, owner: str, **fields: Any) -> Reply:
-        """Return the response of /v1/models: the model and its adapters. `fields` are added to each entry."""
+        """Return the response of /v1/models: one entry for the model, and one for each of its adapters.
+
+        `owner` is the owner of each entry, and `fields` are additional fields.
+        """
         card = {"id": self.config.model, "object": "model", "created": self.started_s, "owned_by": owner}
         card |= {**fields, **self.mark}
         adapters = [card | {"id": name, "parent": self.config.model} for name in self.config.adapters]

@@ -133,9 +133,10 @@ def first_word(state: ServerState) -> str:
 def _unguided(
     state: ServerState, request: CompletionRequest, prompt_tokens: int, limit: int, answer: int
 ) -> Completion:
-    """Generate random words until the model stops by itself, or until there are `limit` tokens.
+    """Generate random words without a grammar.
 
-    `answer` is the index of the output among several answers to the same request.
+    The output ends when the model stops by itself, or when there are `limit` tokens. `answer` is the index of the
+    output among several answers to the same request.
     """
     mean = state.config.eos_mean_tokens
     if mean is not None:

@@ -137,7 +137,10 @@ def encode_answers(
 
 
 def _timed_closing(usage_event: bytes, output_tokens: int, times: protocol.RequestTimes) -> protocol.Events:
-    """Return the last events of a stream with the times of the request, as with `--enable-per-request-metrics`."""
+    """Return the last events of a stream: the usage with the times of the request, and `[DONE]`.
+
+    vLLM adds the times with the option `--enable-per-request-metrics`.
+    """
     inference_s = times.prefill_s + times.decode_s
     metrics = {
         "time_to_first_token_ms": times.prefill_s * 1e3,

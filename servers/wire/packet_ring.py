@@ -256,8 +256,10 @@ class TcpStreamTable:
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
         """Record the SYN-ACK of a connection, which contains the first sequence number.
 
-        If the SYN-ACK arrived before the current stream with this key was opened, it belongs to this stream. Otherwise
-        it belongs to the next connection with this key."""
+        `key` stands for the local port and the server's address, so a later connection may have the same key. If the
+        SYN-ACK arrived before the current stream with this key was opened, the SYN-ACK belongs to this stream.
+        Otherwise it belongs to the next connection with this key.
+        """
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:
             self._first_sequence[key], self._syn_ack_ns[key] = first_sequence, stamp_ns

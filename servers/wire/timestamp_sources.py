@@ -358,9 +358,10 @@ def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the name of the least exact of these timestamp sources, which limits the exactness of the whole run.
+    """Return the least exact of these timestamp sources. It limits the exactness of the whole run.
 
-    An unknown name counts as `user`, the source of user-space timestamps."""
+    `names` are the names of the sources. An unknown name counts as `user`, the source of user-space timestamps.
+    """
     ranking = [*SOURCES]
     ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]
     return ranking[max(ranks, default=-1)]

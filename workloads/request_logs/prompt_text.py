@@ -91,7 +91,10 @@ def _single_prompt(content: Sequence[Any]) -> str | tuple[int, ...]:
 
 
 def _text(value: Any, notes: LogNotes, depth: int = 0) -> str:
-    """Return the text of a message, of a part of a message, or of any other value."""
+    """Return the text that represents a message, a part of a message, or any other value.
+
+    A media part, such as an image, is represented by a hash of its content.
+    """
     if isinstance(value, str | None):
         return value or ""
     if depth == DEPTH_LIMIT:

@@ -320,7 +320,7 @@ class Llama(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, last: bool = False) -> Tensor:
-        """Return the logits of every token, or only those of the last token if `last` is set."""
+        """Return the logits of every token in `tokens`. With `last`, return only the logits of the last token."""
         hidden = self.model(tokens, caches)
         logits: Tensor = self.lm_head(self.group.copy_to_ranks(hidden[:, -1:] if last else hidden))
         return self.group.all_gather(logits)

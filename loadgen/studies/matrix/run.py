@@ -253,7 +253,7 @@ class StartRunner:
         return False
 
     def _run_plan(self, repeat: Repeat) -> Plan | None:
-        """Return the plan of a run. The plan does not contain the URL of the server yet.
+        """Return the plan of the run `repeat`, still without the URL of the server.
 
         If no valid plan can be made, record a failure and return None.
         """

@@ -363,5 +363,5 @@ def default_duration(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_folder(number: int) -> str:
-    """Return the name of a step's folder within the folder of the sweep."""
+    """Return the name of the folder of step number `number` within the folder of the sweep."""
     return f"step-{number}"

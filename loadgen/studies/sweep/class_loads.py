@@ -74,9 +74,10 @@ def divided_clients(loads: Mapping[str, float], clients: int) -> dict[str, int]:
 
 
 def describe_load(plan: Plan, over: Over) -> str:
-    """Return one line about the load that a sweep of a plan with classes scales: `10 requests/s: chat 80%, batch 20%`.
+    """Return one line about the load that a sweep scales: the total, and the share of each class of traffic.
 
-    The line names the classes that keep their loads.
+    For example: `the load of the plan is 10 requests/s: chat 80%, batch 20%`. The line also names the classes whose
+    loads do not change.
     """
     loads = class_loads(plan, over)
     total = sum(loads.values())

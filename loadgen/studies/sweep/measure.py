@@ -105,7 +105,8 @@ def parse_targets(
 ) -> SweepTargets:
     """Parse the objectives and the loads of a sweep. Raises PlanError if one of them is invalid.
 
-    `parts` is True if objectives may name a class of traffic. `plan_of_steps` checks the names.
+    `over` is the quantity that the sweep varies. `parts` is True if objectives may name a class of traffic. In this
+    case, `plan_of_steps` checks the names.
     """
     from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.analysis.sweep.capacity_search import check_objectives

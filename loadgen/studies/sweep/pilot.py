@@ -73,7 +73,10 @@ class LevelWatch:
         return self._detector.overloaded
 
     def __call__(self, phase: str, counts: LiveCounters) -> str | None:
-        """Return the reason why the level must end now, or None if it may continue."""
+        """Return the reason why the current level must end now, or None if it may continue.
+
+        The coordinator calls this method regularly with the phase of the run and the live counters.
+        """
         reason = self._detector(phase, counts)
         if reason is not None or phase != "running" or self.enough:
             return reason

@@ -97,7 +97,8 @@ class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
 def compare_canaries(canaries: Sequence[Canary], frame: Frame, interval: IntervalOf) -> CanaryFigures | None:
     """Return the comparison of all answers to canaries, or None if the run has no canaries.
 
-    `frame` contains the load. `interval` returns the 95% interval of a share.
+    A canary is a prompt with a known answer. `frame` contains the requests of the load. `interval` returns the 95%
+    interval of a share.
     """
     if not canaries:
         return None
@@ -191,10 +192,11 @@ def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[
 
 
 def _levels(loads: Floats, kinds: Sequence[Kind], numbers: Sequence[int], interval: IntervalOf) -> list[CanaryLevel]:
-    """Return the levels of load that have answers: no request in flight, up to 4, up to 16, and so on.
+    """Return the levels of load at which canaries were answered: 0, 1 to 4, 5 to 16 requests in flight, and so on.
 
-    The arrays have one element per answer: `loads` contains the number of requests in flight, `kinds` the result of the
-    comparison, and `numbers` the number of the canary."""
+    The three sequences have one element per answer. `loads` contains the number of requests in flight, `kinds` the
+    result of the comparison, and `numbers` the number of the canary.
+    """
     by_level: dict[int, list[int]] = {}
     for index, load in enumerate(loads):
         high = 0

@@ -111,7 +111,7 @@ def relative_change(ratio: float, *, as_factor: bool | None = None) -> str:
     """Format the ratio of two values as a change in percent, such as `+3.2%`, or as a factor, such as `6.30x`.
 
     By default, ratios from 2 on become factors, because a change of more than 100% is hard to read. `as_factor` sets
-    the form. Callers use it to give an interval the form of its value.
+    the form. For example, the ends of an interval get the same form as the value in the interval.
     """
     if ratio >= FACTOR_MIN if as_factor is None else as_factor:
         return f"{significant(ratio)}x"

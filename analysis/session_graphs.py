@@ -77,7 +77,11 @@ def _tool_share(tool_ns: NDArray[Any], makespan_s: NDArray[Any]) -> float | None
 
 
 def _edges(frame: Frame, graphs: GraphColumns) -> list[summary.EdgeFigures]:
-    """Return the requested and actual delays of the edges that decided when a request was due."""
+    """Return the requested and the actual delays between requests of a session.
+
+    An edge is the condition that a request is due a delay after another request. Only those edges are included that
+    decided when their request was due.
+    """
     order = np.argsort(frame.id)
     ids = frame.id[order]
     found = np.minimum(np.searchsorted(ids, graphs.edge_parent), len(ids) - 1)

@@ -245,7 +245,9 @@ def redacted(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def class_seed(seed: int, name: str) -> int:
-    """Return the seed of a class. Classes have different seeds, so that their prompts and their times differ."""
+    """Return the seed of a class of traffic. Classes have different seeds, so that their prompts and their times
+    differ.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}/traffic/{name}".encode()).digest()[:6])
 
 

@@ -157,8 +157,8 @@ class ServerMetrics:
 class ReplicaMetrics:
     """Reads the metrics of several replicas at the same time, and adds them up.
 
-    `by_url` maps the URL of each replica to its metrics. The values of each replica are in the list `replicas` of a
-    reading, with the URL.
+    `by_url` maps the URL of each replica to its metrics. A reading has a list `replicas`, which contains the URL and
+    the values of each replica.
     """
 
     def __init__(self, by_url: Mapping[str, Source]) -> None:

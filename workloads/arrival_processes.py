@@ -381,9 +381,10 @@ def _span_text(span_ns: int) -> str:
 
 
 class RecordedTimes(Arrivals, frozen=True):
-    """The times in the field `at` of a file for the workload `requests:FILE`.
+    """The arrival times in a file for the workload `requests:FILE` (the field `at` of its lines).
 
-    With `sessions`, the arrivals are those of the sessions: the time of each session's first request."""
+    Each time is that of a request. With `sessions`, each time is that of the first request of a session.
+    """
 
     path: Path
     sessions: bool = False

@@ -100,7 +100,8 @@ class ServerTokenCounter(Tokenizer, Protocol):
 class LocalTokenizer(msgspec.Struct, frozen=True):
     """A tokenizer from a tokenizer.json file.
 
-    The results of `count` include the special tokens that the file's post-processor adds. Those of `ids` do not."""
+    `count` includes the special tokens that the file's post-processor adds. `ids` does not include them.
+    """
 
     tokenizer: tokenizers.Tokenizer
     words: tuple[str, ...]

@@ -75,8 +75,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def merged_headers(*headers: Mapping[str, str]) -> dict[str, str]:
-    """Merge several sets of headers. A later header replaces an earlier header whose name differs at most in upper
-    case.
+    """Merge several sets of headers. A later header replaces an earlier header of the same name.
+
+    Upper and lower case are equal in header names.
     """
     result: dict[str, tuple[str, str]] = {}
     for fields in headers:

@@ -278,7 +278,10 @@ class SessionStarts(Arrivals, frozen=True):
         return self.source.path
 
     def due_ns(self, seed: int) -> Iterator[int]:
-        """Yield the start time of each session in ns after the first. Raises WorkloadError for an invalid file."""
+        """Yield the start time of each session, in ns after the start of the first one.
+
+        Raises WorkloadError for an invalid file.
+        """
         return (session.start_ns for session in self.source.sessions(seed))
 
     @property

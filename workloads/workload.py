@@ -178,7 +178,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """The number of prompts of a run, warm-up prompts included. Multi-turn sessions count as one prompt."""
+        """The number of prompts of a run, warm-up prompts included. A multi-turn session counts as one prompt."""
         requests = NUMBERS_LIMIT if self.n is None else self.n
         if isinstance(self.workload, SessionFile) and self.n is not None:
             requests = count_requests(self.workload, self.n, self.seed)

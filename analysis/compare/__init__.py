@@ -703,9 +703,10 @@ def _runs_section(runs: Sequence[tuple[str, ReportedRun]], links: Sequence[str])
 
 
 def _sides(comparison: Comparison, a: Sequence[Summary], b: Sequence[Summary]) -> dict[str, str]:
-    """Return what A and B are, for the top of the page: name, server, model, label, number of runs, and load.
+    """Return the facts about A and B for the top of the page: name, server, model, label, number of runs, and load.
 
-    If A and B have the same load, it is stated once, as the meaning of `Load`."""
+    If A and B have the same load, the result has a separate entry `Load`.
+    """
     loads = {"A": _common(a, workload_sentence), "B": _common(b, workload_sentence)}
     names = {"A": comparison.name_a, "B": comparison.name_b}
     result = {}

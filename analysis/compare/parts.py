@@ -67,7 +67,7 @@ def classes_method(classes: Sequence[ComparedClass]) -> str:
 
 
 def part_of_run(run: ComparedRun, name: str) -> ComparedRun:
-    """Return the data of one class of a run, in the form of a run."""
+    """Return the data of one class of traffic of a run, as if the class were a run."""
     frame = find_part(run.frame, name)
     figures = next(part for part in run.summary.traffic if part.name == name)
     assert frame is not None

@@ -199,9 +199,11 @@ def _timing_error(summary: Summary) -> str:
 
 
 def _completed(summary: Summary) -> str:
-    """Return a text with the number of complete requests and the length of the measurement window.
+    """Return the number of complete requests and the length of the measurement window as text.
 
-    The request throughput is the number divided by this length.
+    If the window is only a part of the run, the text begins with the number of requests that ended in the window. The
+    request throughput is this number divided by the length of the window. The number of rejected requests is added if
+    there are any.
     """
     requests, throughput = summary.requests, summary.throughput
     of_all = f"{requests.complete:,} of {requests.planned:,} complete"

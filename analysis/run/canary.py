@@ -16,7 +16,7 @@ Moment = Literal["before", "during", "after"]
 
 
 class Canary(msgspec.Struct, tag_field="type", tag="canary", kw_only=True):
-    """One request with a canary (--verify). It is in no figure of the load. Times are as in Record."""
+    """One request with a canary (--verify). No figure of the load includes it. Its times have the form of Record."""
 
     number: int
     """Number of the canary, from 0. The same canary is asked several times."""

@@ -373,11 +373,12 @@ def scan(
 
     The header is passed to `on_header` before the first Record.
 
-    `span` restricts the reading to a part of `run.jsonl`: the offset in bytes of the first line to read, and that of
-    the line after the last one (None: the end of the file). The header is read even if it is outside the span. Part
-    files are read only without a span.
+    `span` restricts the reading to a part of `run.jsonl`. Its two values are byte offsets: the beginning of the first
+    line to read, and the end of the last line to read (None: the end of the file). The header is read even if it is
+    outside the span. Part files are read only without a span.
 
-    Raises RunFileError if there is no readable header."""
+    Raises RunFileError if there is no readable header.
+    """
     main = path / "run.jsonl" if path.is_dir() else path
     if not main.exists():
         raise RunFileError(

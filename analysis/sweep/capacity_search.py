@@ -240,10 +240,10 @@ class Search:
         return np.where(self._grid < load * (1 - 1e-9), probability, 1 - probability)
 
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return a weight for each grid load. The weights only affect which load is tried next.
+        """Return a weight for each load of the search grid. The weights only affect which load is tried next.
 
-        Grid loads below half of the throughput of an overloaded server have low weights. Grid loads far from the
-        predicted capacity also have low weights.
+        Loads below half of the throughput of an overloaded server have low weights. Loads far from the predicted
+        capacity also have low weights.
         """
         hints = np.ones(len(self._grid))
         carried = [run.carried for run in runs if run.carried]

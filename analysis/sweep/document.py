@@ -382,7 +382,7 @@ def _capacity_chip(sweeps: Sequence[SweepResult]) -> doc.Chip:
 
 
 def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return the chip on the objectives, or an empty list without objectives. The chip names the largest good load."""
+    """Return the chip that says whether the objectives were met, or an empty list if no sweep has objectives."""
     judged = [sweep for sweep in sweeps if sweep.objectives]
     if not judged:
         return []

@@ -134,7 +134,7 @@ class EdgeSearch:
         return float(low), float(middle), float(high)
 
     def _weights(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return, for each grid load, the probability that it is the capacity."""
+        """Return, for each load of the search grid, the probability that this load is the capacity."""
         distance = np.log(self._grid / self._estimate)
         near = np.exp(-((distance / PILOT_SPREAD) ** 2) / 2)
         rough = np.exp(-np.abs(distance) / ROUGH_SPREAD)

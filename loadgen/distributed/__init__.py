@@ -14,7 +14,7 @@ from loadgen.errors import LoadgenError
 
 
 class DistributedError(LoadgenError):
-    """A distributed run cannot begin, or one of its machines cannot carry out its share of the run."""
+    """A distributed run cannot begin, or one of its machines cannot send its part of the requests."""
 
 
 class TokenError(DistributedError):

@@ -214,7 +214,7 @@ class Master:
                 self._link.send(protocol.Bye(outcome, kept_all and took_part), node)
 
     def _assemble(self) -> None:
-        """Wait until every share of the plan has a machine that is ready and whose clock offset is known."""
+        """Wait until enough machines have joined, every machine is ready, and all clock offsets are known."""
         spread = self._spread
         listening_deadline = time.monotonic() + MEASURE_LIMIT_S
         self._until(lambda: self._port is not None, listening_deadline, "Locust's master did not start")
@@ -374,7 +374,7 @@ class Master:
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
         """Yield one WorkerExit for each worker process of a machine.
 
-        If the machine is lost, `WorkerExit.due` covers every request of its share. Requests that it had not sent get
+        If the machine is lost, `WorkerExit.due` covers every request of its workers. Requests without a Record then get
         Records with the error `worker_lost`, because no other machine sends them.
         """
         tasks = machine.tasks
@@ -391,7 +391,7 @@ class Master:
 
     @property
     def present(self) -> list[Machine]:
-        """Return the machines that have a share of the run."""
+        """Return the machines that have joined the run and have tasks."""
         return [machine for machine in self._places if machine is not None]
 
     def listen(self) -> None:
@@ -483,7 +483,7 @@ class Master:
             self._say(f"{machine.name} waits: {reason}")
 
     def _place(self, machine: Machine) -> None:
-        """Assign the first free share of the plan to a machine."""
+        """Assign tasks to a machine that has joined: those of the first group that has no machine yet."""
         index = self._places.index(None)
         self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
@@ -525,8 +525,9 @@ def _host_of(node: str) -> str:
 class ClockOffset:
     """Offset of a worker machine's clock from the master's clock during a run.
 
-    Two exchanges determine the offset: the one with the shortest round trip before the start of the run, and the one
-    with the shortest round trip after it. Between these exchanges the clock is assumed to drift at a constant rate.
+    Master and worker machine exchange timestamps before and after the start of the run. The exchange with the shortest
+    round trip before the start and the one after the start determine the offset. Between these exchanges the clock is
+    assumed to drift at a constant rate.
     """
 
     before: ClockSample

@@ -1,7 +1,7 @@
 """A worker machine of a distributed run.
 
-The machine joins the master, prepares its share of the run, runs it with the measuring engine, and sends its part
-files.
+The machine joins the master, prepares its part of the requests, sends them with the measuring engine, and transfers its
+part files to the master.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MessageT = TypeVar("MessageT", bound=protocol.MasterMessage)
 
 
 class MasterSession:
-    """A worker machine's session with the master: the messages received so far, and this machine's share of the run."""
+    """A worker machine's session with the master: the messages received so far, and the tasks of this machine."""
 
     def __init__(self, link: Frames[Event], interrupts: Interrupts, on_progress: prepare.OnProgress) -> None:
         self.link = link
@@ -326,9 +326,10 @@ def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
 
 
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
-    """Prepare and run this machine's share, and deliver its records.
+    """Prepare and run the tasks of this machine, and deliver its records.
 
-    If an error occurs before the start, the run is cancelled on all machines."""
+    If an error occurs before the start, the run is cancelled on all machines.
+    """
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"], cold=False)
         with prepare.prepare(plan, parts, say) as prepared:

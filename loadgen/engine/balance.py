@@ -70,10 +70,10 @@ class Dealer:
         """Ids of the sessions of this worker, in the order in which they start."""
 
     def choose(self, request: Request, canary: int | None = None) -> int | None:
-        """Return the index of the replica for a request, or None if the driver chooses it when the request is due.
+        """Return the index of the replica for a request. Return None if the driver chooses the replica at the due time.
 
-        `canary` is the number of the canary if the request is one. Call this method for the sessions of a worker in the
-        order in which they start.
+        `canary` is the number of the canary that the request contains, or None. Call this method for the sessions of a
+        worker in the order in which they start.
         """
         if canary is not None:
             return canary % self._replicas
@@ -177,7 +177,10 @@ class NewAddress(NamedTuple):
 
     @classmethod
     def between(cls, written_for: Target, target: Target) -> NewAddress:
-        """Return the parts that change when a request that was encoded for one replica is sent to another one."""
+        """Return the parts of an encoded request that must change if the request is sent to another replica.
+
+        `written_for` is the replica for which the request was encoded, and `target` is the other replica.
+        """
         return cls(
             written_for.request_target("").encode("latin-1"),
             target.request_target("").encode("latin-1"),

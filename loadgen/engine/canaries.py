@@ -1,8 +1,9 @@
-"""Asks canaries (--verify) before, during and after the load, and checks the texts of all responses.
+"""Sends canaries (--verify) before, during and after the load, and checks the texts of some responses.
 
-The first worker of a run asks the canaries, or the first worker of each class of traffic with a different endpoint or
-model. It uses connections that no request of the load uses. Before and after the load, it asks one canary at a time.
-During the load, a few clients ask canary after canary.
+A canary is a prompt with a known answer. The first worker of a run sends the canaries. If the classes of traffic have
+different endpoints or models, the first worker of each such class sends its canaries. Canaries use separate
+connections. Before and after the load, one canary is in flight at a time. During the load, a few clients send canary
+after canary.
 """
 
 from __future__ import annotations
@@ -91,13 +92,13 @@ class CanaryLog:
         """The canary of each request that has not been answered, by the id of the request."""
 
     def request(self, prompt: CanaryPrompt, body: Mapping[str, object]) -> Request:
-        """Return a new request with a canary. `body` holds the fields that the user adds to each request."""
+        """Return a new request with the prompt of a canary. `body` holds the fields that the user adds to requests."""
         request = canary_request(prompt, next(self._serial), body)
         self._prompts[request.id] = prompt
         return request
 
     def number_of(self, request: Request) -> int:
-        """Return the canary number of a request that has not been answered yet."""
+        """Return the number of the canary in a request. The request must not have been answered yet."""
         return self._prompts[request.id].number
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
@@ -134,7 +135,7 @@ class CanaryLog:
 
 
 class CanaryAsker:
-    """Asks the canaries of a run, alone or during the load.
+    """Sends the canaries of a run (prompts with a known answer), before, during or after the load.
 
     `encode` encodes a request with its due time. `build_driver` returns a Driver that sends a queue of requests with a
     number of clients and passes its Records to `log`.
@@ -156,19 +157,21 @@ class CanaryAsker:
         self._load_ended = False
 
     async def ask_alone(self, moment: Moment) -> None:
-        """Ask each canary once, one after the other."""
+        """Send each canary once, one after the other. `moment` is `before` or `after`, relative to the load."""
         await self._run(moment, self._slots(self._task.prompts), clients=1)
 
     async def ask_during(self, start_ns: int) -> None:
-        """Ask canary after canary until `stop` is called. The load starts at `start_ns` (CLOCK_MONOTONIC)."""
+        """Send canary after canary until `stop` is called. The load starts at `start_ns` (CLOCK_MONOTONIC)."""
         if self._load_ended:
             return
         clients = min(CLIENTS, len(self._task.prompts))
         await self._run("during", self._slots(cycle(self._task.prompts), start_ns + DELAY_NS), clients)
 
     def stop(self) -> None:
-        """End `ask_during` as soon as the canaries in flight are answered. If it is still opening connections, or has
-        not begun, it asks no canaries."""
+        """Send no more canaries during the load, and end `ask_during` when those in flight are answered.
+
+        If `ask_during` is still opening connections, or has not begun, it sends no canaries.
+        """
         self._load_ended = True
         if self._loop is not None and self._driver is not None:
             self._loop.stop()
@@ -231,8 +234,8 @@ def ends_in_loop(text: str) -> bool:
 class TextChecker:
     """Checks the texts of some responses.
 
-    The Record of each checked response gets the mark `checked_text`. If the text is suspect, the Record also gets marks
-    that state why.
+    The Record of each checked response gets the entry `checked_text` in its `marks`. If the text is suspect, further
+    marks state why.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -240,7 +243,11 @@ class TextChecker:
         self._complete = 0
 
     def take(self, _slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
-        """Check the text of a response if it is complete and one of those that are checked."""
+        """Check the text of a response if the response is complete and selected for a check.
+
+        The first FIRST_CHECKED complete responses are selected, and then every response with a number divisible by
+        CHECKED_EVERY.
+        """
         if exchange is None or record.state != "complete":
             return
         dialect = exchange.dialect or self._dialect

@@ -131,7 +131,7 @@ class TokenRate:
         self._recorded_bytes += byte_count
 
     def sample(self, tokens: int, byte_count: int) -> None:
-        """Set the number of tokens and bytes that have arrived of one unfinished response (the sample)."""
+        """Set the sample: the number of tokens and bytes that have arrived so far for one unfinished response."""
         self._sample_tokens, self._sample_bytes = tokens, byte_count
 
     @property

@@ -103,10 +103,10 @@ def merge_parts(
 def _all_records(
     worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, then a failed Record for each due request without a line.
+    """Yield the complete lines of a worker's part file, then a failed Record for each due request that has no line.
 
-    With `interrupted`, such a request counts as cancelled and not as lost. The number of measured requests per state is
-    added to `counts`. Messages about missing Records are added to `notes`.
+    These failed Records have the error kind of a lost request, or of a cancelled request if `interrupted` is True. The
+    number of measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
     """
     seen = IdSet()
     task = worker_exit.task

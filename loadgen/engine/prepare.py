@@ -314,7 +314,7 @@ def _check_files(plan: Plan) -> None:
 
 
 def _draft_load(traffic_class: TrafficClass, schedule: Schedule | None, show: PromptProgress) -> DraftLoad:
-    """Check the files of a class of traffic, and build its schedule if it has none."""
+    """Check the files of a class of traffic. If `schedule` is None, also build the schedule of the class."""
     from loadgen.servers.discovery import endpoint_dialect
 
     plan = traffic_class.plan
@@ -564,12 +564,13 @@ def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
 def canary_tasks(
     plan: Plan, tasks: Sequence[WorkerTask], bodies: Sequence[Mapping[str, Any]], say: Say
 ) -> dict[int, CanaryTask]:
-    """Return the canaries of a plan, by the index of the class of traffic that asks them.
+    """Return the canaries (prompts with a known answer) of a plan, by the index of the class of traffic that sends
+    them.
 
     `tasks` contains one task per class of traffic, or a single task for a run without classes. `bodies` contains the
     fields that the user adds to the requests of each class. Classes with the same endpoint and model share their
-    canaries. Classes whose responses have no text, such as embeddings, ask no canaries. Raises PlanError if no response
-    has text.
+    canaries. Classes whose responses have no text, such as embeddings, send no canaries. Raises PlanError if no
+    response has text.
     """
     from loadgen.engine.canaries import CanaryTask
     from loadgen.servers.auth import fill_fields

@@ -37,7 +37,7 @@ class RawFacts(msgspec.Struct):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts about the file of requests for the header of the run. Empty if the workload is no such file."""
+        """Facts about the file of requests, for the header of the run. Empty if the workload has no such file."""
         if not self.requests:
             return {}
         added = {"stream": self.added_stream, "stream_options": self.added_usage}

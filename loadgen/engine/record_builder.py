@@ -304,7 +304,7 @@ def _check_output(response: _Response, dialect: Dialect) -> None:
 
 
 def _note_server_times(response: _Response, health: Health) -> None:
-    """Add the times that the server states about a complete request to the marks of its Record."""
+    """Store the times that the server states about a complete request in the `marks` of its Record."""
     exchange = response.exchange
     trailer = bytes(exchange.raw[response.bounds[-1] :]) if exchange.framing.chunked and response.bounds else b""
     times = times_in_response(exchange.framing.head, response.payloads or (), trailer)

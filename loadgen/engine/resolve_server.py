@@ -213,7 +213,10 @@ def _wait_for_replicas(plan: Plan, say: Say) -> None:
 
 
 def needs_seed(plan: Plan) -> bool:
-    """Return True if the server decides whether the plan needs a random seed."""
+    """Return True if the plan may need a random seed, which depends on the server.
+
+    A random seed is needed if the user states no seed and the server turns out not to be simulated.
+    """
     return plan.seed_choice == "fixed" and not plan.simulated
 
 

@@ -23,10 +23,10 @@ MAX_SEEDS = 2_000
 
 
 def note_seed(url: str, model: str, seed: int) -> str:
-    """Store that a run is about to send the prompts of a seed to a server.
+    """Record that a run is about to send the prompts of a seed to a server.
 
-    Return the time at which an earlier run of this user on this machine did so (RFC 3339, UTC). Return an empty string
-    if no such run is known.
+    Return the time (RFC 3339, UTC) at which an earlier run of this user on this machine sent the same prompts to the
+    same server. Return an empty string if no such run is known.
     """
     key = hashlib.sha256(msgspec.json.encode([url, model, seed])).hexdigest()[:32]
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Reads the server's metrics, the GPUs and the host's memory during a run, in the coordinator's process.
+"""Reads the server's metrics, the GPUs and the host's memory during a run.
 
 Each reading belongs to one phase of the run (the field `moment`):
 
@@ -8,8 +8,9 @@ Each reading belongs to one phase of the run (the field `moment`):
     end      as soon as the last request has ended.
     after    a little later, when the server's counters no longer change.
 
-No token passes through this process, so the sampler does not disturb the measurement. The sampler takes 0.7% of a
-core: 7 ms of CPU time per second, measured with vLLM's metrics page of 55 kB, one GPU and one process.
+The sampler runs in the coordinator's process, or in a separate process for `loadgen ui`. No token passes through this
+process, so the sampler does not disturb the measurement. The sampler takes 0.7% of a core: 7 ms of CPU time per second,
+measured with vLLM's metrics page of 55 kB, one GPU and one process.
 """
 
 from __future__ import annotations

@@ -490,9 +490,11 @@ def _driver_builder(
 def _canary_asker(
     task: WorkerTask, canaries: CanaryTask, build_driver: BuildDriver, drivers: list[Driver], orders: _Orders
 ) -> CanaryAsker:
-    """Return the object that asks the canaries. Its drivers are appended to `drivers`, so that they can be stopped.
+    """Return the object that sends the canaries (prompts with a known answer).
 
-    A driver that is built after the order to stop sends nothing."""
+    Its drivers are appended to `drivers`, so that they can be stopped. A driver that is built after the order to stop
+    sends nothing.
+    """
     from loadgen.engine.record_buffer import RecordBuffer
 
     log = CanaryLog(task.dialect, canaries.prompts[0].number * SERIALS)
@@ -558,7 +560,10 @@ class _Orders(NamedTuple):
 
 
 def _on_order(pipe: Pipe, drivers: Sequence[Driver], orders: _Orders) -> None:
-    """Carry out an order of the coordinator: connect, start, stop, or go on with canaries after the load."""
+    """Carry out an order of the coordinator: connect, start, stop, or go on.
+
+    The order to go on lets the worker send its last canaries (prompts with a known answer) after the load.
+    """
     try:
         order = pipe.recv()
     except (EOFError, OSError):  # the coordinator has ended, so no process would read the results

@@ -67,9 +67,10 @@ class FigureError(NamedTuple):
 def twin_document(
     runs: Sequence[ReplayedRun], *, title: str, subtitle: str, facts: Sequence[Block], rates_note: str
 ) -> Document:
-    """Return the page that compares a twin with measured runs.
+    """Return the page that compares a twin (a simulated server fitted to a measured one) with measured runs.
 
-    `facts` are further blocks on the twin, such as its constants. `rates_note` says what the rates cover.
+    `facts` are further blocks on the twin, such as its constants. `rates_note` explains the time span that the rates
+    cover.
     """
     errors = [error for index, run in enumerate(runs) for error in _errors(run, index)]
     styles = [RunStyle(run.name, colour(index), "") for index, run in enumerate(runs)]

@@ -31,7 +31,7 @@ def describe_counting(plan: Plan) -> str:
 
 
 class BodyReader:
-    """Reads from the body of a request its prompt, as token ids, and the requested length of its response."""
+    """Converts a whole request body to the prompt as token ids, and the requested length of the response."""
 
     def __init__(self, plan: Plan) -> None:
         self._file = plan.workload_file

@@ -275,6 +275,9 @@ def _not_audio(body: bytes, answer: Answer) -> str:
 
 
 def note_speech(answer: Answer, request: Request) -> None:
-    """Store the duration of speech in the format `pcm`. PCM has no header, so only the request states this format."""
+    """Store the duration of a speech response in the format `pcm`, computed from the number of its bytes.
+
+    PCM has no header, so the format is known only from the request.
+    """
     if request.body.get("response_format") == PCM_FORMAT and "audio_bytes" in answer.counts:
         answer.counts.setdefault("audio_us", answer.counts["audio_bytes"] * 1_000_000 // PCM_BYTES_PER_S)

@@ -574,9 +574,9 @@ def _read_running_totals(
     """Set `tokens` from the running totals in the server's `usage` objects. Return True if the totals are usable.
 
     `with_choice` lists the indices of events that have a choice. The totals are usable if every event with text has a
-    total that exceeds the total before it by at least the number of tokens in this event. Events without text need no
-    total. If the
-    totals are not usable, `tokens` stays unchanged, and the result is False."""
+    total that exceeds the previous total by at least the number of tokens in this event. Events without text need no
+    total. If the totals are not usable, `tokens` stays unchanged, and the result is False.
+    """
     totals = [usage.completion_tokens or 0 for index in with_choice if (usage := usages[index])]
     if not totals or any(map(_TOKEN_IDS, choices)):
         return False

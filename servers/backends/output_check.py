@@ -217,7 +217,7 @@ def _text_schema(fields: Mapping[str, Any]) -> Any:
 
 
 def _parsed(schema: Any) -> Any:
-    """Return a schema that a request contains as an object or as JSON text."""
+    """Return a JSON schema as an object. A request may contain the schema as an object or as JSON text."""
     if not isinstance(schema, str) or schema == "object":
         return schema
     try:

@@ -111,7 +111,7 @@ def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None],
 
 
 def _note_reasoning(answer: Answer, payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | None]) -> None:
-    """If the response begins with reasoning, store its end in the answer (loadgen.servers.backends.reasoning)."""
+    """If the response begins with reasoning, store where the reasoning ends (loadgen.servers.backends.reasoning)."""
     with_text = [(index, piece) for index, piece in enumerate(pieces) if piece is not None and piece.text]
     if with_text and with_text[0][1].reasoning:
         note_reasoning(answer, next((index for index, piece in with_text if not piece.reasoning), None))

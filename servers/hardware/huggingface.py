@@ -14,7 +14,7 @@ from loadgen.servers.hardware import HardwareError, ModelShape, shape_from_row
 
 
 def shape_of(path: Path) -> ModelShape:
-    """Return the dimensions of a model from its config.json: of Llama, GPT-2, DeepSeek and related models.
+    """Return the dimensions of a model from its config.json. Llama, GPT-2, DeepSeek and related models are supported.
 
     `path` is the config.json or its folder. Raises HardwareError if the file is invalid.
     """

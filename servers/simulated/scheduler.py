@@ -596,7 +596,8 @@ class Scheduler:
 
 
 def _reserved_output(job: Job, emitted: int) -> int:
-    """Return the remaining output tokens of a job, at most MAX_RESERVED_OUTPUT, for a decision about an admission.
+    """Return the remaining output tokens of a job, at most MAX_RESERVED_OUTPUT. The admission of jobs uses this number.
 
-    `emitted` is the number of tokens that the job has generated."""
+    `emitted` is the number of tokens that the job has generated.
+    """
     return min(job.output_tokens + job.unsent_tokens - emitted, MAX_RESERVED_OUTPUT)

@@ -140,7 +140,7 @@ def _event(name: str, **fields: Any) -> bytes:
 
 
 def _translated(reply: Reply) -> Reply:
-    """Return an error response of the OpenAI routes in the format of this route."""
+    """Return an error response of the OpenAI routes in the format of `/v1/messages`."""
     error = msgspec.json.decode(reply.body)["error"]
     content = {"type": "error", "error": {"type": error["type"], "message": error["message"]}}
     return Reply(protocol.dumps(content), reply.status)

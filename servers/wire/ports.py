@@ -1,4 +1,4 @@
-"""Gives each worker a separate range of local ports, so that its packet ring holds only its own packets.
+"""Gives each worker a separate range of local ports, so that its packet ring holds only packets for this worker.
 
 A packet ring is memory in which the kernel stores the headers of received packets. Linux 6.3 and later can limit the
 local port of a socket to a range (IP_LOCAL_PORT_RANGE of ip(7)). On older kernels, each ring contains the packets of

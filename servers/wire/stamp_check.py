@@ -51,8 +51,8 @@ def in_order(received: Response, arrivals: Sequence[int], instants: Sequence[int
 
     - `instants` contains the arrival times of parts of the response, starting with the first byte. The times must
       ascend, and none may be earlier than the request.
-    - `arrivals` contains the arrival time of the last byte of each read. The time at which the process read this byte
-      must be later. A difference of up to LIMIT_NS is allowed, because the times come from two clocks.
+    - `arrivals` contains the arrival time of the last byte of each read. A byte must arrive before the process reads
+      it. A difference of up to LIMIT_NS is allowed, because the times come from two clocks.
     """
     if received.sent_ns is not None and instants[0] < received.sent_ns:
         return False

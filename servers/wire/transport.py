@@ -118,10 +118,12 @@ class Exchange:
         self.address = connection.address
 
     def send(self, *others: Exchange) -> None:
-        """Send this request and then the `others`, in quick succession.
+        """Send this request and the requests of `others` in quick succession.
 
-        A loop calls the `send` function of each socket. To keep the loop short, everything else is looked up before it.
-        The clock is read once between two sockets: this time ends the first send and starts the second."""
+        The loop over the requests only calls the `send` function of each socket and reads the clock. Everything else is
+        looked up before the loop. The clock is read once after each call: this time ends one send and begins the next
+        one.
+        """
         exchanges = (self, *others)
         calls = [
             (exchange.connection.sock.send, exchange.unsent)

@@ -80,7 +80,7 @@ class ResourceRow(msgspec.Struct, rename="camel"):
 
 
 class ExportRow(msgspec.Struct, rename="camel"):
-    """One line: an export request."""
+    """One line of the file: an export request of OpenTelemetry."""
 
     resource_spans: list[ResourceRow]
 

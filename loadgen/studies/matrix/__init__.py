@@ -423,8 +423,8 @@ def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
 def _choose_seed(plan: MatrixPlan, starts: Sequence[Start], folder: Path) -> tuple[int, SeedChoice]:
     """Return the seed of the prompts, and how it was chosen.
 
-    If the plan states no seed, a matrix in `folder` keeps its seed, so that it can be resumed. A new matrix gets a
-    random seed if one of its servers is real.
+    A seed in the plan is used. Otherwise, a matrix that already exists in `folder` keeps its seed, so that it can be
+    resumed. A new matrix gets a random seed if at least one of its servers is real.
     """
     if "seed" in plan.model_fields_set:
         return plan.seed, "stated"

@@ -270,7 +270,7 @@ class MemoryBook:
         self.lines: list[JournalLine] = []
 
     def write(self, kind: str, /, **values: Any) -> None:
-        """Append one line."""
+        """Append one line to the journal."""
         self.lines.append({"type": kind, **values})
 
 

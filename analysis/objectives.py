@@ -263,7 +263,8 @@ class ByLatency(dict[str, Description]):
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
     """Raise ObjectiveError if an objective names a class of traffic, a model or a replica, or limits a drift.
 
-    `option` is the option with the objectives. It accepts only objectives on all requests of a short run.
+    `option` names the option in messages. Its objectives must cover all requests, and its runs are too short for a
+    drift.
     """
     for objective in objectives:
         if objective.drift:

@@ -202,7 +202,10 @@ def _windows_after(series: WindowSeries, started: Sequence[CommandRecord], index
 
 
 def _window_of(series: WindowSeries, record: CommandRecord) -> int:
-    """Return the index of the window in which a command started. It may lie behind the last window."""
+    """Return the index of the time window in which a command started.
+
+    The index may be larger than that of the last window.
+    """
     return max(0, math.floor((record.at_ns / NS_PER_S - series.from_s) / series.window_s))
 
 

@@ -41,7 +41,10 @@ def _good(figures: ResponseFigures) -> Counts:
 
 
 def _valid_outputs(figures: ResponseFigures) -> Counts:
-    """Return the number of valid outputs and of checked ones, or zeros if some outputs could not be checked."""
+    """Return two counts: the valid outputs, and all checked outputs.
+
+    Both are 0 if some outputs could not be checked, or if no request has tools or a schema.
+    """
     outputs = figures.outputs
     return (outputs.valid, outputs.checked) if outputs and not outputs.unchecked else (0, 0)
 

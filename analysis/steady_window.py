@@ -212,9 +212,10 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Describe how the number of requests in flight differs between the halves of a time interval.
+    """Return a sentence on how the number of requests in flight differs between the two halves of a time interval.
 
-    The text is empty if the halves do not differ clearly, or if the interval is shorter than one residence time.
+    The text is empty if the halves do not differ clearly, or if the interval is shorter than one residence time (the
+    median time that a request is in flight).
     """
     if to_ns - from_ns < max(1.0, residence_ns):
         return ""

@@ -885,7 +885,7 @@ PartName = Literal["queue", "prefill", "inference", "network", "remainder"]
 
 
 class TimePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a latency."""
+    """One part of TTFT or E2E, such as the time in the server's queue, over all requests for which it is known."""
 
     name: PartName
     """The server states `queue`, `prefill` and `inference`. `network` is one round trip of the connection, which the

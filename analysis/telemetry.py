@@ -344,7 +344,10 @@ PHASES = ("queue", "prefill", "decode", "inference")
 
 
 def abandoned_requests(run: Run, requests: int) -> AbandonedRequests | None:
-    """Return what the server did with the `requests` that were abandoned on purpose, or None if there are none."""
+    """Return what the server did with the requests that were abandoned on purpose, or None if there are none.
+
+    `requests` is the number of abandoned requests.
+    """
     if not requests:
         return None
     result = AbandonedRequests(requests=requests, cancel=str(run.header.plan.get("cancel") or ""))

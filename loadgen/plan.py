@@ -599,7 +599,10 @@ class Plan:
             yield f"[[traffic]]: no table has a weight, so no class uses {load} of the whole plan: leave it out"
 
     def _command_mistakes(self) -> Iterator[str]:
-        """Yield a message if a command would start after the last request. Without a duration, the end is unknown."""
+        """Yield a message if a command of --at would start after the last request.
+
+        Without a duration, it is not known when the run ends, and nothing is yielded.
+        """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
         durations_s = [plan.duration_s for plan in plans if plan.duration_s is not None]
         if not self.at or len(durations_s) < len(plans):

@@ -44,7 +44,10 @@ class Http1Request(NamedTuple):
 
 
 class Http2Stream:
-    """One request at the server. Its response is written to the client in HTTP/1.1."""
+    """One request that was sent to the server as a stream of an HTTP/2 connection.
+
+    The response is written to the client in HTTP/1.1.
+    """
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.client = client

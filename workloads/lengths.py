@@ -146,7 +146,7 @@ LengthDistribution: TypeAlias = Fixed | Uniform | Lognormal | Exponential | Empi
 
 
 class OutputLengths(msgspec.Struct, frozen=True):
-    """Requested response lengths, and whether responses may end earlier."""
+    """The requested lengths of responses. `may_end` is True if responses may end earlier."""
 
     lengths: LengthDistribution | None
     """None: the lengths of the recorded answers in the dataset."""

@@ -80,7 +80,7 @@ class BodyFields(msgspec.Struct):
 
 
 class RawLine(NamedTuple):
-    """One request of the file, and what the line says about its time and session."""
+    """One request of the file, with the time and the session that its line states."""
 
     request: Request
     """The request with the id 0. Its `path` is empty if the line has no `url`."""

@@ -147,11 +147,13 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder (`Prompt`) for texts whose token count is not the sum of their words' counts.
+        """Return a prompt builder (`Prompt`) for the case that the tokens of every complete text must be counted.
 
-        Normally, this method builds all texts and counts their tokens. If the number of requests is unknown, each text
-        is built and counted when it is needed, which requires a tokenizer file. Raises PromptError if there is no such
-        file, or if the length of a text cannot be exact."""
+        In this case, the token count of a text differs from the sum over its words. Normally, this method builds all
+        texts and counts their tokens. If the number of requests is unknown, each text is built and counted when it is
+        needed, which requires a tokenizer file. Raises PromptError if there is no such file, or if the length of a text
+        cannot be exact.
+        """
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:
                 return self.written(writer)

@@ -329,10 +329,11 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 
 
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
-    """Return a copy of a row that has a ratio, with the confidence interval and the p-value.
+    """Return a copy of the row of a figure that has a ratio, with its confidence interval and p-value.
 
-    `p` is the p-value of the whole effect. If the effect exceeds the variation bound, the part beyond the bound is also
-    tested, with the sampling error only. The row gets the smaller of the two p-values.
+    `p` is the p-value of the whole difference. `row.variation_bound` is the part of the difference that variation
+    between runs can explain. If the difference is larger, the part beyond the bound is also tested, with the sampling
+    error only. The row gets the smaller of the two p-values.
     """
     beyond = abs(row.effect) - row.variation_bound
     if beyond > 0:

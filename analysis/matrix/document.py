@@ -848,7 +848,10 @@ def _reason(difference: CellDifference) -> str:
 
 
 def _points_each(total: int, count: int, limits: tuple[int, int]) -> int:
-    """Return an equal share of `total` points for each of `count` curves, within the limits."""
+    """Return how many of `total` points each of `count` curves may have.
+
+    The points are divided equally. `limits` contains the minimum and the maximum for a curve.
+    """
     least, most = limits
     return min(most, max(least, total // max(1, count)))
 

@@ -143,12 +143,16 @@ def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
 
 
 def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | None:
-    """Return the completed requests per second of an overloaded server, or None if the server keeps up with the load.
+    """Return the throughput of an overloaded server in requests per second, or None if the server keeps up with the
+    load.
 
     A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
-    complete per second. In a run that was ended early, few requests are complete. The rate is then also estimated from
-    the output tokens, and the larger of the two rates is returned. The estimate is
-    `output tokens per second * sent requests / requested output tokens`."""
+    complete per second. The throughput is the rate of complete requests. Few requests complete in a run that was ended
+    early, so this rate may be too low. The rate is then also estimated from output tokens, and the larger of the two
+    rates is returned:
+
+        output tokens per second * sent requests / requested output tokens
+    """
     rate = summary.throughput.requests_per_s
     tokens_per_s = summary.throughput.output_tokens_per_s
     requested_tokens = summary.tokens.output_asked

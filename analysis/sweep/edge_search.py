@@ -101,8 +101,9 @@ class EdgeSearch:
         """Return a load that may confirm an end of the confidence interval, or None if neither end needs confirmation.
 
         `carried` is the largest load with which the server clearly kept up, and `exceeded` the smallest load with which
-        it clearly did not. The upper end needs confirmation if it is still far above `exceeded`. The result is then a
-        load just above `exceeded`. The lower end is treated the same way with a load just below `carried`.
+        it clearly did not. If the upper end of the interval is still far above `exceeded`, the result is a load just
+        above `exceeded`. Otherwise, if the lower end is still far below `carried`, the result is a load just below
+        `carried`.
         """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:

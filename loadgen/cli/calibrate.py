@@ -62,8 +62,8 @@ def calibrate(
 ) -> None:
     """Measure the timestamp errors of this machine.
 
-    The times that loadgen measures are compared with a log that the simulated server writes of every send. There is one
-    burst with the best receive timestamps available and one with user-space timestamps. Further bursts with shorter (or
+    A simulated server logs every send. The times that loadgen measures are compared with this log. There is one burst
+    with the best receive timestamps available and one with user-space timestamps. Further bursts with shorter (or
     longer) intervals between tokens find the highest event rate at which TTFT is exact to a millisecond at p99. The
     result is saved for this machine, and reports of later runs show it. Exit codes: 0 measured, 2 not measured.
     """

@@ -122,7 +122,7 @@ def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[s
 
     - The options of Locust.
     - The other settings of the run: classes of traffic and objectives.
-    - The names of the ignored settings of the load, because the users of Locust are the load.
+    - The names of ignored settings: they describe a load, but in an interactive run the users of Locust are the load.
 
     Raises PlanError for a setting that an interactive run cannot have.
     """

@@ -186,7 +186,7 @@ def _fresh_bytes_per_s(statistic: Statistic) -> float:
 
 
 def _sums_in_fp32(dtype: str) -> bool:
-    """Return True if a GEMM allocates an fp32 copy of its 16-bit result."""
+    """Return True if a GEMM with inputs of the type `dtype` allocates an fp32 copy of its result."""
     first, second = (torch.ones(SUM_SIZE, SUM_SIZE, dtype=DTYPES[dtype]) for _ in range(2))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = first @ second

@@ -113,9 +113,9 @@ def _measure(spec: InferenceSpec) -> InferenceResult:
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """Runs the forward pass and the optional backward pass of a step.
+    """The forward pass of a step, and its backward pass if it has one.
 
-    The backward pass takes the result of the forward pass.
+    `backward` is called with the result of `forward`.
     """
 
     forward: Callable[[], Tensor]

@@ -166,7 +166,7 @@ def is_unavailable(error_kind: str, http_status: int | None) -> bool:
 
 
 class NewAddress(NamedTuple):
-    """The parts of an encoded request that differ between two replicas."""
+    """The parts of an encoded request that must be replaced to send the request to another replica."""
 
     old_prefix: bytes
     new_prefix: bytes

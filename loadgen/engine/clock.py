@@ -38,7 +38,10 @@ class ClockPairs:
         self.take()
 
     def take(self) -> None:
-        """Add a pair of readings. Both clocks are read five times, and the pair that took the least time is kept."""
+        """Add a pair of clock readings.
+
+        Both clocks are read five times. The pair that took the least time is kept, because it is the most exact one.
+        """
         readings = [(self._monotonic_ns(), self._realtime_ns(), self._monotonic_ns()) for _ in range(5)]
         before, realtime, after = min(readings, key=lambda reading: reading[2] - reading[0])
         self._realtime.append(realtime)

@@ -183,7 +183,10 @@ class GraphRequests:
         self._unbuilt.extend((slot.progress, node) for node in slot.progress.independent_children(slot.node))
 
     def drop(self, slot: ScheduledRequest) -> list[Request]:
-        """Return the requests that can never be sent, because `slot` failed. They have no prompts."""
+        """Return the requests that can never be sent, because the request `slot` failed.
+
+        The returned requests have no prompts.
+        """
         assert slot.progress is not None
         requests = slot.progress.failed(slot.node)
         first_id = slot.progress.graph.first_id

@@ -349,9 +349,10 @@ class Driver:
         return max(0, (self._in_flight_max or 0) - len(self._in_flight) - len(self._opening))
 
     def _queue_up(self, group: Sequence[ScheduledRequest], room: int) -> Sequence[ScheduledRequest]:
-        """Return the requests of a group that can be sent now, at most `room`. The other requests of the group wait.
+        """Return the first requests of a group, which can be sent now. There are at most `room` of them.
 
-        If earlier requests already wait, no request of this group can be sent now.
+        The remaining requests of the group join the queue of waiting requests. If this queue is not empty, no request
+        of the group can be sent now.
         """
         if self._waiting:
             room = 0  # earlier requests are sent first
@@ -403,9 +404,10 @@ class Driver:
             self._on_node_sent(slot, exchange)
 
     def _on_node_sent(self, slot: ScheduledRequest, exchange: Exchange) -> None:
-        """After a request of a graph was sent, schedule the requests that wait for its start.
+        """Handle the sending of a request that belongs to a session graph.
 
-        The prompts of requests that wait for its end are built while the response arrives.
+        The requests that wait for the start of this request are scheduled. The prompts of the requests that wait for
+        its end are built while its response arrives.
         """
         assert isinstance(self._following, GraphRequests)
         self._following.on_sent(slot)
@@ -689,8 +691,8 @@ class Driver:
     def _give_up_next(self) -> None:
         """Record the next request of the closed loop as not sent, because the server counts as down.
 
-        The method schedules itself again for the following request, until no request is left. If the workload has
-        sessions, `_on_turn` causes the next call instead.
+        The method schedules the next call of itself, until no request is left. If the workload has sessions, `_on_turn`
+        schedules the next call instead.
         """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:

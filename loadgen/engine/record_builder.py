@@ -505,10 +505,11 @@ def _describe_length(record: Record) -> str:
 
 
 def _length_verdict(record: Record, *, exact: bool, piece_tokens: int) -> tuple[State, NoneOrKind, str]:
-    """Judge a response that has ended properly by its number of tokens. Return its state, error kind and error detail.
+    """Return the state, error kind and error detail of a response that has ended properly, by its number of tokens.
 
-    With `exact`, a response that is shorter than requested counts as truncated. The server may exceed the requested
-    length up to the next multiple of `piece_tokens`."""
+    With `exact`, a response that is shorter than requested counts as truncated. A response may be longer than
+    requested, up to the next multiple of `piece_tokens`.
+    """
     requested = record.output_tokens_asked
     got = record.output_tokens or 0
     reason = record.finish_reason

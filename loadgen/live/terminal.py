@@ -40,7 +40,7 @@ Show = Callable[[str, "LiveCounters"], None]
 
 
 class PanelRow(NamedTuple):
-    """One figure of the panel."""
+    """One row of the progress panel: a figure with its earlier values."""
 
     label: str
     value: str
@@ -126,8 +126,8 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 class PromptCount:
     """Returns the text that the terminal shows before a run starts.
 
-    Building many prompts takes long. While their number grows from one call of `text` to the next, the text is this
-    number. Otherwise the text is the phase.
+    Building many prompts takes long. While more and more prompts are built, the text is their number. Otherwise the
+    text is the phase of the run.
     """
 
     def __init__(self, planned: int | None) -> None:

@@ -384,7 +384,10 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
 
 
 def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
-    """Fill in the values of a server model from a twin. A value that the server model sets takes precedence."""
+    """Return the server model with the values that it does not set taken from a twin.
+
+    `draw` selects one bootstrap draw of the twin's constants.
+    """
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
     measured_deployment = twin.deployment(engine)
     deployment = twin.deployment(
@@ -493,7 +496,7 @@ def _header(load: VirtualLoad, server_model: ServerModel, resolved: ResolvedMode
 
 
 class VirtualLoad(NamedTuple):
-    """The requests of a run in virtual time, and when they are due."""
+    """The requests of a run in virtual time: the plan and its classes of traffic, each with its schedule."""
 
     plan: Plan
     classes: Sequence[VirtualClass]
@@ -721,8 +724,10 @@ class VirtualRun:
         )
 
     def _report_progress(self) -> None:
-        """Call the progress callback with the current counts. If the callback returns a reason to end the run, store
-        the reason."""
+        """Call the progress callback with the current counts.
+
+        If the callback returns a reason to end the run, the reason is stored.
+        """
         assert self._progress is not None
         now_ns = self._engine.now_ns
         self._progress_ns = now_ns - now_ns % PROGRESS_NS + PROGRESS_NS

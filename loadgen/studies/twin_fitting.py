@@ -333,7 +333,8 @@ class FitProblem:
 
         The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. A budget
         replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. The budget is not changed if the user
-        has set it, or if the engine does not mix prefill and decode. Return True if `limits` has changed.
+        has set it, or if the engine does not mix prefill and decode. `logarithms` contains the logarithms of the
+        constants for the simulation. Return True if `limits` has changed.
         """
         original = self.limits
         if original.step_tokens is not None or original.policy.prefill != "mixed":

@@ -177,7 +177,10 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def media_headers(self) -> dict[str, str]:
-        """The headers Content-Type and Accept, if they differ from those for a JSON request with a stream of events."""
+        """The headers Content-Type and Accept, as far as they differ from the usual ones.
+
+        Usually, the body of a request is JSON, and the response is an event stream.
+        """
         accept = self.accept or (EVENTS_TYPE if self.streams else JSON_TYPE)
         headers = {"Content-Type": self.content_type} if self.content_type != JSON_TYPE else {}
         return headers if accept == EVENTS_TYPE else headers | {"Accept": accept}

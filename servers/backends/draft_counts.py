@@ -79,7 +79,7 @@ class LlamaTimings(msgspec.Struct, gc=False):
 
 
 class ChoiceWithDrafts(msgspec.Struct, gc=False):
-    """A choice, of which only the counts of drafts are read."""
+    """A choice of a response. Only its counts of draft tokens are decoded."""
 
     speculative_decoding_stats: VllmDrafts | None = None
     avg_decoded_tokens_per_iter: float | None = None

@@ -176,7 +176,7 @@ class LlamaCppTimings(msgspec.Struct, gc=False):
 
 
 class DetailedUsage(msgspec.Struct, gc=False):
-    """A stream event, of which only the objects with token counts are decoded."""
+    """A stream event. Only the objects that contain token counts are decoded."""
 
     usage: UsageDetails | None = None
     choices: list[ChoiceDetails] | None = None

@@ -66,7 +66,10 @@ def transfer_s(deployment: Deployment, tokens: int) -> float:
 
 
 def with_prefill_workers(limits: Limits, deployment: Deployment, prefill_workers: int) -> Limits:
-    """Return the limits with the GPUs of the prefill workers added. Throughput per GPU is lower accordingly."""
+    """Return the limits of a server with prefill workers.
+
+    The GPUs of the prefill workers are added to the number of GPUs. The throughput per GPU is therefore lower.
+    """
     gpus = limits.gpus + prefill_workers * deployment.gpus
     share = limits.gpus / gpus
     limit, expected = (

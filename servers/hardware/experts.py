@@ -158,7 +158,7 @@ def attention_format(deployment: Deployment) -> Format:
 
 
 def _stored(deployment: Deployment) -> Format:
-    """Return the number format of experts and dense MLPs, as the GPU computes with it."""
+    """Return the number format in which the GPU stores and computes experts and dense MLPs."""
     weights = deployment.weights
     if weights.name == "fp8" and deployment.model.experts:  # published checkpoints of mixtures have one scale per block
         weights = number_format("fp8-block")

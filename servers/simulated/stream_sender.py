@@ -104,10 +104,10 @@ class Stream:
         self.withheld_due_ns = 0  # when the latest withheld tokens were due
 
     def events(self, first: int, tokens: int) -> list[bytes]:
-        """Return the events that contain tokens `first` to `first + tokens - 1`.
+        """Return the events of a stream that contain tokens `first` to `first + tokens - 1`.
 
-        The opening events precede the first token, and the closing events follow the last token. A response without
-        streaming has no events.
+        If the first token is among them, the opening events come first. If the last token is among them, the closing
+        events follow. A response that is not streamed has no events.
         """
         if not self.completion.streamed:
             return []

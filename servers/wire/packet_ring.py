@@ -103,9 +103,10 @@ class TcpStream:
             self.stamps.append(stamp)
 
     def _accept_gaps(self, read_end: int) -> None:
-        """Record that the ring has missed the segments which are missing before stream offset `read_end`.
+        """Mark the segments before the stream offset `read_end` that have not arrived in the ring as lost.
 
-        The socket has already delivered every byte before this offset, so these segments will not arrive later."""
+        The socket has already delivered every byte before this offset, so these segments will not arrive later.
+        """
         self.has_gap = True
         while self.out_of_order and self.contiguous_end < read_end:
             start, end, stamp = heappop(self.out_of_order)

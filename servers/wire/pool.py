@@ -23,9 +23,10 @@ ConnectionUse = Literal["pooled", "session", "new"]
 
 
 class Pool:
-    """Idle connections to one target, oldest first.
+    """A pool of idle connections to one target, oldest first.
 
-    The pool keeps `spare` connections open for future requests."""
+    The pool keeps `spare` connections open for future requests.
+    """
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class Received(Protocol):
 
 
 class Response(Received, Protocol):
-    """The interface of a received response together with the send time of its request."""
+    """The interface of a received response, with the send time of its request."""
 
     sent_ns: int | None  # CLOCK_MONOTONIC immediately before the request was sent
     cut_reads: list[int]  # Indexes of reads whose kernel timestamps may be too late (loadgen.servers.wire.transport)

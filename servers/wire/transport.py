@@ -340,7 +340,10 @@ class Exchange:
 
 
 def _try_send(send: Callable[[bytes | memoryview], int], sealed: bytes | memoryview) -> int | OSError:
-    """Call `send`, and return the number of bytes that the socket accepted, or the error if it accepted none."""
+    """Send bytes with `send`. Return the number of bytes that the socket accepted, or the error if it accepted none.
+
+    With TLS, `sealed` contains encrypted bytes.
+    """
     try:
         return send(sealed)
     except OSError as error:

@@ -39,7 +39,7 @@ ASYNC = "async_launched"
 
 
 class CallRow(msgspec.Struct):
-    """One request to the model. `n` and `s` say whether the recorded response was streamed."""
+    """One request to the model. `type` is `s` if the recorded response was streamed, and `n` otherwise."""
 
     t: float
     type: Literal["n", "s"]
@@ -53,7 +53,7 @@ class CallRow(msgspec.Struct):
 
 
 class EntryRow(msgspec.Struct):
-    """An entry of `requests`, of which only the type is decoded at first."""
+    """An entry of `requests`. At first, only its type is decoded."""
 
     type: Literal["n", "s", "subagent"]
 
@@ -68,7 +68,7 @@ class SubAgentRow(msgspec.Struct):
 
 
 class TraceRow(msgspec.Struct):
-    """One conversation."""
+    """One conversation, which is one line of the file or the whole file."""
 
     id: str
     requests: list[msgspec.Raw]

@@ -188,7 +188,7 @@ class SweepOptions(_Strict):
 class CellOverride(_Strict):
     """Launch options for some cells, or a reason to skip these cells.
 
-    The override applies to every cell that matches all given names. A name that is None matches every cell.
+    The fields `server`, `host` and `model` select the cells. A field that is None selects every cell.
     """
 
     server: str | None = None
@@ -542,7 +542,7 @@ def is_finished(folder: Path, repeat: Repeat) -> bool:
 
 
 def newest_lines(lines: Sequence[JournalLine], *types: str) -> dict[Repeat, JournalLine]:
-    """Return the newest journal line of each repeat. Lines of other types than `types` are ignored."""
+    """Return the newest journal line of each repeat. Only lines of the given `types` are considered."""
     return {Repeat(Cell(**line["cell"]), int(line["repeat"])): line for line in lines if line["type"] in types}
 
 

@@ -87,7 +87,7 @@ class SweepTargets:
 
     @property
     def bounds(self) -> list[Objective]:
-        """The objectives on all requests as limits for single requests. These limits define goodput."""
+        """The objectives on all requests, converted to bounds on single requests. These bounds define goodput."""
         from loadgen.analysis.sweep import request_bounds
 
         return request_bounds(objective for objective in self.objectives if not objective.part)

@@ -86,7 +86,11 @@ class LevelWatch:
         return "stopped early: the throughput is known" if self.enough else None
 
     def _flows_without_growth(self) -> bool:
-        """Return True if responses arrive evenly, and at most a tenth faster than in the previous level."""
+        """Return True if the throughput of the current level is steady and hardly larger than that of the previous
+        level.
+
+        Responses must arrive evenly over the level, and at most a tenth faster than in the previous level.
+        """
         began_s, _ = self._samples[0]
         now_s, complete = self._samples[-1]
         if not self._previous_rate or complete < MIN_FLOWING:

@@ -7,6 +7,8 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from loadgen.servers.hardware.technology import Change
+
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document
     from loadgen.servers.hardware.inference import Deployment
@@ -20,6 +22,7 @@ STEP = """The dotted line is the shortest time that the hardware allows."""
 MEANING = """`limit` assumes that compute, memory and network run at the rates of the data sheet, fully overlapped and
 without overhead. `expected` uses measured efficiencies of kernels and links, and measured overheads of the
 framework."""
+NO_SUCH_GPU = "A GPU like this does not exist, so nothing was compared with measurements."
 
 
 def rows(result: Limits) -> list[tuple[str, str, str]]:
@@ -98,7 +101,15 @@ def accuracy_sentence(result: Limits) -> str:
     """Return a sentence that says how far the expected figures were off in published measurements."""
     from loadgen.servers.hardware.validation import describe
 
-    return f"Accuracy of `expected` for {result.framework} on {result.gpu}: {describe(result.accuracy)}."
+    reason = f" {NO_SUCH_GPU}" if result.gpu_changes else ""
+    return f"Accuracy of `expected` for {result.framework} on {result.gpu}: {describe(result.accuracy)}.{reason}"
+
+
+def format_gpu_changes(changes: Sequence[Change]) -> str:
+    """Format the changes of a hypothetical GPU as text: each figure before and after, with the reason."""
+    table = align_columns([(change.figure, change.before, change.after) for change in changes])
+    lines = [f"{row}  {change.reason}" for row, change in zip(table.split("\n"), changes, strict=True)]
+    return "\n".join(["The GPU is hypothetical:", *lines])
 
 
 def format_limits(result: Limits) -> str:
@@ -120,6 +131,8 @@ def format_limits(result: Limits) -> str:
         align_columns([GEMM_HEADS, *gemm_rows(result)]),
         align_columns([("in flight", "TTFT", "TPOT", "tokens/s"), *by_load]),
     ]
+    if result.gpu_changes:
+        blocks.insert(1, format_gpu_changes(result.gpu_changes))
     return "\n\n".join(blocks)
 
 
@@ -137,6 +150,9 @@ def format_training(result: Mapping[str, Any]) -> str:
         align_columns(sizes),
         f"Accuracy of the iteration time on {result['gpu']}: {_accuracy_text(result['accuracy'])}.",
     ]
+    if result["gpu_changes"]:
+        lines.insert(1, format_gpu_changes([Change(**change) for change in result["gpu_changes"]]))
+        lines.append(NO_SUCH_GPU)
     if not memory["fits"]:
         lines.append(
             "The training job does not fit into GPU memory: recompute activations, split the model (--tp, --pp, "
@@ -185,6 +201,10 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
         doc.ChartRef("curve", "TPOT by throughput", [CURVE]),
     ]
     explained: list[doc.Block] = [figures, *map(doc.Paragraph, notes), doc.Paragraph(MEANING)]
+    if result.gpu_changes:
+        heads = {"figure": "head", **number_columns("original", "hypothetical"), "reason": "text"}
+        changes = [(change.figure, change.before, change.after, change.reason) for change in result.gpu_changes]
+        explained.append(table("The hypothetical GPU", heads, changes, several=True))
     sections = [
         doc.Section("answer", "Expected performance", [cards, *charts]),
         doc.Section("expected", "Figures", explained),

@@ -16,10 +16,12 @@ from loadgen.cli.options import SettingsCommand
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
+    from loadgen.servers.hardware.technology import ScaledGpu
     from loadgen.servers.hardware.training import TrainingSetup
 
 LOAD = "Load"
 TRAINING = "Training"
+HYPOTHETICAL = "Hypothetical GPU"
 """Headings of options in the help."""
 NO_P2P = "NVLink 4 without P2P"
 PCIE_NO_P2P = "PCIe without P2P"
@@ -80,6 +82,27 @@ class LimitsOptions:
     set: Annotated[
         list[str] | None,
         Option(metavar="NAME=VALUE", help="Change a GPU property: memory_bandwidth=8TB/s. Repeatable."),
+    ] = None
+    technology: Annotated[
+        str | None,
+        Option(
+            rich_help_panel=HYPOTHETICAL,
+            help="Technology node, such as 3nm, with the same area and power. 12nm to 1nm.",
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        Option(
+            rich_help_panel=HYPOTHETICAL,
+            help="Memory generation, such as HBM4, with the same number of stacks, or another one: '8 x HBM4'.",
+        ),
+    ] = None
+    network: Annotated[
+        str | None,
+        Option(
+            rich_help_panel=HYPOTHETICAL,
+            help="Links: 'NVLink 5' within a machine, 'InfiniBand NDR' between machines, or both joined with +.",
+        ),
     ] = None
     p2p: Annotated[bool, Option(help="GPUs can access each other's memory directly.")] = True
     hardware: Annotated[Path | None, Option(help="TOML file with additional GPUs and models.")] = None
@@ -212,7 +235,7 @@ def _serving(options: LimitsOptions) -> Any:
         options.pp,
         options.framework,
         file=options.hardware,
-        changes=options.set or (),
+        changes=_changes(options),
     )
     serving = ServingOptions(
         options.ep, options.dp_attention, options.draft_tokens, options.acceptance, options.pp, options.gpus_per_node
@@ -240,6 +263,7 @@ def _serving(options: LimitsOptions) -> Any:
     result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expect)
     if options.prefill_workers:
         result = with_prefill_workers(result, deployment, options.prefill_workers)
+    result = replace(result, gpu_changes=_derivation(options).changes)
     if options.page:
         from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render
@@ -257,6 +281,21 @@ def _serving(options: LimitsOptions) -> Any:
         if options.page:
             print(f"\nPage: {options.page}")
     return result
+
+
+def _changes(options: LimitsOptions) -> list[str]:
+    """Return the changes of the GPU in the syntax of `with_changes`."""
+    from loadgen.servers.hardware.technology import scaling_changes
+
+    return [*scaling_changes(options.technology, options.memory, options.network), *(options.set or ())]
+
+
+def _derivation(options: LimitsOptions) -> ScaledGpu:
+    """Return the hypothetical GPU, with what was changed and why."""
+    from loadgen.servers.hardware import gpu
+    from loadgen.servers.hardware.technology import scaled_gpu
+
+    return scaled_gpu(gpu(options.gpu, options.hardware), options.technology, options.memory, options.network)
 
 
 def _training(options: LimitsOptions) -> dict[str, Any]:
@@ -278,6 +317,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
         "tokens_per_s_per_gpu": tokens / times.total_s / setup.gpus,
         "mfu": mfu(setup, times.total_s),
         "accuracy": asdict(accuracy(TRAINED, setup.gpu.name, "dense", "iteration")),
+        "gpu_changes": [asdict(change) for change in _derivation(options).changes],
         "seconds": asdict(times),
         "memory_bytes": asdict(used) | {"total": used.total, "fits": used.total <= setup.gpu.memory_bytes},
     }
@@ -293,7 +333,7 @@ def _setup(options: LimitsOptions) -> TrainingSetup:
     from loadgen.servers.hardware.training import NF4_BYTES, WEIGHT_BYTES, TrainingSetup
 
     return TrainingSetup(
-        gpu=with_changes(gpu(options.gpu, options.hardware), options.set or ()),
+        gpu=with_changes(gpu(options.gpu, options.hardware), _changes(options)),
         model=model(options.model, options.hardware),
         batch=options.batch,
         sequence=options.sequence,

@@ -51,11 +51,11 @@ PrefillWorkers = Annotated[
     int,
     Option(
         min=0,
-        help="Separate workers that compute the prompts (disaggregated serving). Each has the GPUs of one replica.",
+        help="Separate workers for prompts. Each has the GPUs of one replica (disaggregated serving).",
         **SERVER,
     ),
 ]
-DecodeWorkers = Annotated[int, Option(min=1, help="Workers that decode, with --prefill-workers.", **SERVER)]
+DecodeWorkers = Annotated[int, Option(min=1, help="Workers that decode. Needs --prefill-workers.", **SERVER)]
 DraftTokens = Annotated[
     int,
     Option(
@@ -86,6 +86,18 @@ StepTokens = Annotated[
 ]
 Hardware = Annotated[Path | None, Option(help="TOML file with additional GPUs and models.", **ADVANCED)]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
+TechnologyNode = Annotated[
+    str | None,
+    Option(metavar="NODE", help="Technology node of the GPU, such as 3nm. 12nm to 1nm.", **SERVER),
+]
+MemoryName = Annotated[
+    str | None,
+    Option(metavar="NAME", help="Memory of the GPU, such as HBM4. Number of stacks: '8 x HBM4'.", **SERVER),
+]
+NetworkName = Annotated[
+    str | None,
+    Option(metavar="NAME", help="Links of the GPU, such as 'NVLink 5'.", **SERVER),
+]
 REAL_SERVER_OPTIONS = (
     "url",
     "balance",
@@ -143,6 +155,9 @@ def run_simulation(
     step_tokens: StepTokens = None,
     hardware: Hardware = None,
     changes: Changes = None,
+    technology: TechnologyNode = None,
+    memory: MemoryName = None,
+    network: NetworkName = None,
     out: RunFolder = None,
     assertions: Assertions = None,
     confidence: Confidence = None,
@@ -158,6 +173,7 @@ def run_simulation(
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
     from loadgen.servers.hardware.inference import ServingOptions
+    from loadgen.servers.hardware.technology import scaling_changes
     from loadgen.servers.simulated.disaggregated_engine import WorkerPools
     from loadgen.studies import simulate
     from loadgen.studies.twin import read_twin
@@ -186,7 +202,7 @@ def run_simulation(
         running_limit=running_limit,
         step_tokens=step_tokens,
         hardware=hardware,
-        changes=tuple(changes or ()),
+        changes=(*scaling_changes(technology, memory, network), *(changes or ())),
         serving=ServingOptions(ep, dp_attention, draft_tokens, acceptance, pp, gpus_per_node),
         workers=WorkerPools(prefill_workers, decode_workers) if prefill_workers else None,
         twin=fitted_twin,

@@ -37,6 +37,7 @@ DEFAULT_GPU = "H100 SXM"
 DEFAULT_MODEL = "Llama-2-7B"
 DEFAULT_FORMAT = "bf16"
 DEFAULT_LINK = "NVLink 4"  # For a user's GPU that has a link_GBps but names no link
+MACHINE_LINK = "InfiniBand"  # Row of links.csv that connects machines
 DEFAULT_ARCHITECTURE = "Hopper"  # For a user's GPU that names no architecture
 TABLES = (
     "gpus",
@@ -48,6 +49,10 @@ TABLES = (
     "frameworks",
     "mixture_overheads",
     "constants",
+    "data/technologies",
+    "data/memories",
+    "data/networks",
+    "data/gpu_technologies",
 )
 
 
@@ -163,11 +168,17 @@ class Gpu:
     link: Link  # To the other GPUs: NVLink if there is one, else PCIe
     pcie: Link
     source: str = ""  # Address of the data sheet
+    network: Link | None = None  # To GPUs of other machines; None stands for MACHINE_LINK
 
     @property
     def flops_per_s(self) -> float:
         """Peak FLOP/s in bf16."""
         return self.peaks["bf16"]
+
+    @property
+    def machine_link(self) -> Link:
+        """The link to GPUs of other machines."""
+        return self.network or gpu_links()[MACHINE_LINK]
 
     def effective_format(self, number_format: Format) -> Format:
         """Return the format in which this GPU stores weights and computes GEMMs if `number_format` is requested.
@@ -288,7 +299,7 @@ def gpu(name: str, file: Path | None = None) -> Gpu:
     The user's file takes precedence. Raises HardwareError for an unknown name. The message suggests the nearest name
     and lists all names.
     """
-    return _find_entry("GPU", name, "gpus", _gpu_from_row, file)
+    return find_entry("GPU", name, "gpus", _gpu_from_row, file)
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
@@ -322,17 +333,17 @@ def listed_model(name: str, file: Path | None = None) -> ModelShape:
     a file. Raises HardwareError for an unknown name.
     """
     name = _VARIANT_SUFFIX.sub("", name.rpartition("/")[2])
-    return _find_entry("model", name, "models", shape_from_row, file)
+    return find_entry("model", name, "models", shape_from_row, file)
 
 
 def number_format(name: str) -> Format:
     """Return a number format of formats.csv by name. Raises HardwareError for an unknown name."""
-    return _find_entry("number format", name, "formats", _format_from_row)
+    return find_entry("number format", name, "formats", _format_from_row)
 
 
 def framework(name: str) -> Framework:
     """Return an inference engine of frameworks.csv by name. Raises HardwareError for an unknown name."""
-    return _find_entry("framework", name, "frameworks", _framework_from_row)
+    return find_entry("framework", name, "frameworks", _framework_from_row)
 
 
 DEFAULT_MIXTURES = "vLLM"  # Row of mixture_overheads.csv for engines without a row
@@ -343,7 +354,7 @@ def mixture_overheads(framework_name: str) -> MixtureOverheads:
     """Return the overheads of an engine for mixtures of experts. An engine without a row in the table gets those of
     vLLM.
     """
-    rows = _builtin_table(FOLDER, "mixture_overheads")
+    rows = builtin_table(FOLDER, "mixture_overheads")
     name = framework_name if framework_name in rows else DEFAULT_MIXTURES
     columns = [field.name for field in fields(MixtureOverheads)[1:]]
     return MixtureOverheads(name, **_read_figures(name, rows[name], columns))
@@ -368,14 +379,26 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FL
 _PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
+SCALINGS = ("technology", "memory_generation", "network")
+"""Names that `--set` accepts for a hypothetical GPU (technology.py). The values are names of the tables in `data`."""
+
+
 def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
     """Return a copy of the GPU with changed figures. Each change is text such as `memory_bandwidth=8TB/s`.
 
-    Raises HardwareError for an unknown figure or an invalid value.
+    The changes of SCALINGS are made first and together, because they derive several figures from tables. Raises
+    HardwareError for an unknown figure or an invalid value.
     """
-    for change in changes:
-        name, _, text = change.partition("=")
-        known = [*GPU_SETTINGS, "compute", "link_bandwidth"]
+    pairs = [(change, *change.partition("=")[::2]) for change in changes]
+    scalings = {name: value for _, name, value in pairs if name in SCALINGS}
+    if scalings:
+        from loadgen.servers.hardware.technology import scaled_gpu
+
+        card = scaled_gpu(card, *(scalings.get(name) for name in SCALINGS)).gpu
+    for change, name, text in pairs:
+        if name in SCALINGS:
+            continue
+        known = [*GPU_SETTINGS, "compute", "link_bandwidth", *SCALINGS]
         if name not in known:
             near = get_close_matches(name, known, n=1)
             suggestion = f" (did you mean {near[0]}?)" if near else ""
@@ -406,7 +429,7 @@ def _with_setting(card: Gpu, name: str, value: float) -> Gpu:
 
 def tables() -> dict[str, list[dict[str, str]]]:
     """Return the rows of every CSV table, by table name. The documentation is generated from these rows."""
-    return {table: [dict(row) for row in _builtin_table(FOLDER, table).values()] for table in TABLES}
+    return {table.rpartition("/")[2]: [dict(row) for row in builtin_table(FOLDER, table).values()] for table in TABLES}
 
 
 def constant(name: str) -> float:
@@ -416,13 +439,13 @@ def constant(name: str) -> float:
 
 @cache
 def _constants() -> dict[str, float]:
-    return {name: _read_number(name, row, "value", 0) for name, row in _builtin_table(FOLDER, "constants").items()}
+    return {name: read_number(name, row, "value", 0) for name, row in builtin_table(FOLDER, "constants").items()}
 
 
 @cache
 def _architectures() -> dict[str, Architecture]:
     columns = [field.name for field in fields(Architecture)[1:]]
-    rows = _builtin_table(FOLDER, "architectures")
+    rows = builtin_table(FOLDER, "architectures")
     return {name: Architecture(name, **_read_figures(name, row, columns)) for name, row in rows.items()}
 
 
@@ -431,8 +454,8 @@ def gpu_links() -> dict[str, Link]:
     """Return every row of links.csv as a Link, by name."""
     columns = [field.name for field in fields(Link)[2:]]
     links = {}
-    for name, row in _builtin_table(FOLDER, "links").items():
-        one_way_bytes_per_s = 1e9 * _read_number(name, row, "GBps", 0) / 2
+    for name, row in builtin_table(FOLDER, "links").items():
+        one_way_bytes_per_s = 1e9 * read_number(name, row, "GBps", 0) / 2
         links[name] = Link(name, one_way_bytes_per_s, **_read_figures(name, row, columns))
     return links
 
@@ -447,20 +470,20 @@ def _read_figure(name: str, row: Mapping[str, Any], field: str) -> float:
     A field in seconds (`launch_s`) has a column in microseconds (`launch_us`).
     """
     if field.endswith("_s"):
-        return 1e-6 * _read_number(name, row, field.removesuffix("_s") + "_us", 0)
-    return _read_number(name, row, field, 0)
+        return 1e-6 * read_number(name, row, field.removesuffix("_s") + "_us", 0)
+    return read_number(name, row, field, 0)
 
 
 def _format_from_row(name: str, row: Mapping[str, Any]) -> Format:
     return Format(
         name,
-        weight_bytes=_read_number(name, row, "bytes_per_value"),
-        activation_bytes=_read_number(name, row, "activation_bytes"),
+        weight_bytes=read_number(name, row, "bytes_per_value"),
+        activation_bytes=read_number(name, row, "activation_bytes"),
         compute_type=str(row["computes"]),
-        operand_bytes=_read_number(name, row, "operand_bytes"),
+        operand_bytes=read_number(name, row, "operand_bytes"),
         quantise_s=_read_figure(name, row, "quantise_s"),
-        read_share=_read_number(name, row, "read_share"),
-        grouped_read=_read_number(name, row, "grouped_read"),
+        read_share=read_number(name, row, "read_share"),
+        grouped_read=read_number(name, row, "grouped_read"),
         attention_format=str(row.get("mixture_attention") or ""),
     )
 
@@ -471,28 +494,28 @@ def _framework_from_row(name: str, row: Mapping[str, Any]) -> Framework:
 
 
 def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
-    pcie = replace(gpu_links()["PCIe"], bytes_per_s=1e9 * _read_number(name, row, "pcie_GBps", 64) / 2)
-    link_gb_per_s = _read_number(name, row, "link_GBps", 0)  # both directions together
+    pcie = replace(gpu_links()["PCIe"], bytes_per_s=1e9 * read_number(name, row, "pcie_GBps", 64) / 2)
+    link_gb_per_s = read_number(name, row, "link_GBps", 0)  # both directions together
     if link_gb_per_s:
         link = replace(gpu_links()[row.get("link") or DEFAULT_LINK], bytes_per_s=1e9 * link_gb_per_s / 2)
     else:
-        _read_number(name, row, "pcie_GBps")  # raises if missing: the GPU needs link_GBps or pcie_GBps
+        read_number(name, row, "pcie_GBps")  # raises if missing: the GPU needs link_GBps or pcie_GBps
         link = replace(gpu_links()[row.get("link") or "PCIe"], bytes_per_s=pcie.bytes_per_s)
-    peaks = {"bf16": 1e12 * _read_number(name, row, "bf16_TFLOPs")}
+    peaks = {"bf16": 1e12 * read_number(name, row, "bf16_TFLOPs")}
     for compute_type, column in {"fp8": "fp8_TFLOPs", "int8": "int8_TOPs", "fp4": "fp4_TFLOPs"}.items():
-        rate = 1e12 * _read_number(name, row, column, 0)
+        rate = 1e12 * read_number(name, row, column, 0)
         if rate:
             peaks[compute_type] = rate
     return Gpu(
         name=name,
         architecture=_architecture_of(str(row.get("architecture") or "")),
         peaks=peaks,
-        memory_bytes=1e9 * _read_number(name, row, "memory_GB"),
-        memory_bytes_per_s=1e9 * _read_number(name, row, "memory_GBps"),
-        sms=int(_read_number(name, row, "sms", 132)),
-        clock_hz=1e9 * _read_number(name, row, "clock_GHz", 1.8),
-        watts=_read_number(name, row, "power_W", 0),
-        l2_bytes=1e6 * _read_number(name, row, "l2_cache_MB", 0),
+        memory_bytes=1e9 * read_number(name, row, "memory_GB"),
+        memory_bytes_per_s=1e9 * read_number(name, row, "memory_GBps"),
+        sms=int(read_number(name, row, "sms", 132)),
+        clock_hz=1e9 * read_number(name, row, "clock_GHz", 1.8),
+        watts=read_number(name, row, "power_W", 0),
+        l2_bytes=1e6 * read_number(name, row, "l2_cache_MB", 0),
         link=link,
         pcie=pcie,
         source=str(row.get("source") or ""),
@@ -516,11 +539,11 @@ def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
     """
     required = [field.name for field in fields(ModelShape)[1:9]]  # those without a default
     defaults = {"mlp_matrices": 3, "tied": 0}
-    figures = {column: _read_number(name, row, column) for column in required}
-    figures |= {column: _read_number(name, row, column, default) for column, default in defaults.items()}
+    figures = {column: read_number(name, row, column) for column in required}
+    figures |= {column: read_number(name, row, column, default) for column, default in defaults.items()}
     dimensions: dict[str, Any] = {column: int(figure) for column, figure in figures.items()}
     shape = ModelShape(name, **dimensions)
-    parts = {column: int(_read_number(name, row, column, 0)) for column in COLUMNS}
+    parts = {column: int(read_number(name, row, column, 0)) for column in COLUMNS}
     return _with_parts(shape, parts) if any(parts.values()) else shape
 
 
@@ -560,7 +583,7 @@ def _with_parts(shape: ModelShape, parts: Mapping[str, int]) -> ModelShape:
     )
 
 
-def _read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
+def read_number(name: str, row: Mapping[str, Any], column: str, default: float | None = None) -> float:
     """Return the number in one column of a row, or `default` if the cell is empty.
 
     The number must be positive. If there is a default, 0 is accepted too. Raises HardwareError for any other value.
@@ -578,7 +601,7 @@ def _read_number(name: str, row: Mapping[str, Any], column: str, default: float 
 
 
 @cache
-def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
+def builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
     """Return the rows of a table's CSV file, by the name in the first column."""
     with (folder / f"{table}.csv").open(encoding="utf-8", newline="") as lines:
         return {next(iter(row.values())): row for row in csv.DictReader(lines)}
@@ -586,10 +609,10 @@ def _builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
 
 def _known_rows(table: str) -> dict[str, Mapping[str, Any]]:
     """Return the rows of a table. The rows of models.csv get the columns of mixtures.csv in addition."""
-    rows = _builtin_table(FOLDER, table)
+    rows = builtin_table(FOLDER, table)
     if table != "models":
         return rows
-    mixtures = _builtin_table(FOLDER, "mixtures")
+    mixtures = builtin_table(FOLDER, "mixtures")
     return {name: {**mixtures.get(name, {}), **row} for name, row in rows.items()}
 
 
@@ -603,7 +626,7 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
     if unknown:
         raise HardwareError(f"{file}: unknown table {', '.join(unknown)}: only [gpus] and [models] are allowed")
     entries: dict[str, Mapping[str, Any]] = content.get(table, {})
-    _, *columns = next(iter(_builtin_table(FOLDER, table).values()))
+    _, *columns = next(iter(builtin_table(FOLDER, table).values()))
     columns += COLUMNS if table == "models" else ()
     for name, row in entries.items():
         if not isinstance(row, dict) or row.keys() - set(columns):
@@ -611,7 +634,7 @@ def _read_user_table(table: str, file: Path) -> dict[str, Mapping[str, Any]]:
     return entries
 
 
-def _find_entry(
+def find_entry(
     kind: str, name: str, table: str, from_row: Callable[[str, Mapping[str, Any]], _Entry], file: Path | None = None
 ) -> _Entry:
     """Return the entry of `table` that has `name` as its name or alias (column `also`).

@@ -10,14 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loadgen.servers.hardware import gpu_links
 from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, elementwise_min, where
 from loadgen.servers.hardware.roofline import Limits
 from loadgen.servers.hardware.throughput_model import Load, LoadTimes, formula_times, limit_times
 
-TRANSFER_LINK = "InfiniBand"
-"""Row of links.csv that connects the workers. Every GPU has a port."""
 ITERATIONS = 40
 """Steps of the fixed-point iteration for the number of decoding requests. The result changes by less than 0.1%."""
 
@@ -60,7 +57,7 @@ def transfer_s(deployment: Deployment, tokens: int) -> float:
 
     Each GPU of the worker sends its share over its own port.
     """
-    link = gpu_links()[TRANSFER_LINK]
+    link = deployment.gpu.machine_link
     group = deployment.tensor * deployment.pipeline
     return link.nccl_s + tokens * deployment.kv_token_bytes / group / (link.bytes_per_s * link.share)
 

@@ -22,7 +22,6 @@ from loadgen.servers.hardware import (
     Link,
     ModelShape,
     constant,
-    gpu_links,
     mixture_overheads,
     number_format,
 )
@@ -60,8 +59,6 @@ HEAD_FORMAT = "bf16"
 
 NODE_GPUS = 8
 """Number of GPUs in a usual machine with NVLink (DGX, HGX)."""
-STAGE_LINK = "InfiniBand"
-"""Row of links.csv that connects pipeline stages in different machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ class Deployment:
     @property
     def hop_link(self) -> Link:
         """Link over which a pipeline stage sends activations to the next stage."""
-        return self.gpu.link_for(self.gpus) if self.gpus <= self.node_gpus else gpu_links()[STAGE_LINK]
+        return self.gpu.link_for(self.gpus) if self.gpus <= self.node_gpus else self.gpu.machine_link
 
     def micro_batch(self, sequences: Any) -> Any:
         """Return the number of sequences in the largest micro-batch of a step with `sequences` sequences.

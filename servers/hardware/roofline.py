@@ -20,6 +20,7 @@ from loadgen.servers.hardware.inference import (
     model_gemms,
 )
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
+from loadgen.servers.hardware.technology import Change
 from loadgen.servers.hardware.throughput_model import (
     Load,
     LoadTimes,
@@ -114,6 +115,8 @@ class Limits:
     """Accuracy of the expected figures in published measurements of this framework, GPU and kind of model."""
     curve: Mapping[str, Sequence[float]]
     """Expected TTFT, TPOT and tokens/s by requests in flight, and the hardware limits of TPOT and tokens/s."""
+    gpu_changes: Sequence[Change] = ()
+    """Figures of a hypothetical GPU that differ from the original GPU, with reasons."""
 
 
 def make_deployment(

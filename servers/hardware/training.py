@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from loadgen.servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, gpu_links, number_format
+from loadgen.servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, number_format
 from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
 
 Recomputation = Literal["none", "selective", "full"]
@@ -280,12 +280,12 @@ def _head_s(training: TrainingSetup) -> float:
 def _hop_s(training: TrainingSetup) -> float:
     """Return the time to send the activations of a micro-batch from one pipeline stage to the next.
 
-    Each stage is assumed to be on a separate node, so the link is InfiniBand.
+    Each stage is assumed to be on a separate node, so the link is that between machines.
     """
     if training.pipeline == 1:
         return 0.0
     message = 2.0 * training.sequence * training.micro_batch * training.model.hidden / training.tensor
-    return float(ring_s(gpu_links()["InfiniBand"], 2, message, "point to point"))
+    return float(ring_s(training.gpu.machine_link, 2, message, "point to point"))
 
 
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
@@ -299,7 +299,7 @@ def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
     if training.adapter_rank:
         parameters = adapter_parameters(training)
     trained = parameters / (training.tensor * training.pipeline)
-    link = training.gpu.link if training.gpus <= 8 else gpu_links()["InfiniBand"]
+    link = training.gpu.link if training.gpus <= 8 else training.gpu.machine_link
     volume = trained * WEIGHT_BYTES * (1.5 if training.zero == 3 else 1.0)
     all_reduce = float(all_reduce_s(link, training.data, volume, "nccl"))
     return max(0.0, all_reduce - backward_s * constant("gradient_overlap"))

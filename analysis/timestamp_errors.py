@@ -129,8 +129,8 @@ def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Int
     - the number of timestamps in each bucket of maximum errors.
     - the number of inter-token gaps in each bucket of maximum errors.
 
-    Buckets keep the arrays small for a hundred million tokens. No error exceeds `away_s`, the longest time that the
-    client may have spent without reading, in seconds. It is None if this time is unknown.
+    Buckets keep the arrays small for a hundred million tokens. `away_s` is the longest time in seconds that the client
+    may have spent without reading, or None if this time is unknown. No error exceeds `away_s`.
     """
     max_error_ns = np.inf if away_s is None else away_s * 1e9
     ttft_errors_ns = np.zeros(len(frame))

@@ -242,9 +242,9 @@ def _paths(side: Result | Path | str | Sequence[Result | Path | str]) -> list[Pa
 def simulated(server: str, **options: Any) -> contextlib.AbstractContextManager[str]:
     """Start the built-in simulated server in a separate process.
 
-    Return a context manager that yields the server's URL. The server stops when the context ends. It runs no model.
-    Options have the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds), `speed`,
-    `clock="batching"`, `gpu`, ... Raises SimulatedError if the server cannot start.
+    Return a context manager that yields the server's URL. The server stops when the context ends. The server runs no
+    model. Options have the names of loadgen.servers.simulated.config.SimulatedConfig: `ttft_s`, `itl_s` (seconds),
+    `speed`, `clock="batching"`, `gpu`, ... Raises SimulatedError if the server cannot start.
     """
     from loadgen.servers.simulated.config import SimulatedConfig
     from loadgen.servers.simulated.process import spawn

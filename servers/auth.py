@@ -229,7 +229,8 @@ def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
 def _hide_part(text: str, begin: str, rest: str) -> str:
     """Replace every occurrence of `begin` in `text` by `***`.
 
-    Characters after an occurrence are replaced too, as far as they match `rest`."""
+    The characters after an occurrence are compared with `rest`, and replaced too as long as they are equal.
+    """
     first, *others = text.split(begin)
     return first + "".join(HIDDEN + part[len(commonprefix([part, rest])) :] for part in others)  # noqa: RUF071 - texts, not paths
 

@@ -1,8 +1,8 @@
 """Finds an endpoint on which the server accepts requests, and the request fields that the server refuses.
 
 The module sends test requests for one token. A GET request would not help, because many servers answer 404 to a GET of
-a route that exists. A run is not started if the server has none of the endpoints, redirects the test request, or
-refuses the model.
+a route that exists. A run does not start in three cases: the server has none of the endpoints, redirects the test
+request, or refuses the model.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _start(url: str, access: Access, stack: contextlib.ExitStack) -> tuple[str, 
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a translator. It is killed if it does not end in time."""
+    """End a translator. If the process does not end in time, it is killed."""
     import subprocess
 
     assert process.stdin is not None

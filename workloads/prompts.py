@@ -201,7 +201,8 @@ class Prompt(Protocol):
     def __call__(self, number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
         """Return prompt number `number`: a text or token ids, with exactly `input_tokens` tokens.
 
-        The prompt begins with the spans of tokens in `shared`. They are cut if they are longer than the prompt."""
+        The prompt begins with the spans of tokens in `shared`. If the prompt is shorter than these spans, they are cut.
+        """
 
 
 def id_prompts(

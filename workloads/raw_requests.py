@@ -233,7 +233,8 @@ def _output_tokens(body: BodyFields) -> int:
 class RecordedSession(msgspec.Struct, frozen=True):
     """The state of a session whose requests are all known before the run. Responses do not change its requests.
 
-    It has the methods of loadgen.workloads.sessions.Conversation, which the load driver calls."""
+    RecordedSession has the methods of loadgen.workloads.sessions.Conversation, which the load driver calls.
+    """
 
     turns: tuple[Request, ...]
     due_ns: tuple[int, ...] = ()

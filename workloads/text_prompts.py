@@ -46,7 +46,7 @@ Progress = Callable[[int], None]
 
 
 def ignore_progress(_done: int) -> None:
-    """Do nothing. This is the progress callback if no progress is shown."""
+    """Do nothing. The function is used as the progress callback if no progress is shown."""
 
 
 def text_prompt(

@@ -59,7 +59,8 @@ Progress = Callable[[int], None]
 class WordCosts(msgspec.Struct, frozen=True):
     """Words and their numbers of tokens (costs), as measured by `measure_words` for one tokenizer.
 
-    They can be stored for later runs on the same server."""
+    WordCosts can be stored for later runs on the same server.
+    """
 
     alone: dict[str, int]
     """Length in tokens of the prompt that consists of the word alone."""

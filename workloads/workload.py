@@ -188,8 +188,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 class Prompts(msgspec.Struct, frozen=True):
     """Generates the requests of a run. The lengths of the prompts are exact if `exact` is True.
 
-    Each call of a method generates the same requests again, so every worker process can generate them itself. This
-    needs no connection to the server."""
+    Each call of a method generates the same requests again. Every worker process can therefore generate the requests by
+    itself, without a connection to the server.
+    """
 
     spec: WorkloadSpec
     prompt: Prompt

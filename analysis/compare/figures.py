@@ -156,7 +156,7 @@ class ComparedFigure:
         """Convert a relative difference of B from A to the corresponding value of `effect`.
 
         The result is `log(1 + relative)`. If the figure has no ratio (for example, a share), the result is `relative`
-        itself. This is the inverse of the method `relative`.
+        itself. The method `relative` computes the inverse.
         """
         if self.ratio is None:
             return relative

@@ -290,7 +290,7 @@ def build_cell_run(
     """Return the data that a matrix needs from one finished run of a cell.
 
     `start` is the number of the server start before the run. `place` is the number of runs that this server start
-    served before this run. Both are None if matrix.jsonl does not contain them.
+    served before this run. If matrix.jsonl does not contain these numbers, `start` and `place` are None.
     """
     run = CellRun(
         repeat=repeat,

@@ -160,8 +160,9 @@ class Search:
     def next_load(self, runs: Sequence[LoadObservation], start: float) -> float | None:
         """Return the load of the next run, or None if the search has ended.
 
-        `start` is the load of the first run. It is not used if the capacity was predicted or a pilot measured the full
-        throughput."""
+        `start` is the load of the first run. If the capacity was predicted, or a pilot measured the full throughput,
+        `start` is not used.
+        """
         if runs and self.capacity(runs).state != "open":
             return None
         met = [run.load for run in runs if run.over <= 0.5]

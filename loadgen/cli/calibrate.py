@@ -116,9 +116,9 @@ def search(
     Return the fastest exact burst, or None if no burst was exact. Also return what prevented a faster burst: `client`,
     `server` or `time`.
 
-    `first` is the result for `point`. If the timestamps of `first` are exact, the inter-token latency is halved as long
-    as they stay exact and the server keeps up. If they are not exact, the inter-token latency is doubled until they
-    are.
+    `first` is the result for `point`. If the timestamps of `first` are exact, the inter-token latency is halved again
+    and again, until timestamps are no longer exact or the server does not keep up. If the timestamps of `first` are not
+    exact, the inter-token latency is doubled until they are exact.
     """
     fastest = first if first.exact else None
     last = first

@@ -36,10 +36,9 @@ def run_alone(
     `folder` is the folder of the run with all classes. The result contains the folder of each class's run, relative to
     `folder`. The result is None if one of the runs was interrupted.
 
-    These runs use a different seed than the run with all classes. With the same seed, the server's prefix cache would
-    contain the prompts of that run already.
-
-    The commands of --at run only in the run with all classes.
+    The runs of single classes use a different seed than the run with all classes. With the same seed, the prompts of
+    the later run would already be in the server's prefix cache. The commands of --at run only in the run with all
+    classes.
     """
     result = {}
     for number, table in enumerate(plan.traffic, 1):

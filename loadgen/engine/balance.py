@@ -190,10 +190,10 @@ class NewAddress(NamedTuple):
 
 
 def readdressed(payload: bytes, address: NewAddress) -> bytes:
-    """Return an encoded request for another replica: the request line and the Host header are replaced.
+    """Return an encoded request for another replica, with a new request line and a new Host header.
 
-    A Host header of the user is not changed. The body is copied once. The function is called when the request is due,
-    so it does as little as possible.
+    A Host header that the user has set is not changed. The function is called when the request is due, so it copies the
+    body only once.
     """
     target_at = payload.find(b" ") + 1
     headers_at = payload.find(b"\r\n") + 2

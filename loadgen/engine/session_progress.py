@@ -1,7 +1,7 @@
 """The progress of a running session that is a graph: which requests have become due, and which can no longer be sent.
 
-The run and the simulation in virtual time both use this module. It has no clock: the caller reports each start and end
-with its time, and receives the nodes that became due, with their due times.
+The run and the simulation in virtual time both use this module. The module has no clock. The caller reports the time of
+each start and end of a request, and receives the nodes that became due, with their due times.
 """
 
 from __future__ import annotations

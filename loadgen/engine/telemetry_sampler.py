@@ -412,7 +412,7 @@ class SamplerProcess:
         return [Path(name) for name in result.get("files", ())]
 
     def close(self) -> None:
-        """End the sampler process. It is killed if it does not end in time."""
+        """End the sampler process. If the process does not end in time, it is killed."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:

@@ -57,7 +57,7 @@ def no_calls(_payloads: Sequence[bytes]) -> Sequence[Any]:
 
 
 def nothing_to_complete(_answer: Answer, _request: Request) -> None:
-    """Do nothing. This is for APIs whose responses contain everything that an Answer needs."""
+    """Do nothing. Dialects use this function if a response contains everything that an Answer needs."""
 
 
 def bearer_header(key: str | None) -> dict[str, str]:

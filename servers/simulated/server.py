@@ -164,7 +164,7 @@ def child() -> None:
 def _slowdown(config: SimulatedConfig) -> Slowdown:
     """Return the configured growth of the time to the first token during a run.
 
-    The configuration states times in simulated time. They are converted to real time.
+    The times in the configuration are simulated times. The result has real times.
     """
     after_ns = None if config.slow_after_s is None else round(config.slow_after_s * 1e9 / config.speed)
     return Slowdown(config.slower_per_hour * config.speed, after_ns, config.slow_factor)

@@ -107,8 +107,8 @@ def _message_text(value: Any) -> str:
 class Vocabulary:
     """The sequence of random words that the simulated model generates. Every word is one token.
 
-    `ids` contains the token ids, and `texts` contains the words in UTF-8. The sequence repeats after PERIOD words. It
-    is long enough for a response of `max_tokens` tokens that starts at any index below PERIOD.
+    `ids` contains the token ids, and `texts` contains the words in UTF-8. The words repeat after PERIOD words. The
+    sequence is long enough for a response of `max_tokens` tokens that starts at any index below PERIOD.
     """
 
     def __init__(self, seed: int, max_tokens: int) -> None:

@@ -78,8 +78,8 @@ def _encoding(
 ) -> Encoding:
     """Encode the response to a request whose prompts fit the context. Raises ErrorReply for an invalid request.
 
-    An answer has at most `max_tokens` tokens, and at most as many as the prompt leaves free in the context (vLLM's
-    `get_max_tokens`).
+    The length of an answer is limited in two ways: to `max_tokens` tokens, and to the tokens that the prompt leaves
+    free in the context (vLLM's `get_max_tokens`).
     """
     body = request.body
     limits = [min(max_tokens, state.max_model_len - len(ids)) for ids, _ in prompts]

@@ -90,7 +90,8 @@ class TcpStream:
     def add(self, start: int, end: int, stamp: int) -> None:
         """Add one segment with its start and end offset in the stream and its timestamp.
 
-        This is the slow path, for streams with a lost or reordered segment."""
+        This method is slow. It is used only for streams with a lost or reordered segment.
+        """
         contiguous_end = self.contiguous_end
         if start > contiguous_end:
             self.reordered = True

@@ -1,9 +1,9 @@
 """Checks the receive timestamps of each response in every run.
 
 A ring timestamp is the kernel's timestamp of a packet, from the packet ring. A socket timestamp is the kernel's
-timestamp of a read from the socket. Both must agree, and no timestamp may be earlier than the request. A response that
-fails a check gets the timestamps of the next best source (`TimestampSource.fallback`). The run reports the number of
-such responses.
+timestamp of a read from the socket. The ring timestamp and the socket timestamp of a read must agree, and no timestamp
+may be earlier than the request. A response that fails a check gets the timestamps of the next best source
+(`TimestampSource.fallback`). The run reports the number of such responses.
 """
 
 from __future__ import annotations

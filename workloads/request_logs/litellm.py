@@ -7,7 +7,7 @@ Two forms exist (https://docs.litellm.ai/docs/proxy/logging_spec, and the table 
     spend logs               `startTime` as text (ISO 8601), `session_id`, `request_id`. Messages are stored only if
                              `store_prompts_in_spend_logs` is set.
 
-Both have `prompt_tokens`, `completion_tokens`, `model`, `call_type` and `status`. Failed requests, responses from
+Both forms have `prompt_tokens`, `completion_tokens`, `model`, `call_type` and `status`. Failed requests, responses from
 LiteLLM's cache and calls that generate no text are left out, and counted.
 """
 

@@ -76,7 +76,7 @@ GROUP_NOUNS = {"repeats": "repeat", "steps": "step", "cells": "run"}
 
 
 class RunFolder(NamedTuple):
-    """A folder of runs that belong together."""
+    """A folder of runs that belong together: a matrix, a sweep or repeats."""
 
     name: str
     path: str

@@ -652,7 +652,7 @@ class RoleLatency(msgspec.Struct, kw_only=True):
 
 
 class SessionFigures(msgspec.Struct, kw_only=True):
-    """Figures of sessions that are graphs."""
+    """Figures of sessions that are graphs of requests: makespans, sessions in flight, delays and time for tools."""
 
     n: int
     """Number of sessions that started."""

@@ -103,7 +103,7 @@ def expressions_for(
 
 
 class RunGroup(NamedTuple):
-    """One run, or all repeats in one folder."""
+    """The reported data of one run, or of all repeats in one folder."""
 
     folder: Path
     parts: list[ReportedRun]

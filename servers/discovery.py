@@ -455,7 +455,8 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
     def generates(self) -> bool:
         """True if the server must run the model on a text to count its tokens.
 
-        In this case, the text stays in the server's prefix cache."""
+        The text is then stored in the server's prefix cache.
+        """
         return self.route.generates
 
     def count(self, texts: Sequence[str]) -> list[int]:

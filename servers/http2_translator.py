@@ -68,7 +68,7 @@ class Http2Stream:
         self.client.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"))
 
     def data(self, data: bytes) -> None:
-        """Write a part of the body."""
+        """Handle received data: write it as a part of the response body."""
         if data:
             self.client.write(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
 

@@ -79,7 +79,9 @@ def check_header_name(name: str) -> str:
 
 
 class SessionIdentity:
-    """The headers of the sessions of one worker process."""
+    """Provides the request headers that identify each session of a worker process, including headers that the server
+    has sent.
+    """
 
     def __init__(self, headers: Sequence[str] = (), captures: Sequence[str] = ()) -> None:
         """Create an object for the sessions of one worker process.

@@ -44,7 +44,7 @@ NO_TEXT = "prompts without text: within a session, each is assumed to begin with
 
 
 class AnonymousRequest(msgspec.Struct):
-    """A request without text."""
+    """A request of a log without its text: times, lengths, block numbers and the requests that it followed."""
 
     key: int
     """Number of the request in the log."""
@@ -87,7 +87,10 @@ class TraceFacts(msgspec.Struct):
 
 
 class BlockHasher:
-    """Splits prompts into blocks of tokens and numbers them."""
+    """Splits prompts into blocks of tokens, and gives each block a number.
+
+    The number is a hash of the prompt from its beginning to the end of the block.
+    """
 
     def __init__(self, salt: bytes, block_tokens: int, tokenizer: Tokenizer | None = None) -> None:
         self._key = blake2b(salt, digest_size=64).digest()
@@ -244,7 +247,7 @@ def _requests(
 
 
 class _TraceWriter:
-    """Removes the text of requests, and writes sessions."""
+    """Removes the text of requests, and writes their sessions to a trace."""
 
     def __init__(
         self, file: IO[str], hasher: BlockHasher, facts: TraceFacts, notes: LogNotes, models: Mapping[str, str]
@@ -259,7 +262,7 @@ class _TraceWriter:
         facts.input_lengths, facts.output_lengths = Counter(), Counter()
 
     def without_text(self, request: LoggedRequest, number: int, numbers: Mapping[str, int]) -> AnonymousRequest:
-        """Return the request without its text. `number` is the number of this request in the trace.
+        """Return the request without its text. `number` is the number of this request in the log.
 
         `numbers` maps the names of earlier requests to their numbers.
         """

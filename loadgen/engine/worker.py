@@ -270,7 +270,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return SessionQueue(queue, Turns(self.schedule_turn)) if self.prompts.has_sessions else queue
 
     def warmup_queue(self, requests: Sequence[Request]) -> RequestQueue:
-        """Return a queue of these warm-up requests."""
+        """Return a queue that contains these warm-up requests."""
         slots = (self.schedule_request(request, 0) for request in requests)
         return ClosedLoop(slots, self.schedule.clients) if self.schedule.due_ns is None else OpenLoop(slots)
 

@@ -81,7 +81,7 @@ def run_chat(user: SessionUser, session: Session) -> None:
 
 
 def run_graph(user: SessionUser, graph: SessionGraph) -> None:
-    """Run a session that is a graph."""
+    """Run a session that is a graph: send each request when it is due, and wait until the session has ended."""
     progress = SessionProgress(graph)
     unsent = set(range(len(graph.nodes)))
     group = Group()

@@ -86,7 +86,7 @@ class ExportRow(msgspec.Struct, rename="camel"):
 
 
 class Span(msgspec.Struct):
-    """A span as this module uses it."""
+    """A recorded operation of OpenTelemetry (span), reduced to the values that this module needs."""
 
     id: str
     parent: str

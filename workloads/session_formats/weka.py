@@ -96,7 +96,7 @@ def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
 
 
 class _Conversation:
-    """Converts one conversation to a graph."""
+    """Converts one recorded conversation, with its sub-agents, to a session that is a graph of requests."""
 
     def __init__(self, path: Path, line: int, block_tokens: int, namespace: int | None, unit: str) -> None:
         self._path = path

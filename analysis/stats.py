@@ -184,8 +184,8 @@ def interval(
 ) -> tuple[float | None, float | None]:
     """Return the confidence interval of the `share`-quantile of sorted samples. `size` is the effective sample size.
 
-    The ends are order statistics. If the interpolated quantile lies outside the interval, the nearer end is moved to
-    the quantile. An end is None if no order statistic bounds the quantile on that side.
+    The ends are order statistics. The interval always contains the interpolated quantile: an end on the wrong side of
+    the quantile is moved to the quantile. An end is None if no order statistic bounds the quantile on that side.
     """
     lower, upper = interval_indices(len(ordered), share, size, confidence)
     quantile = percentile(ordered, share)

@@ -918,12 +918,12 @@ class ServerTiming(msgspec.Struct, frozen=True, kw_only=True):
     times of a server cannot be true, or mean something else."""
 
     def part(self, name: PartName) -> TimePart | None:
-        """Return the part with this name, or None if there is none."""
+        """Return the part of the latency with this name, or None if there is no such part."""
         return next((part for part in self.parts if part.name == name), None)
 
     @property
     def unknown(self) -> list[str]:
-        """Return the names of the parts that are unknown."""
+        """Return the names of the parts of the latency that are unknown."""
         return [part.name for part in self.parts if part.unknown]
 
 

@@ -445,7 +445,7 @@ class Plan:
 
     @property
     def cancellation(self) -> Cancellation | None:
-        """Return which requests are abandoned, or None if none is."""
+        """Return which share of the requests is abandoned and when (--cancel), or None if no request is abandoned."""
         return cancellation.parse(self.cancel) if self.cancel else None
 
     @property

@@ -550,10 +550,12 @@ def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: fl
 
 
 def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list[float] | None:
-    """Return the value of a metric for each engine of the server, or None if the page has none of the metric `names`.
+    """Return the value `value_name` for each engine of the server, or None if the page does not contain it.
 
-    The docstring of this module describes how several samples of one engine are combined. A counter that is declared on
-    the page but has no sample has the value 0."""
+    `names` are the possible names of the metric, of which the first one on the page is used. The docstring of this
+    module describes how several samples of one engine are combined. A counter that is declared on the page but has no
+    sample has the value 0.
+    """
     metric = _name_on_page(page, names)
     if metric is None:
         return None

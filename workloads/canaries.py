@@ -54,9 +54,9 @@ def build_canaries(count: int, seed: int) -> list[CanaryPrompt]:
 
 
 def canary_request(canary: CanaryPrompt, serial: int, body: Mapping[str, object]) -> Request:
-    """Return a request with a canary. `serial` counts the requests with canaries, so that every request has its own id.
+    """Return a request with the canary `canary`. `serial` is the number of the request, from which its id is derived.
 
-    `body` holds the fields that the user adds to each request. Those that influence sampling are left out.
+    `body` contains the fields that the user adds to each request. The fields that influence sampling are left out.
     """
     fields = {name: value for name, value in body.items() if name not in SAMPLING_FIELDS}
     return Request(FIRST_ID - serial, canary.text, 0, OUTPUT_TOKENS, body=fields, ignore_eos=False)

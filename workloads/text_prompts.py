@@ -183,8 +183,9 @@ def _survey(prompts: Prompts, progress: Progress, *, complete: bool = False) -> 
     """Return a TextSurvey, which contains the lengths of a run's texts, and the specs of a few of these texts.
 
     Usually all prompts are surveyed. Only the first REHEARSED prompts are surveyed if the number of requests is
-    unknown, or if all prompts have the same length and `complete` is False. If the prompts come from a file, only those
-    of the warm-up requests are surveyed, because only these are generated."""
+    unknown, or if all prompts have the same length and `complete` is False. If the prompts come from a file, only the
+    prompts of the warm-up requests are surveyed, because no other prompts are generated.
+    """
     spec = prompts.spec
     from_file = _is_from_file(prompts)
     endless = spec.n is None and spec.trace is None and not prompts.has_graphs

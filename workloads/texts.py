@@ -187,11 +187,12 @@ def _measure_one_by_one(
 
 
 def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: int) -> WordCosts | None:
-    """Return those candidates whose token counts are additive, with their counts.
+    """Return the candidates whose token counts are additive, with their counts.
 
     Token counts are additive if two words in a row have as many tokens as they have separately. For example, if a
-    server counts every four characters as one token, only words of three letters (with a space) remain. Return None if
-    fewer than MIN_WORDS words remain."""
+    server counts every four characters as one token, only words of three letters (with a space) remain. The first
+    `openings` words are also counted at the start of a text. Return None if fewer than MIN_WORDS words remain.
+    """
     first = candidates[0]
     repeated = count([" ".join((first, *[word] * REPETITIONS)) for word in candidates])
     (first_tokens,) = count([first])

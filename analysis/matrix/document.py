@@ -423,7 +423,9 @@ class MatrixReport:
     def _sets_lengths(self, cell: CellName) -> bool:
         """Return True if the cell's server is the `equal_work` server of the plan.
 
-        The responses of this server may have any length. Requests to the other servers ask for the same lengths."""
+        The responses of this server may have any length. The requests to all other servers then ask for responses of
+        these lengths.
+        """
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 
     def _cell_findings(self) -> list[Finding]:

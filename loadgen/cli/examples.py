@@ -1,4 +1,4 @@
-"""One example of each command, which is shown in its help."""
+"""Examples of the commands. The help of each command shows one example."""
 
 EXAMPLES = {
     "burst": "loadgen burst --url http://127.0.0.1:8000 --n 1000",

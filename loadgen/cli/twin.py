@@ -314,7 +314,8 @@ def _read(path: Path, *, fallback: bool = False) -> Run:
 def _detected_hardware(run: Run) -> dict[str, Any]:
     """Return the detected hardware of a run, with the keys `gpu`, `model`, `tensor` and `number_format`.
 
-    The names are those of the hardware tables. The dict is empty if the GPU or the model is unknown.
+    GPU, model and format have the same names as in the hardware tables. The dict is empty if the GPU or the model is
+    unknown.
     """
     from loadgen.analysis.build_summary import summarise
 

@@ -73,7 +73,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """Measurements of one batch size."""
+    """The measurements of an inference step at one batch size."""
 
     batch: int
     tokens: int

@@ -91,7 +91,7 @@ class Hello(Message, frozen=True):
 
 
 class PromptsReady(Message, frozen=True):
-    """The worker machine has reached the server and built its prompts."""
+    """Reports that the worker machine has reached the server and built its prompts."""
 
     fingerprints: list[bytes]
     """One digest per worker process, computed from the first request bodies that the process will send."""
@@ -197,7 +197,7 @@ class PieceAck(Message, frozen=True):
 
 
 class Wait(Message, frozen=True):
-    """The worker machine is not needed now. A later run may need it."""
+    """Tells a worker machine that the current run does not need it. A later run may need it."""
 
     reason: str
 

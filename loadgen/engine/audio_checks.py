@@ -59,7 +59,7 @@ def _recording_mistakes(plan: Plan) -> Iterator[Mistake]:
 
 
 def _no_recording_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
-    """Yield the mistakes in options about recordings, for an endpoint that takes none."""
+    """Yield the mistakes in options about recordings, for an endpoint that takes no recordings."""
     hint = "Use --endpoint transcriptions for recordings"
     if plan.audio_seconds is not None:
         what = f"--audio-seconds {plan.audio_seconds}"

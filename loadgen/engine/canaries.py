@@ -48,7 +48,7 @@ _MIN_LOOP = 100
 
 
 class CanaryTask(msgspec.Struct, frozen=True):
-    """The canaries that a worker asks."""
+    """The canaries that a worker asks, and the fields that the user adds to each request."""
 
     prompts: Sequence[CanaryPrompt]
     body: dict[str, object]
@@ -102,7 +102,10 @@ class CanaryLog:
         return self._prompts[request.id].number
 
     def take(self, slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
-        """Store the answer to a canary."""
+        """Store the answer to a canary as a `Canary`.
+
+        `record` is the Record of the request. `exchange` holds the response, or is None if nothing was sent.
+        """
         prompt = self._prompts.pop(slot.request.id)
         text = ""
         if exchange is not None and record.state == "complete":

@@ -46,7 +46,7 @@ A worker that still builds prompts after this time is killed. No measurement is 
 
 
 class Worker(msgspec.Struct):
-    """The coordinator's state of one worker process."""
+    """One worker process, as the coordinator sees it."""
 
     task: WorkerTask
     process: ForkProcess

@@ -716,7 +716,7 @@ class Driver:
             self._send([slot], look=False)
 
     def _check_done(self) -> None:
-        """Let `run` return if no request is left."""
+        """Let the method `run` return if no request is left."""
         if not self._started:  # the pool may still be filling, and the first group may not have been taken yet
             return
         busy = self._group or self._in_flight or self._opening or self._thinking or self._recorder.ended

@@ -38,7 +38,7 @@ class WorkerExit(msgspec.Struct, frozen=True):
 
 
 class _RecordHead(msgspec.Struct, tag_field="type", tag="request"):
-    """The fields of a Record that merging needs."""
+    """The fields of a Record that are needed to merge part files. The other fields are not decoded."""
 
     id: int
     state: str

@@ -269,9 +269,11 @@ class PreparedLoad(msgspec.Struct, frozen=True):
 
 
 def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
-    """Return the classes of traffic of a plan, or one class without a name for a plan without classes.
+    """Return the classes of traffic of a plan, each with a schedule or None.
 
-    The schedule of a class is None, unless the class has a share of the requests of the whole plan."""
+    A plan without classes has one class without a name. A class has a schedule only if it has a share of the due times
+    of the whole plan. The schedule contains this share. For other classes, the caller must build the schedule.
+    """
     if not plan.traffic:
         return [(TrafficClass("", plan, 0, 0), None)]
     classes = traffic_classes(plan)

@@ -1,4 +1,4 @@
-"""Prepares a run whose requests are sent as a file has them: `requests:FILE`."""
+"""Prepares a run of `requests:FILE`, whose requests are sent exactly as they are in the file."""
 
 from __future__ import annotations
 

@@ -549,7 +549,7 @@ def _read_policy(task: WorkerTask) -> tuple[float, float]:
 
 
 class _Orders(NamedTuple):
-    """Futures for the orders of the coordinator."""
+    """Futures that are done when the coordinator has sent the corresponding order to this worker."""
 
     allowed: asyncio.Future[None]
     """Done when the worker may open its connections."""

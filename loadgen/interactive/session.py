@@ -432,10 +432,10 @@ def _files(plan: Plan) -> set[str]:
 def _complete(response: Response, base: str) -> Response:
     """Adapt a response of Locust's web server to loadgen.
 
-    loadgen's HTTP headers are added to every response, and its section is added to the main page. Column titles name
-    tokens instead of bytes, because loadgen reports tokens in place of sizes.
-
-    `base` is the URL path below which Locust's web server runs."""
+    The HTTP headers of loadgen are set in every response, and loadgen's section is added to the main page. Column
+    titles name tokens instead of bytes, because loadgen reports tokens in place of sizes. `base` is the URL path below
+    which Locust's web server runs.
+    """
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
     if request.path.endswith((".js", "/stats/report")) and response.status_code == 200:

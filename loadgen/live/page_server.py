@@ -172,7 +172,10 @@ def _tell(line: str) -> None:
 
 
 def main() -> None:
-    """Serve the page until standard input ends."""
+    """Serve the live page of a run until standard input ends.
+
+    Each line of standard input is a message about the run.
+    """
     board = Board()
     try:
         server = ThreadingHTTPServer((HOST, int(sys.argv[1])), LivePageHandler)

@@ -206,10 +206,11 @@ def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
 
 
 def _prompt_ids(record: Record, length: int, source: Workload, first_id: int) -> Sequence[int]:
-    """Return artificial token ids of a prompt for the prefix cache, or () if the prompt shares no tokens.
+    """Return artificial token ids for a prompt, from which the simulated prefix cache recognises shared tokens.
 
-    Two prompts have the same ids exactly where their texts have the same tokens. `first_id` is the id of the first
-    request of the Record's class of traffic. Prompts of different classes share no tokens.
+    Two prompts begin with the same ids if their texts begin with the same tokens. The result is () if the prompt shares
+    no tokens. `first_id` is the id of the first request of the Record's class of traffic. Prompts of different classes
+    share no tokens.
     """
     if record.session is not None:
         first_token = record.session << 32

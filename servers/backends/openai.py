@@ -620,9 +620,10 @@ def _read_empty(
 ) -> None:
     """Count one token for each choice that has neither text nor token ids, if `rule` accepts the choice as a token.
 
-    `with_choice` lists the indices of the events with a choice. If the sum of all tokens would then exceed `total`, the
-    server's token count, no such choice is counted. In this case it is unknown which of these choices the server
-    counted."""
+    `with_choice` lists the indices of the events with a choice. `tokens` contains the tokens of each event and is
+    changed. If its sum would then exceed `total`, the server's token count, no such choice is counted, because it is
+    unknown which of these choices the server counted.
+    """
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []
     known = sum(tokens)

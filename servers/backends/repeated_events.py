@@ -92,7 +92,10 @@ def drop_repeats(
 
 
 def restore_repeats(answer: Answer, runs: Sequence[int]) -> Answer:
-    """Return the answer with one more token for each event that `drop_repeats` dropped."""
+    """Return the answer with one more token for each event that `drop_repeats` dropped.
+
+    `runs` contains the number of events that were dropped after each retained event.
+    """
     if not any(runs):
         return answer
     tokens = list[int]()

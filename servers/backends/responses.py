@@ -66,7 +66,7 @@ class ResponsesUsage(msgspec.Struct, gc=False):
 
     @property
     def totals(self) -> Totals:
-        """The counts of this usage object."""
+        """The token counts in this usage object."""
         reasoning = self.output_tokens_details.reasoning_tokens if self.output_tokens_details else None
         cached = self.input_tokens_details.cached_tokens if self.input_tokens_details else None
         return Totals(self.input_tokens, self.output_tokens, reasoning, cached)

@@ -51,7 +51,7 @@ class StepSequences:
 
     @property
     def outputs(self) -> Any:
-        """Number of tokens whose successor the output head predicts."""
+        """Number of tokens for which the output head predicts the next token."""
         return self.prompts + self.decoding * self.queries
 
 

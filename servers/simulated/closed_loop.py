@@ -92,7 +92,7 @@ def _replayed(deployment: Deployment, load: Load, memory_fraction: float) -> tup
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """The latencies of one request of a replayed closed loop."""
+    """The latencies of one request of a closed loop that is simulated request by request."""
 
     ttft_s: float
     tpot_s: float

@@ -145,7 +145,7 @@ class Policy:
 
 
 class Batch(NamedTuple):
-    """The size of one step, as totals over its sequences."""
+    """The work of one engine step, summed over all sequences that the step computes."""
 
     prompts: int
     prompt_tokens: int  # computed in this step

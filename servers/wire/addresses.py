@@ -118,7 +118,7 @@ class Rotation:
     """Decides in which order each new connection tries the addresses of a target."""
 
     def __init__(self, addresses: Sequence[Address], first: int = 0) -> None:
-        """Start with the address at index `first`, modulo the number of addresses."""
+        """Create a rotation that starts with the address at index `first`, modulo the number of addresses."""
         self._addresses = tuple(addresses)
         self._next = first
         self._rests_until_s: dict[Address, float] = {}

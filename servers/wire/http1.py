@@ -94,7 +94,9 @@ class ResponseFraming:
         return self.header("location") if self.status is not None and 300 <= self.status < 400 else ""
 
     def header(self, name: str) -> str:
-        """Return the value of the header with this name in lower case, or "" if there is no such header."""
+        """Return the value of the response header `name`, or "" if there is no such header. `name` must be in lower
+        case.
+        """
         start = self.head.lower().find(f"\r\n{name}:".encode("latin-1"))
         if start < 0:
             return ""

@@ -136,8 +136,9 @@ class TimestampSource:
     def instants(self, received: Received, ends: Sequence[int], to_monotonic: ToMonotonic) -> Instants:  # noqa: ARG002
         """Return the arrival time of the byte before each offset in `ends`, and the source of these times.
 
-        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source provides it, and
-        this less exact source is returned."""
+        The offsets refer to the received bytes. If this source lacks a timestamp, a less exact source provides the
+        timestamp. The result then names this less exact source.
+        """
         return _of_reads(received, ends, received.user_ns.tolist()), self
 
     def instants_batch(

@@ -199,7 +199,7 @@ class Exchange:
         self.fail(kind, detail)
 
     def _read_until_abandoned(self, read: Callable[[], None]) -> None:
-        """Read once, and end the exchange if the request is now abandoned."""
+        """Call `read` once, and end the exchange if the client now abandons the request (--cancel)."""
         read()
         detail = self.gives_up(self) if self.gives_up is not None and self.connection is not None else ""
         if detail:

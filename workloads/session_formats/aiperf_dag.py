@@ -41,7 +41,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Fork(msgspec.Struct, forbid_unknown_fields=True):
-    """A conversation that continues with the history of a turn."""
+    """A conversation that continues the history of a turn of another conversation."""
 
     child: Name
     background: bool = False

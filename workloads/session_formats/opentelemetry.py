@@ -74,7 +74,7 @@ class ScopeRow(msgspec.Struct, rename="camel"):
 
 
 class ResourceRow(msgspec.Struct, rename="camel"):
-    """The spans of one process."""
+    """The spans that one process recorded."""
 
     scope_spans: list[ScopeRow] = []
 

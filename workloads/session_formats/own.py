@@ -33,7 +33,7 @@ class AfterFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NodeFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of one request."""
+    """The fields of one node, which is a request of a session in a file of loadgen's format."""
 
     id: Name
     after: list[str | AfterFields] = []

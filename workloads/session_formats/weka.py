@@ -59,7 +59,7 @@ class EntryRow(msgspec.Struct):
 
 
 class SubAgentRow(msgspec.Struct):
-    """The requests of a sub-agent."""
+    """A sub-agent of a conversation, with the requests that it made."""
 
     t: float
     agent_id: Annotated[str, msgspec.Meta(min_length=1)]

@@ -86,7 +86,10 @@ Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 
 
 class StepEnd(NamedTuple):
-    """Observations of a step's overload detector. The run file does not contain them."""
+    """Results of the overload detector at the end of a step of a sweep.
+
+    The run file of the step does not contain them.
+    """
 
     overloaded: bool
     """True if the step was ended as an overload."""

@@ -92,9 +92,11 @@ def describe_load(plan: Plan, over: Over) -> str:
 
 
 def _amount(text: str, over: Over) -> Fraction | None:
-    """Return the rate of the arrival process `text`, or its number of clients if the sweep is over the concurrency.
+    """Return the load of the arrival process `text` in the dimension `over` of a sweep: its rate or its number of
+    clients.
 
-    The result is None if the process has no constant rate, or no clients."""
+    The result is None if the process has no constant rate, or no clients.
+    """
     process = arrivals.parse(text)
     if over == "rate":
         return process.rate if isinstance(process, FixedRate) else None

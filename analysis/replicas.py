@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame
+from loadgen.analysis.frame import NS_PER_S, Booleans, Floats, Frame, Integers
 from loadgen.analysis.frame_parts import NO_REPLICA
 from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.summary import ReplicaDifference
@@ -21,6 +23,13 @@ LEFT_OUT = 0.4
 """Share of the intervals that are left out: those with the largest difference. A shorter pause is no difference."""
 MAX_REST_P_VALUE = 0.05
 """Maximum p-value for a difference in the intervals that are not left out."""
+MAX_BLOCKS, REQUESTS_PER_BLOCK = 15, 2
+"""Maximum number of blocks of consecutive requests whose sums are treated as independent, and their minimum size."""
+MAX_EQUAL_LOAD_P_VALUE = 0.02
+"""Maximum p-value for a difference among requests that met equally many requests in flight, for two replicas."""
+MIN_COMPARABLE = 0.15
+"""Minimum number of pairs of requests that met equally many requests in flight, one at each replica, relative to the
+number of requests of the replica that has fewer."""
 
 
 def compare_replicas(frame: Frame) -> ReplicaDifference | None:
@@ -29,8 +38,10 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 
     TTFTs are compared by the test of Kruskal and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The
     test assumes independent requests. Requests that wait for each other in one queue are not independent. A minimum
-    ratio of the medians is therefore required too, and the difference must exist in most of the run. If all requests
-    were sent together, there are no intervals, and the field `together` of the result is True.
+    ratio of the medians is therefore required too, and the difference must exist in most of the run. It must also exist
+    among requests that met equally many requests in flight at their replica, because the queue of one of two equal
+    replicas may be longer by chance for most of a run. If all requests were sent together, these two conditions are not
+    checked, and the field `together` of the result is True.
     """
     if frame.replicas is None:
         return None
@@ -52,7 +63,9 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
     pair = [known & frame.replicas.rows(name) for name in (fastest, slowest)]
     sent_ns = frame.sent_ns[pair[0] | pair[1]]
     together = float(sent_ns.max() - sent_ns.min()) / NS_PER_S <= medians[fastest]
-    if not together and not _is_steady(frame.sent_ns, ttft_s, *pair):
+    if not together and not (
+        _is_steady(frame.sent_ns, ttft_s, *pair) and _is_slower_at_equal_load(frame, ttft_s, *pair)
+    ):
         return None
     return ReplicaDifference(
         fastest=fastest,
@@ -92,3 +105,57 @@ def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Boolea
     if not len(kept):
         return False
     return float(norm.sf(excess[kept].sum() / np.sqrt(variance[kept].sum()))) < MAX_REST_P_VALUE
+
+
+def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
+    """Return True if one replica is slower than the other among requests that met equally many requests in flight.
+
+    `faster` and `slower` select the compared requests of the two replicas. A rank sum compares the replicas for each
+    number in flight. Requests that follow each other are not independent, so the variance of the sum is estimated from
+    the sums of blocks of consecutive requests. The p-value is multiplied by the number of pairs of replicas
+    (Bonferroni), because the fastest and the slowest replica were selected from all of them.
+
+    Also returns True if one of the replicas almost always had more requests in flight than the other: their loads then
+    differ throughout the run, and not by chance.
+    """
+    from scipy.stats import rankdata, t
+
+    assert frame.replicas is not None
+    in_flight = np.full(len(frame), -1, np.int64)
+    for rows in (faster, slower):
+        in_flight[rows] = _met_in_flight(frame, rows)
+    excess = np.full(len(frame), np.nan)
+    comparable = 0
+    for number in np.unique(in_flight[faster | slower]):
+        indices = np.flatnonzero((faster | slower) & (in_flight == number))
+        is_slower = slower[indices]
+        slow_number = int(is_slower.sum())
+        if 0 < slow_number < len(indices):
+            comparable += min(slow_number, len(indices) - slow_number)
+            ranks = rankdata(ttft_s[indices]) / (len(indices) + 1) - 0.5
+            excess[indices] = (is_slower - slow_number / len(indices)) * ranks
+    compared = np.flatnonzero(~np.isnan(excess))
+    blocks = min(MAX_BLOCKS, len(compared) // REQUESTS_PER_BLOCK)
+    if comparable < MIN_COMPARABLE * min(int(faster.sum()), int(slower.sum())) or blocks < 2:
+        return True
+    compared = compared[np.argsort(frame.sent_ns[compared], kind="stable")]
+    sums = np.array([excess[block].sum() for block in np.array_split(compared, blocks)])
+    error = float(sums.std(ddof=1)) / math.sqrt(blocks)
+    mean = float(sums.mean())
+    if error == 0:
+        return mean > 0
+    pairs = math.comb(len([name for name in frame.replicas.names if name != NO_REPLICA]), 2)
+    return float(t.sf(mean / error, blocks - 1)) * pairs <= MAX_EQUAL_LOAD_P_VALUE
+
+
+def _met_in_flight(frame: Frame, rows: Booleans) -> Integers:
+    """Return how many requests were in flight at a replica when each of the requests in `rows` was sent to it.
+
+    All requests of the replica count, including failed ones and those that are not compared.
+    """
+    assert frame.replicas is not None
+    replica = frame.replicas.index[int(np.flatnonzero(rows)[0])]
+    own = (frame.replicas.index == replica) & ~np.isnan(frame.sent_ns)
+    sent_ns, end_ns = np.sort(frame.sent_ns[own]), np.sort(frame.end_ns[own & ~np.isnan(frame.end_ns)])
+    instants = frame.sent_ns[rows]
+    return np.searchsorted(sent_ns, instants, "left") - np.searchsorted(end_ns, instants, "right")

@@ -90,7 +90,7 @@ class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> int:
-        """Number of wrong answers under load. It does not include answers that diverge."""
+        """Number of wrong answers under load. Answers that diverge are not included."""
         return sum(count for kind, count in self.kinds.items() if kind in WRONG)
 
 

@@ -6,7 +6,7 @@ penalty per change. The method finds the division with the smallest cost, and th
 changes that are only chance:
 
 - Deviations are divided by the noise of the series. The noise is estimated from the differences between near values.
-- A single value far from its neighbours is no change. It is moved to within OUTLIER_NOISES of the median of its
+- A single value far from its neighbours is no change. The value is moved to within OUTLIER_NOISES of the median of its
   neighbours (Fearnhead and Rigaill, "Changepoint detection in the presence of outliers", 2019, explain why).
 - A series has no changes if a straight line describes it at least as well. Such a series drifts.
 """

@@ -81,8 +81,9 @@ def add_part_goodput(run: Run, frame: Frame, summary: Summary, bounds: Sequence[
 def bound_scale(frame: Frame, bounds: Sequence[Objective]) -> Floats:
     """Return the bound scale of each request: max(latency / bound) over all bounds.
 
-    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. It is
-    infinite for a request that is not complete, and for a response without an answer if a bound is on the answer.
+    The bound scale is the smallest factor by which all bounds must be multiplied for the request to meet them. The
+    bound scale is infinite for a request that is not complete, and for a response without an answer if a bound is on
+    the answer.
     """
     result = np.zeros(len(frame))
     if any(bound.figure in UNTIL_ANSWER for bound in bounds):

@@ -263,8 +263,8 @@ class ByLatency(dict[str, Description]):
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
     """Raise ObjectiveError if an objective names a class of traffic, a model or a replica, or limits a drift.
 
-    `option` names the option in messages. Its objectives must cover all requests, and its runs are too short for a
-    drift.
+    `option` names the option in messages. The objectives of this option must cover all requests, and the runs are too
+    short to measure a drift.
     """
     for objective in objectives:
         if objective.drift:

@@ -2,8 +2,8 @@
 
 An interval over the requests of one run does not show how much another run may differ, because these requests share one
 server during the same time. This module computes intervals over runs: Student's t on one figure per run (Student, "The
-probable error of a mean", 1908). These intervals are the relevant ones for comparing runs. They need at least MIN_RUNS
-runs.
+probable error of a mean", 1908). These intervals are the relevant ones for comparing runs. An interval over runs needs
+at least MIN_RUNS runs.
 """
 
 from __future__ import annotations

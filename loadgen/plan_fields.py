@@ -318,7 +318,7 @@ def keyword_signature(plan: type[Plan]) -> Signature:
 
 
 def _unknown_setting(name: str, known: Collection[str]) -> str:
-    """Return the message for a setting that does not exist. It suggests the most similar setting."""
+    """Return the message for a setting that does not exist. The message suggests the most similar setting."""
     from difflib import get_close_matches  # takes 2 ms, and few plans have such a mistake
 
     plain = name.strip("-").replace("-", "_")

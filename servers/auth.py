@@ -162,7 +162,8 @@ def register_secret(text: str, *, source: str = "") -> None:
 
     Each word of `text` is registered if it has at least MIN_SECRET_LENGTH characters. The forms of the word in JSON,
     URLs and HTML are registered too, each also in lower and upper case. `source` names the option or variable that
-    contains the secret. If `source` is given and no word is long enough, SecretError is raised."""
+    contains the secret. If `source` is given and no word is long enough, SecretError is raised.
+    """
     parts = {word.strip("\"'") for word in _WORD.findall(text)}
     if text.count(" ") != 1:
         parts.add(text)

@@ -93,8 +93,9 @@ class ServerTokenCounter(Tokenizer, Protocol):
     def plain(self) -> Tokenizer | None:
         """A counter that uses another route of the server, which counts tokens without running the model.
 
-        Its counts exclude the tokens that the endpoint adds. None if the server has no such route. Callers
-        need this counter only if `generates` is True."""
+        The counts exclude the tokens that the endpoint adds. The value is None if the server has no such route. Callers
+        need this counter only if `generates` is True.
+        """
 
 
 class LocalTokenizer(msgspec.Struct, frozen=True):

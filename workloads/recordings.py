@@ -1,8 +1,8 @@
 """Recordings of speech, which requests to a transcription endpoint upload: synthetic ones and files of the user.
 
-A synthetic recording is a WAV file: PCM, 16 bits, mono, 16 kHz, the rate that speech models use. It consists of sounds
-like vowels, hisses and pauses in random order. It has the rhythm of speech and no words, so a server transcribes
-nonsense or nothing. Every recording differs from all others, so a server finds none in its cache.
+A synthetic recording is a WAV file: PCM, 16 bits, mono, 16 kHz, the rate that speech models use. The recording consists
+of sounds like vowels, hisses and pauses in random order. This sounds like the rhythm of speech without words, so a
+server transcribes nonsense or nothing. Every recording differs from all others, so a server finds none in its cache.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def prompt_seed(self) -> int:
-        """The seed of the generated prompts. It differs from `seed` if the workload has a salt."""
+        """The seed of the generated prompts. This seed differs from `seed` if the workload has a salt."""
         salt = getattr(self.workload, "salt", "")
         return int.from_bytes(sha256(f"{self.seed}/{salt}".encode()).digest()[:6]) if salt else self.seed
 

@@ -533,7 +533,7 @@ def _chips(comparison: Comparison, summaries: Sequence[Summary]) -> list[doc.Chi
 def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:
     """Return the runs to draw, with thinned chart data.
 
-    These are the valid runs of each group. A group without a valid run is drawn with all its runs.
+    The result contains the valid runs of each group. A group without a valid run is drawn with all its runs.
     """
     groups = [[run for run in group if not _invalid_reason(run.summary)] or group for group in (a, b)]
     points_max = POINTS // sum(map(len, groups))

@@ -278,8 +278,8 @@ class Variation(NamedTuple):
         """Return the largest difference of a figure that variation between runs can explain.
 
         The server's steps vary in duration by chance. `server_error` is the standard error of the figure from this
-        cause. The bound is `t * server_error`, where `t` is a quantile of Student's t. It is limited to the range from
-        `assumed` to `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
+        cause. The bound is `t * server_error`, where `t` is a quantile of Student's t. The bound is limited to the
+        range from `assumed` to `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):

@@ -212,10 +212,10 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
     """Return the bootstrap standard error of the logarithm of a quantile. Return NaN if a bootstrap quantile is 0.
 
-    A bootstrap sample has n values, drawn with replacement. Its `share`-quantile is its k-th smallest value. In the
-    original sample, this value is a quantile at another, random share. That share has the distribution
-    `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). Only these random shares are drawn, not
-    whole bootstrap samples. For dependent samples, n is the effective size.
+    A bootstrap sample has n values, drawn with replacement. The `share`-quantile of a bootstrap sample is its k-th
+    smallest value. In the original sample, this value is a quantile at another, random share. That share has the
+    distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). Only these random shares
+    are drawn, not whole bootstrap samples. For dependent samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))
@@ -310,9 +310,9 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
     A and B are the latencies of two bursts. `values` contains A and B in seconds. For the comparison, both bursts are
     divided into pieces of equal work. `piece` is the standard error of the time of one piece (`piece_error`).
 
-    Return 0 if a run is not a burst. Its sampling error then already includes these changes, because it is estimated
-    from batches of consecutive samples. Also return 0 if the metric is a token count, because a token count does not
-    depend on the speed of the engine.
+    Return 0 if a run is not a burst. The sampling error of such a run already includes these changes, because it is
+    estimated from batches of consecutive samples. Also return 0 if the metric is a token count, because a token count
+    does not depend on the speed of the engine.
     """
     if metric.unit == "tokens" or not (a.one_burst and b.one_burst):
         return 0.0

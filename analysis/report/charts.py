@@ -1,9 +1,9 @@
 """Registry of the charts: the title, data, traces and caption of each chart.
 
-To add a chart, add an entry to CHARTS. Its `traces` and `layout` are a Plotly figure in which references replace the
-values that depend on the run. charts.js resolves the references on the page, and `plotly_figure` resolves them for
-notebooks. Some charts cannot be defined by traces, for example because they have a variable number of panels. Such a
-chart names a script, which draws the chart with `Report.chart`.
+To add a chart, add an entry to CHARTS. The `traces` and the `layout` of a chart are a Plotly figure in which references
+replace the values that depend on the run. charts.js resolves the references on the page, and `plotly_figure` resolves
+them for notebooks. Some charts cannot be defined by traces, for example because they have a variable number of panels.
+Such a chart names a script, which draws the chart with `Report.chart`.
 
     "$x"                  a column of the run's data; "$by_position.p50" is a nested column.
     "@run" "@quiet"       the colour of the run, or a colour of the palette.

@@ -89,7 +89,8 @@ class SystemClock:
         return time.monotonic_ns()
 
     def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
-        """Schedule `callback` for `instant_ns` (CLOCK_MONOTONIC). It runs at that time or as soon as possible after it.
+        """Schedule `callback` for `instant_ns` (CLOCK_MONOTONIC). The callback runs at that time or as soon as possible
+        after it.
 
         Callbacks for the same time run in the order in which they were scheduled.
         """

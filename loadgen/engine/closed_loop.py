@@ -85,7 +85,7 @@ class ClosedLoop:
 
 
 class SessionQueue:
-    """The request queue of a workload with sessions. It starts sessions, and counts those that are active.
+    """The request queue of a workload with sessions. The queue starts sessions, and counts the active ones.
 
     `starts` is the request queue (open loop or closed loop) that decides when each session starts. It yields the first
     request of each session. `following` decides when the other requests of a session become due.

@@ -367,8 +367,8 @@ def _prepare_load(
 ) -> PreparedLoad:
     """Choose the dialect of a load, and build its prompts. The lines that `say` prints begin with the class's name.
 
-    `replicas` are the servers at `targets`. They are equal, so only the first one is asked for facts that do not depend
-    on the replica, such as its tokenizer.
+    `replicas` are the servers at `targets`. All replicas serve the same model, so only the first one is asked for facts
+    that do not depend on the replica, such as the tokenizer.
     """
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.discovery import apply_mark, check_limits, listed_models, open_tokenizer

@@ -597,8 +597,8 @@ def server_for(
     `at_once` requests will be in flight together. `say` is called with a line that names the server and ends with the
     result of `about`. The argument of `about` is the server's facts, or None for the built-in simulated server.
 
-    If no server answers, a built-in simulated server is started. It stops when the context ends. It serves up to
-    `streams` requests at a time, with a context of `tokens` tokens.
+    If no server answers, a built-in simulated server is started. This server stops when the context ends. It serves up
+    to `streams` requests at a time, with a context of `tokens` tokens.
 
     Raises loadgen.servers.errors.ServerError.
     """

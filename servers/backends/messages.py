@@ -203,8 +203,9 @@ def _read_events(payloads: Sequence[bytes]) -> tuple[list[MessagesEvent], str]:
 def _totals(events: Sequence[MessagesEvent]) -> Totals:
     """Return the token counts of a response, from `message_start` and `message_delta`.
 
-    `message_start` has the prompt length. Its number of generated tokens is only the first part of the total. Counts in
-    `message_delta` are totals, and replace those of `message_start`."""
+    `message_start` has the prompt length. The number of generated tokens in `message_start` is only the first part of
+    the total. Counts in `message_delta` are totals, and replace those of `message_start`.
+    """
     prompt = output = None
     cached: int | None = None
     written = 0

@@ -225,10 +225,12 @@ def decode(
 
     1. Token ids in the chunk.
     2. The growth of the running total in `usage`.
-    3. One token for a chunk with text. This is exact only if the server sends one token per event (`one_per_event`).
+    3. One token for a chunk with text. The count is exact only if the server sends one token per event
+       (`one_per_event`).
 
     `empty_is_token` decides whether a chunk without text stands for a token. A stream is complete if it has `[DONE]` or
-    a finish reason. With `always_done`, a finish reason is not enough."""
+    a finish reason. With `always_done`, a finish reason is not enough.
+    """
     retained, chunks, runs, broken = drop_repeats(payloads, _CHUNKS, _is_plain_token)
     choices = [chunk.choices[0] if chunk.choices else _NO_CHOICE for chunk in chunks]
     tokens = [1 if choice.text and choice.token_ids is None else _tokens_in(choice) for choice in choices]

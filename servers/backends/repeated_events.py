@@ -6,8 +6,8 @@ Repeated events are dropped before a response is decoded, and their tokens are a
     {"choices":[{"text":"   tell   ","finish_reason":null}],"usage":{"total_tokens":   9   ,"completion_tokens":   5  }}
     └──── opening ─────┘└─ text ─┘└─────────────────── closing, for 5 tokens ───────────────────────────────────────┘
 
-Repeated events are found by comparing bytes. This is safe, because replacing one string or number in a JSON text by
-another keeps the text valid and its other content unchanged.
+Repeated events are found by comparing bytes. Comparing bytes is safe: if one string or number in a JSON text is
+replaced by another, the text stays valid and its other content does not change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decodes generated responses that arrive in one piece, as one JSON object instead of a stream.
 
-The token counts come from the server. Such a response has no chunks, so it has no time to first token.
+The token counts come from the server. A response in one piece has no chunks, so it has no time to first token.
 """
 
 from __future__ import annotations

@@ -329,8 +329,8 @@ def model(name: str, file: Path | None = None) -> ModelShape:
 def listed_model(name: str, file: Path | None = None) -> ModelShape:
     """Return the dimensions of a model by name, from the user's TOML file `file` or from models.csv.
 
-    The name may come from a server, such as `meta-llama/Llama-2-7b-chat-hf`. It is therefore never used as the path of
-    a file. Raises HardwareError for an unknown name.
+    The name may come from a server, such as `meta-llama/Llama-2-7b-chat-hf`. The name is therefore never used as the
+    path of a file. Raises HardwareError for an unknown name.
     """
     name = _VARIANT_SUFFIX.sub("", name.rpartition("/")[2])
     return find_entry("model", name, "models", shape_from_row, file)

@@ -63,7 +63,7 @@ def route(experts: Experts, tokens: Any, groups: int) -> Routing:
     """Return the expected work of the busiest of `groups` groups of GPUs, each of which holds a part of the experts.
 
     The work of the busiest group is estimated as the mean of a binomial distribution plus `sqrt(2 * ln(groups))` of its
-    standard deviations. This is the expected maximum of `groups` normal variables.
+    standard deviations. This sum is the expected maximum of `groups` normal variables.
     """
     mean_touched = touched_experts(experts, tokens) / groups
     mean_rows = as_float(tokens) * experts.per_token / groups

@@ -120,8 +120,8 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
 def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds:
     """Return the duration of a separate kernel that quantises activations before a GEMM, with one scale per token.
 
-    The duration is 0 for 16-bit activations, which are not quantised. It is also 0 for formats with one scale per
-    tensor, because the kernel before the GEMM then quantises the activations as a part of its own work.
+    The duration is 0 for 16-bit activations, which are not quantised. The duration is also 0 for formats with one scale
+    per tensor, because the kernel before the GEMM then quantises the activations as a part of its own work.
     """
     if number_format.activation_bytes >= 2 or number_format.operand_bytes == number_format.activation_bytes:
         return 0.0

@@ -2,7 +2,7 @@
 
 A server has one model, which embeds, ranks or classifies. The simulated server derives the type from the model's name:
 a name with `rerank` is a reranker, a name with `classif` is a classifier, and any other model embeds. A response is
-sent when its inputs have been computed. Its numbers have no meaning.
+sent when its inputs have been computed. The numbers in a response have no meaning.
 """
 
 from __future__ import annotations

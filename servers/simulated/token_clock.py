@@ -156,7 +156,7 @@ class ScriptClock:
         """Return the number of tokens of a decode step with draft tokens, and count the step.
 
         Each draft token is accepted with the same probability, if all draft tokens before it were accepted. One more
-        token follows them. Tokens after the end of the response do not count.
+        token follows the accepted draft tokens. Tokens after the end of the response do not count.
         """
         drafting, drafts = self._drafting, self._drafts
         random = Random(f"{self._seed}/{number}/{job.emitted}").random  # noqa: S311 - not a secret

@@ -358,7 +358,7 @@ def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the least exact of these timestamp sources. It limits the exactness of the whole run.
+    """Return the least exact of these timestamp sources. This source limits the exactness of the whole run.
 
     `names` are the names of the sources. An unknown name counts as `user`, the source of user-space timestamps.
     """

@@ -67,8 +67,9 @@ class Response(Received, Protocol):
 class TimestampSource:
     """Returns the arrival times of received bytes.
 
-    This base class is also a source, and works on every machine. It takes timestamps in user space after each read. Its
-    timestamps are therefore late whenever the process reads late."""
+    This base class is also a source, and works on every machine. This source takes timestamps in user space after each
+    read. The timestamps are therefore late whenever the process reads late.
+    """
 
     name: ClassVar[str] = "user"  # In plans, Records, headers and summaries
     title: ClassVar[str] = "user-space timestamps"  # In sentences

@@ -15,8 +15,9 @@ import argparse
 import csv
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from benchmarks import hardware_model as bench
 from benchmarks import schedulers
 from loadgen.servers.hardware import gpu, model
-from loadgen.servers.hardware.validation import COLUMNS, TABLE, TRAINING
+from loadgen.servers.hardware.validation import COLUMNS, KERNELS, SPEED_UP, SPEED_UP_JOIN, TABLE, TRAINING
 
 Points = list[bench.Point]
 CLOSED_LOOP_FILES = {
@@ -35,6 +36,8 @@ CLOSED_LOOP_FILES = {
 """Source of the rows of each file. Lengths of the source InferenceX are 0.9 of the nominal ones on average."""
 ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "NVIDIA": "NIM", "sglang": "SGLang"}
 """Framework by the first word of its name in these files."""
+GENERATIONS = ("A100-80GB SXM", "H100 SXM", "B200 SXM")
+"""GPUs whose measured speed-ups are compared with the model, in the order of their generations."""
 FRAMEWORKS = ("vLLM", "SGLang", "TensorRT-LLM", "NIM")
 
 
@@ -138,22 +141,70 @@ def is_kept(goal: Goal, points: Points) -> bool:
 
 def validation_rows() -> list[list[str]]:
     """Return the rows of validation.csv, from the measurements in benchmarks/data."""
-    errors: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    errors = _step_errors()
     closed_loops = bench.read_rows("closed_loops")
     for figure in ("TTFT", "TPOT"):
         for point in bench.closed_loop_points(closed_loops, figure):
             key = (framework_of(point), point.gpu, "dense", figure)
             errors.setdefault(key, []).append((point.error, point.source.partition(",")[0]))
-    for quantity, figure in {"prefill": "prefill", "TPOT": "decode step"}.items():
-        for point in bench.static(quantity):
-            errors.setdefault((point.source, point.gpu, "dense", figure), []).append((point.error, "static_trtllm09"))
     for point in (*bench.training_times(), *bench.mt_nlg()):
         errors.setdefault((TRAINING, gpu(point.gpu).name, "dense", "iteration"), []).append((point.error, point.source))
     for figure in ("TTFT", "TPOT"):
         for point in bench.mixtures(figure):
             key = (framework_of(point), gpu(point.gpu).name, "mixture of experts", figure)
             errors.setdefault(key, []).append((point.error, "InferenceX"))
+    for point in kernel_points():
+        key = (KERNELS, point.gpu, "dense", point.quantity)
+        errors.setdefault(key, []).append((point.error, point.source))
+    for framework, point in speed_ups():
+        errors.setdefault((framework, point.gpu, "dense", SPEED_UP), []).append((point.error, point.source))
     return [_validation_row(key, values) for key, values in sorted(errors.items())]
+
+
+def _step_errors() -> dict[tuple[str, ...], list[tuple[float, str]]]:
+    """Return the errors of single steps with the source of each, by the first four columns of validation.csv."""
+    errors: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+    for quantity, figure in {"prefill": "prefill", "TPOT": "decode step"}.items():
+        for point in bench.static(quantity):
+            errors.setdefault((point.source, point.gpu, "dense", figure), []).append((point.error, "static_trtllm09"))
+    return errors
+
+
+def kernel_points() -> Points:
+    """Return points of single GEMMs and attention kernels, in all number formats."""
+    return [*bench.gemms(), *bench.gemms_nvfp4(), *bench.decode_attention(), *bench.prefill_attention()]
+
+
+def speed_ups() -> list[tuple[str, bench.Point]]:
+    """Return points of speed-ups between generations of GPUs, each with its framework.
+
+    A speed-up is the ratio of two times per output token. Both have the same model, tensor parallelism and load. The
+    number formats may differ.
+    """
+    by_framework: dict[str, Points] = {}
+    for point in bench.closed_loop_points(bench.read_rows("closed_loops"), "TPOT"):
+        by_framework.setdefault(framework_of(point), []).append(point)
+    by_framework["TensorRT-LLM 0.9"] = [replace(point, source="static_trtllm09") for point in bench.static("TPOT")]
+    return [(framework, pair) for framework, points in by_framework.items() for pair in _pairs(points)]
+
+
+def _pairs(points: Points) -> Points:
+    """Return the speed-up of each pair of points on GPUs of two generations, the earlier generation first."""
+    pairs = []
+    for before, after in product(points, points):
+        if before.gpu not in GENERATIONS or after.gpu not in GENERATIONS or _load_of(before) != _load_of(after):
+            continue
+        if GENERATIONS.index(before.gpu) < GENERATIONS.index(after.gpu):
+            ratios = before.measured / after.measured, before.predicted / after.predicted
+            gpus = f"{before.gpu}{SPEED_UP_JOIN}{after.gpu}"
+            pairs.append(bench.Point(before.source.partition(",")[0], SPEED_UP, gpus, before.tp, before.case, *ratios))
+    return pairs
+
+
+def _load_of(point: bench.Point) -> tuple[int, str, str]:
+    """Return TP, model and load of a point, without the number format, from a case `MODEL FORMAT LOAD`."""
+    shape, _, load = point.case.split(" ", 2)
+    return point.tp, shape, load
 
 
 def _validation_row(key: tuple[str, ...], errors: list[tuple[float, str]]) -> list[str]:

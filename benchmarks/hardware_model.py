@@ -2,7 +2,6 @@
 
     python -m benchmarks.hardware_model              # errors and their limits, about fifteen seconds
     python -m benchmarks.hardware_model --rows gemm  # every row of one source as CSV
-    python -m benchmarks.hardware_model --factors    # what makes B200 faster than A100 in training
 
 An error is |predicted - measured| / measured. A budget is the limit of the errors of one quantity.
 `benchmarks.hardware_fit` fits the constants of the model.
@@ -399,56 +398,6 @@ GAINS = {"on": (1.3079, 0.03), "off": (1.5987, 0.08)}
 maximum error of the model's prediction."""
 
 
-def factors() -> list[tuple[str, float, float]]:
-    """Return how each property of B200 speeds up the training of GPT-3 175B on 64 A100.
-
-    The properties are added one after the other. For each one, the result contains its name, the factor by which it
-    speeds up training, and the seconds per sequence with all properties so far.
-    """
-    card, new = gpu("A100"), gpu("B200")
-    now = TrainingSetup(gpu=card, model=model("GPT-3-175B"), batch=64, tensor=8, pipeline=8, interleave=3)
-    now = replace(now, recomputation="full")
-    peaks = {"bf16": new.peaks["bf16"]}
-    steps = (
-        (
-            "tensor cores in bf16",
-            lambda at: replace(
-                at,
-                gpu=replace(
-                    at.gpu,
-                    peaks=peaks,
-                    sms=new.sms,
-                    clock_hz=new.clock_hz,
-                    architecture=new.architecture,
-                    watts=new.watts,
-                ),
-            ),
-        ),
-        (
-            "memory bandwidth and L2",
-            lambda at: replace(
-                at, gpu=replace(at.gpu, memory_bytes_per_s=new.memory_bytes_per_s, l2_bytes=new.l2_bytes)
-            ),
-        ),
-        ("NVLink", lambda at: replace(at, gpu=replace(at.gpu, link=new.link))),
-        (
-            "capacity: no recomputation of the MLP",
-            lambda at: replace(at, recomputation="selective", sequence_parallel=True),
-        ),
-        ("attention without scores in memory", lambda at: replace(at, recomputation="none", flash=True)),
-        ("capacity: fewer stages, larger batch", lambda at: replace(at, pipeline=4, data=2, interleave=6, batch=256)),
-        ("fp8", lambda at: replace(at, gpu=new, number="fp8")),
-        ("fp4", lambda at: replace(at, number="nvfp4")),
-    )
-    found, before = [], predict_iteration(now).total_s / now.batch
-    for name, change in steps:
-        now = change(now)
-        after = predict_iteration(now).total_s / now.batch
-        found.append((name, before / after, after))
-        before = after
-    return found
-
-
 def _kernels(
     quantity: str, name: str, key: Sequence[str], columns: Sequence[str], times: Callable[..., Any]
 ) -> list[Point]:
@@ -503,7 +452,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the errors. Return exit code 1 if an error exceeds its budget."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", metavar="WORD", help="print the rows of budgets with WORD in their name, as CSV")
-    parser.add_argument("--factors", action="store_true", help="print how each property of B200 speeds up training")
     parser.add_argument(
         "--data", metavar="FOLDER", type=Path, help="folder with other measurements, in the format of data/"
     )
@@ -513,12 +461,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table = csv.writer(sys.stdout)
         for each in (each for budget in BUDGETS if given.rows in budget.name for each in budget.points()):
             table.writerow([each.source, each.quantity, each.gpu, each.tp, each.case, each.measured, each.predicted])
-        return 0
-    if given.factors:
-        total = 1.0
-        for name, factor, _ in factors():
-            total *= factor
-            print(f"{name:45} x {factor:5.2f}   together {total:6.1f}")
         return 0
     print(f"{'':40} rows  median   p90   most   mean")
     for budget in BUDGETS:

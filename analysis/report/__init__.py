@@ -22,7 +22,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 Level = Literal["ok", "note", "warning", "error"]
-Shape = Literal["", "wide", "tall"]
+Shape = Literal["", "wide", "tall", "high"]
+"""Height of a chart. `high` is for a grid with many rows."""
 Zoom = Literal["x", "both", "none"]
 ColumnKind = Literal["head", "number", "text", "unit"]
 """Kind of a table column. A `head` column contains the names of the rows."""

@@ -6,7 +6,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const Report = (() => {
   const PAPER_WIDTH = 660; // fits A4 and Letter between the usual margins
   const HALF_PAPER_WIDTH = 322; // charts that stand side by side
-  const PAPER_HEIGHT = { tall: 420, wide: 270 };
+  const PAPER_HEIGHT = { high: 560, tall: 420, wide: 270 };
   const ROWS_SHOWN = 400;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)");

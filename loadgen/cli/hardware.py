@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option, Typer
 
 from loadgen.cli import TYPER_DEFAULTS
+from loadgen.cli.hardware_compare import bounds, compare
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -32,10 +33,8 @@ TRAINING = "Training"
 Page = Annotated[Path | None, Option(metavar="FILE", help="Also write an HTML page to this file.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
-
-@hardware.callback()
-def _group() -> None:
-    """Make `sweep` a subcommand. Without a callback, typer would merge a single subcommand into the group."""
+hardware.command()(compare)
+hardware.command()(bounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,14 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
     tile = elementwise_min(ROW_TILE, elementwise_max(SMALL_TILE, per_expert))
     padded = routing.rows + routing.touched * tile / 2
     computing = 2 * padded * n * k / (rate.flops_per_s * constant("grouped_compute"))
-    moved = routing.touched * n * k * stored.weight_bytes + routing.rows * (k * stored.activation_bytes + 2 * n)
-    reading = moved / (rate.bytes_per_s * stored.grouped_read)
+    reading = grouped_bytes(stored, routing, n, k) / (rate.bytes_per_s * stored.grouped_read)
     overlap = constant("gemm_overlap")
     return gpu.architecture.launch_s + (computing**overlap + reading**overlap) ** (1 / overlap)
+
+
+def grouped_bytes(stored: Format, routing: Routing, n: float, k: float) -> Any:
+    """Return the bytes that the GEMMs of all touched experts move: weights, activations and results in 16 bits."""
+    return routing.touched * n * k * stored.weight_bytes + routing.rows * (k * stored.activation_bytes + 2 * n)
 
 
 def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head: Format) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
     overheads = mixture_overheads(framework.name)
     local = _share_of_step(deployment, sequences)
     rows = local.rows
-    stored = _stored(deployment)
+    stored = expert_format(deployment)
     prefill_speed = where(sequences.prompts > 0, framework.prefill_share, 1.0)
 
     gemms: Any = 0.0
@@ -151,13 +155,13 @@ def attention_format(deployment: Deployment) -> Format:
 
     Some formats of mixture-of-experts models quantise only the experts.
     """
-    stored = _stored(deployment)
+    stored = expert_format(deployment)
     if deployment.model.experts and deployment.weights.attention_format:
         return number_format(deployment.weights.attention_format)
     return stored
 
 
-def _stored(deployment: Deployment) -> Format:
+def expert_format(deployment: Deployment) -> Format:
     """Return the number format in which the GPU stores and computes experts and dense MLPs."""
     weights = deployment.weights
     if weights.name == "fp8" and deployment.model.experts:  # published checkpoints of mixtures have one scale per block
@@ -276,7 +280,7 @@ def mixture_lower_bounds_s(deployment: Deployment, sequences: StepSequences, hea
     )
     local = _share_of_step(replace(deployment, pipeline=1), sequences)
     rows = local.rows
-    stored = _stored(deployment)
+    stored = expert_format(deployment)
     attention_stored = attention_format(deployment)
     compute_s: Any = 0.0
     read: Any = 0.0
@@ -332,7 +336,7 @@ def layer_gemms(deployment: Deployment, tokens: int) -> list[LayerGemm]:
     """Return the GEMMs of each kind of layer for `tokens` tokens in one step."""
     model = deployment.model
     experts = model.experts
-    stored = _stored(deployment)
+    stored = expert_format(deployment)
     rows = max(1, tokens // deployment.attention_data)
     gemms = [
         LayerGemm(matrix.name, rows, matrix.n, matrix.k, attention_format(deployment))

@@ -117,13 +117,18 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
     return tiling_s(*choices.reshape(3, -1, *(1,) * dimensions)).min(axis=0)
 
 
+def quantises_separately(number_format: Format) -> bool:
+    """Return True if a separate kernel quantises the activations before a GEMM."""
+    return number_format.activation_bytes < 2 and number_format.operand_bytes != number_format.activation_bytes
+
+
 def _quantising_s(number_format: Format, rate: Rates, m: Any, k: Any) -> Seconds:
     """Return the duration of a separate kernel that quantises activations before a GEMM, with one scale per token.
 
     The duration is 0 for 16-bit activations, which are not quantised. The duration is also 0 for formats with one scale
     per tensor, because the kernel before the GEMM then quantises the activations as a part of its own work.
     """
-    if number_format.activation_bytes >= 2 or number_format.operand_bytes == number_format.activation_bytes:
+    if not quantises_separately(number_format):
         return 0.0
     return number_format.quantise_s + m * k * (2 + number_format.activation_bytes) / rate.bytes_per_s
 

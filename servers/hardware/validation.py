@@ -18,6 +18,13 @@ TABLE = FOLDER / "validation.csv"
 COLUMNS = ("framework", "gpu", "models", "figure", "rows", "error_p50", "error_p90", "source")
 FIGURES = ("TTFT", "TPOT", "prefill", "decode step")
 """Figures of a deployment that validation.csv may contain."""
+SPEED_UP = "speed-up"
+"""Figure of the rows about the speed-up between two GPUs, whose names are joined by SPEED_UP_JOIN in the column `gpu`.
+A speed-up is the ratio of two durations of a token."""
+SPEED_UP_JOIN = " to "
+KERNELS = "kernels"
+KERNEL_FIGURES = ("GEMM", "decode attention", "prefill attention")
+"""Framework and figures of the rows about single kernels."""
 TRAINING = "training"
 """Framework of the rows about training iterations. Their figure is `iteration`."""
 
@@ -48,6 +55,19 @@ def accuracies(deployment: Deployment) -> dict[str, Accuracy]:
     """
     names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
     return {figure: accuracy(*names, figure) for figure in FIGURES}
+
+
+def kernel_accuracies(gpu: str) -> dict[str, Accuracy]:
+    """Return how far the durations of single kernels were off on a GPU, for each of KERNEL_FIGURES."""
+    return {figure: accuracy(KERNELS, gpu, "dense", figure) for figure in KERNEL_FIGURES}
+
+
+def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
+    """Return how far the speed-up between the GPUs of two deployments was off, with the engine of both."""
+    if before.framework.name != after.framework.name:
+        return Accuracy(validated=False)
+    gpus = f"{before.gpu.name}{SPEED_UP_JOIN}{after.gpu.name}"
+    return accuracy(after.framework.name, gpus, models_like(after), SPEED_UP)
 
 
 def describe(found: Mapping[str, Accuracy]) -> str:

@@ -34,7 +34,7 @@ from tests.support.runs import burst, failed, footer, header, healthy, run_of, w
 
 PAGES = (
     *("plain", "bounded", "troubled", "failing_chips", "many", "repeats", "folder", "comparison", "matrix"),
-    *("frontier", "missed", "limits", "inference", "training", "capacity", "twin"),
+    *("frontier", "missed", "limits", "inference", "training", "capacity", "twin", "speedup", "bounds"),
 )
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
@@ -99,6 +99,24 @@ def capacity(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     words = ("--rate", "5", "--objective", "ttft.p99 < 1s", "--gpu", "H100=$2.50", "--tp", "1", "--page", "page.html")
     folder = tmp_path_factory.mktemp("capacity")
     assert in_process(folder, "plan-capacity", *words)[0] == 0
+    return OnDisk(folder / "page.html")
+
+
+@pytest.fixture(scope="module")
+def speedup(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """The factors of a speed-up over two steps."""
+    return _hardware_page(tmp_path_factory, "compare", "A100", "H100", "B200", "--model", "llama-3.1-70b", "--tp", "8")
+
+
+@pytest.fixture(scope="module")
+def bounds(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """What binds the kernels of a model with experts: memory, compute and latency."""
+    return _hardware_page(tmp_path_factory, "bounds", "--model", "deepseek-r1", "--tp", "8", "--batch", "64")
+
+
+def _hardware_page(tmp_path_factory: pytest.TempPathFactory, *words: str) -> OnDisk:
+    folder = tmp_path_factory.mktemp("hardware")
+    assert in_process(folder, "hardware", *words, "--page", "page.html")[0] == 0
     return OnDisk(folder / "page.html")
 
 

@@ -46,15 +46,6 @@ def test_the_four_architectures_are_in_order() -> None:
     assert bench.ladder_order() == 0
 
 
-def test_b200_is_faster_by_factors_that_multiply() -> None:
-    """A100 to B200 for training: each factor at its place in the chain, together what first and last differ by."""
-    found, together = bench.factors(), 1.0
-    for _, factor, _ in found:
-        assert factor > 1
-        together *= factor
-    assert 10 < together < 35
-
-
 @pytest.mark.parametrize(("points", "most"), [(bench.mi300x, 0.10), (lambda: bench.splitwise("prefill"), 0.25)])
 def test_what_nothing_was_fitted_to_is_near(points: object, most: float) -> None:
     """Eight MI300X, whose constants are assumed, and Llama-2-70B on the engines of 2023: medians."""

@@ -8,7 +8,20 @@ from benchmarks import hardware_goals
 from loadgen.servers.hardware import framework, gpu
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.throughput_model import Load
-from loadgen.servers.hardware.validation import FIGURES, TRAINING, Accuracy, _table, accuracies, accuracy, describe
+from loadgen.servers.hardware.validation import (
+    FIGURES,
+    KERNEL_FIGURES,
+    SPEED_UP,
+    SPEED_UP_JOIN,
+    TRAINING,
+    Accuracy,
+    _table,
+    accuracies,
+    accuracy,
+    describe,
+    kernel_accuracies,
+    speed_up_accuracy,
+)
 
 
 def test_the_table_is_what_the_benchmark_finds() -> None:
@@ -22,11 +35,27 @@ def test_the_table_is_what_the_benchmark_finds() -> None:
 
 def test_names_are_those_of_the_other_tables() -> None:
     """A row of an unknown framework or GPU would never be looked up."""
-    for engine, card, models, figure in _table():
-        assert gpu(card).name == card
+    for engine, cards, models, figure in _table():
+        names = cards.split(SPEED_UP_JOIN)
+        assert [gpu(name).name for name in names] == names
+        assert len(names) == (2 if figure == SPEED_UP else 1)
         assert models in ("dense", "mixture of experts")
         assert engine == TRAINING or framework(engine).name == engine
-        assert figure in (*FIGURES, "iteration")
+        assert figure in (*FIGURES, *KERNEL_FIGURES, SPEED_UP, "iteration")
+
+
+def test_speed_ups_between_generations_are_compared() -> None:
+    """A speed-up is the ratio of two measured times per token of the same engine, model and load."""
+    a100, h100, b200 = (
+        make_deployment(card, "llama-2-7b", framework_name="trtllm-0.9") for card in ("A100", "H100", "B200")
+    )
+    found = speed_up_accuracy(a100, h100)
+    assert found.validated
+    assert found.error_p50 < 0.10
+    assert not speed_up_accuracy(h100, b200).validated
+    assert not speed_up_accuracy(a100, make_deployment("H100", "llama-2-7b", framework_name="nim")).validated
+    assert kernel_accuracies("H100 SXM")["GEMM"].rows > 100
+    assert not kernel_accuracies("V100-32GB SXM")["GEMM"].validated
 
 
 def test_what_was_not_compared_says_so() -> None:

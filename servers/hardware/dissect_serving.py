@@ -1,0 +1,188 @@
+"""Divides the speed-up of serving from one GPU to the next into factors.
+
+The speed is the number of output tokens per second while the engine is busy: one step after the other, without the time
+that a request spends between its client and the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loadgen.servers.hardware import Gpu, HardwareError, number_format
+from loadgen.servers.hardware.dissection import (
+    NATIVE,
+    UNLIMITED_BYTES,
+    ComparedGpu,
+    Dissection,
+    FactorChange,
+    capacity_change,
+    compute_change,
+    dissection,
+    divide_speed_up,
+    format_changes,
+    launch_change,
+    link_change,
+    memory_change,
+    native_format,
+)
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.roofline import MEMORY_FRACTION, make_deployment
+from loadgen.servers.hardware.throughput_model import Load, decode_step_parts, formula_times
+from loadgen.servers.hardware.validation import accuracies, speed_up_accuracy
+
+MOST_IN_FLIGHT = 1024
+"""Maximum requests in flight on a replica if their number is not given: the default of vLLM (`max_num_seqs`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """How one of the compared GPUs serves the model."""
+
+    gpu: str
+    format: str = NATIVE
+    framework: str = "vllm"
+    tensor: int = 1
+    replicas: int = 1
+    in_flight: int | None = (
+        None  # Requests in flight on all replicas; None for as many as fit, at most MOST_IN_FLIGHT each
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingState:
+    """One combination of properties of two GPUs, and the load on it."""
+
+    deployment: Deployment
+    load: Load
+    replicas: int
+    in_flight: int  # On each replica
+
+
+def dissect_serving(
+    uses: Sequence[ServedBy], model: str, prompt_tokens: int, output_tokens: int, file: Path | None = None
+) -> list[Dissection]:
+    """Return the speed-ups from each GPU to the next.
+
+    `file` is a TOML file with additional GPUs and models. Raises HardwareError if the model does not fit a GPU.
+    """
+    load = Load(prompt_tokens, output_tokens, 1)
+    states = [_state(use, model, load, file) for use in uses]
+    compared = [_compared(use, state) for use, state in zip(uses, states, strict=True)]
+    results = []
+    for index in range(len(uses) - 1):
+        changes = _changes(states[index], states[index + 1])
+        factors = divide_speed_up(_unlimited(states[index]), changes, serving_speed)
+        accuracy = speed_up_accuracy(states[index].deployment, states[index + 1].deployment)
+        results.append(dissection(compared[index], compared[index + 1], factors, accuracy))
+    return results
+
+
+def serving_speed(state: ServingState) -> float:
+    """Return the output tokens per second of all replicas."""
+    engine = replace(state.deployment.framework, server_s=0.0, request_s=0.0, queueing=0.0)
+    load = replace(state.load, in_flight=state.in_flight)
+    times = formula_times(replace(state.deployment, framework=engine), load)
+    return state.replicas * float(times.output_tokens_per_s)
+
+
+def _state(use: ServedBy, model: str, load: Load, file: Path | None) -> ServingState:
+    deployment = make_deployment(use.gpu, model, "bf16", use.tensor, 1, use.framework, file=file)
+    format_name = native_format(deployment.gpu) if use.format == NATIVE else use.format
+    deployment = make_deployment(use.gpu, model, format_name, use.tensor, 1, use.framework, file=file)
+    request_tokens = load.prompt_tokens + load.output_tokens
+    fitting = deployment.kv_tokens(MEMORY_FRACTION) // request_tokens
+    if not fitting:
+        raise HardwareError(
+            f"{deployment.model.name} on {deployment.gpus} x {deployment.gpu.name}: not even one request of "
+            f"{request_tokens:,} tokens fits into the KV cache; choose more GPUs (--tp), or shorter requests"
+        )
+    wanted = MOST_IN_FLIGHT if use.in_flight is None else max(1, use.in_flight // use.replicas)
+    return ServingState(deployment, load, use.replicas, min(wanted, fitting))
+
+
+def _compared(use: ServedBy, state: ServingState) -> ComparedGpu:
+    deployment = state.deployment
+    accuracy = accuracies(deployment)["TPOT"]
+    seconds = decode_step_parts(deployment, replace(state.load, in_flight=state.in_flight), MEMORY_FRACTION)
+    settings = {
+        "requests in flight": f"{state.in_flight * state.replicas:,}",
+        "TP": str(use.tensor),
+        "replicas": str(use.replicas),
+        "engine": deployment.framework.name,
+        "KV cache": f"{8 * deployment.kv_bytes:.0f} bits",
+    }
+    return ComparedGpu(
+        deployment.gpu.name,
+        deployment.gpus * use.replicas,
+        deployment.weights.name,
+        settings,
+        serving_speed(state),
+        {name: value / sum(seconds.values()) for name, value in seconds.items()},
+        f"TPOT {accuracy}",
+    )
+
+
+def _unlimited(state: ServingState) -> ServingState:
+    gpu = replace(state.deployment.gpu, memory_bytes=UNLIMITED_BYTES)
+    return replace(state, deployment=replace(state.deployment, gpu=gpu))
+
+
+def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingState]]:
+    """Return the factors between two GPUs in the order in which they are applied."""
+    before, after = old.deployment, new.deployment
+    changes = [
+        _on_gpu(compute_change(before.gpu, after.gpu, before.weights.name)),
+        *format_changes((before.weights.name, after.weights.name), (before.gpu, after.gpu), _with_format),
+        *_kv_changes(before, after),
+        _on_gpu(memory_change(before.gpu, after.gpu)),
+        capacity_change(before.gpu, after.gpu, lambda state: replace(state, in_flight=new.in_flight)),
+    ]
+    if before.tensor > 1 or after.tensor > 1:
+        changes.append(_on_gpu(link_change(before.gpu, after.gpu, max(before.tensor, after.tensor))))
+    changes.append(_on_gpu(launch_change(before.gpu, after.gpu)))
+    if before.framework != after.framework:
+        apply = partial(_with_deployment, framework=after.framework)
+        names = [engine.name.replace("TensorRT", "TRT") for engine in (before.framework, after.framework)]
+        changes.append(FactorChange("engine", names[0], names[1], None, apply))
+    gpus = before.gpus * old.replicas, after.gpus * new.replicas
+    if (before.tensor, old.replicas) != (after.tensor, new.replicas):
+        growth = gpus[1] / gpus[0]
+        changes.append(
+            FactorChange("number of GPUs", str(gpus[0]), str(gpus[1]), growth, partial(_with_gpus, like=new))
+        )
+    return changes
+
+
+def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[ServingState]]:
+    """Return the change of the number format of the KV cache, or nothing if both are the same."""
+    if before.kv_bytes == after.kv_bytes:
+        return []
+    bits = [f"{8 * deployment.kv_bytes:.0f}" for deployment in (before, after)]
+    apply = partial(_with_deployment, kv_bytes=after.kv_bytes)
+    return [FactorChange("KV cache format", bits[0], f"{bits[1]} bits", before.kv_bytes / after.kv_bytes, apply)]
+
+
+def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[ServingState]:
+    """Return a change of a state that changes its GPU."""
+
+    def apply(state: ServingState) -> ServingState:
+        return _with_deployment(state, gpu=change.apply(state.deployment.gpu))
+
+    return FactorChange(change.name, change.before, change.after, change.grew, apply)
+
+
+def _with_format(state: ServingState, name: str) -> ServingState:
+    return _with_deployment(state, weights=number_format(name))
+
+
+def _with_deployment(state: ServingState, **fields: Any) -> ServingState:
+    return replace(state, deployment=replace(state.deployment, **fields))
+
+
+def _with_gpus(state: ServingState, like: ServingState) -> ServingState:
+    """Return a state with the tensor parallelism and the replicas of another state."""
+    return replace(_with_deployment(state, tensor=like.deployment.tensor), replicas=like.replicas)

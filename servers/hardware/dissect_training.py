@@ -1,0 +1,233 @@
+"""Divides the speed-up of training from one GPU to the next into factors.
+
+The speed is the number of trained tokens per second. On each GPU, the job has the settings that train fastest among
+those that fit into memory: pipeline stages, micro-batch, chunks per stage and recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from loadgen.servers.hardware import Gpu, HardwareError, ModelShape, gpu, model
+from loadgen.servers.hardware.dissection import (
+    CAPACITY,
+    NATIVE,
+    UNLIMITED_BYTES,
+    ComparedGpu,
+    Dissection,
+    FactorChange,
+    capacity_change,
+    compute_change,
+    dissection,
+    divide_speed_up,
+    format_changes,
+    launch_change,
+    link_change,
+    memory_change,
+    native_format,
+)
+from loadgen.servers.hardware.training import (
+    IterationTime,
+    Recomputation,
+    TrainingSetup,
+    predict_iteration,
+    predict_memory,
+)
+from loadgen.servers.hardware.validation import TRAINING, Accuracy, accuracy
+
+MEMORY_SHARE = 0.9
+"""Share of the GPU memory that weights, optimiser states and activations may use. The rest is for buffers, and for the
+embedding and the output head, which the model of the memory does not count."""
+TENSORS = (1, 2, 4, 8)
+MICRO_BATCHES = (1, 2, 4, 8)
+CHUNKS = (1, 2, 3, 4, 6)
+"""GPUs per layer, sequences per micro-batch, and layer chunks per pipeline stage that are tried."""
+Attention = Literal["fused", "stored"]
+"""`fused` is FlashAttention. `stored` writes all attention scores to memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """How one of the compared GPUs trains the model."""
+
+    gpu: str
+    format: str = NATIVE
+    gpus: int = 64
+    batch: int = 256  # Sequences per iteration, on all GPUs
+    recomputation: str = "auto"  # `auto`, or the value of TrainingSetup.recomputation
+    attention: Attention = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """What all compared GPUs train."""
+
+    model: str
+    sequence: int = 2048
+    tensor: int | None = None  # GPUs that share each layer; None for the fastest of TENSORS
+    file: Path | None = None
+    """TOML file with additional GPUs and models."""
+
+
+def dissect_training(uses: Sequence[TrainedOn], job: TrainingJob) -> list[Dissection]:
+    """Return the speed-ups from each GPU to the next.
+
+    Raises HardwareError if the training job does not fit the GPUs with any settings.
+    """
+    shape = model(job.model, job.file)
+    setups = [_fastest_setup(use, job, shape) for use in uses]
+    compared = [_compared(setup) for setup in setups]
+    results = []
+    for index in range(len(uses) - 1):
+        before, after = setups[index], setups[index + 1]
+        middle = after
+        if (uses[index].gpus, uses[index].batch) != (uses[index + 1].gpus, uses[index + 1].batch):
+            same_scale = replace(uses[index + 1], gpus=uses[index].gpus, batch=uses[index].batch)
+            middle = _fastest_setup(same_scale, job, shape)
+        start = replace(before, gpu=replace(before.gpu, memory_bytes=UNLIMITED_BYTES))
+        factors = divide_speed_up(start, _changes(before, middle, after), training_speed)
+        results.append(dissection(compared[index], compared[index + 1], factors, Accuracy(validated=False)))
+    return results
+
+
+def training_speed(setup: TrainingSetup) -> float:
+    """Return the tokens per second that all GPUs train."""
+    return setup.batch * setup.sequence / predict_iteration(setup).total_s
+
+
+def _fastest_setup(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> TrainingSetup:
+    """Return the training job with the settings that train fastest among those that fit into memory."""
+    fitting = [
+        setup
+        for setup in _possible_setups(use, job, shape)
+        if predict_memory(setup).total <= MEMORY_SHARE * setup.gpu.memory_bytes
+    ]
+    if not fitting:
+        raise HardwareError(
+            f"training {shape.name} does not fit {use.gpus} x {use.gpu} with a batch of {use.batch}: choose more GPUs "
+            "(--gpus), a larger batch (--batch), or a smaller model"
+        )
+    return min(fitting, key=lambda setup: predict_iteration(setup).total_s)
+
+
+def _possible_setups(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Iterator[TrainingSetup]:
+    """Yield the job with all settings that divide the heads, the layers, the GPUs and the batch without a remainder."""
+    card = gpu(use.gpu, job.file)
+    base = TrainingSetup(
+        gpu=card,
+        model=shape,
+        batch=use.batch,
+        sequence=job.sequence,
+        number=native_format(card) if use.format == NATIVE else use.format,
+        flash=use.attention == "fused",
+        zero=1,
+    )
+    recomputations = get_args(Recomputation) if use.recomputation == "auto" else (use.recomputation,)
+    for tensor, pipeline, data in _divisions(use.gpus, job.tensor, shape):
+        for micro_batch, chunks, recomputation in product(MICRO_BATCHES, CHUNKS, recomputations):
+            micro_batches, rest = divmod(use.batch, data * micro_batch)
+            if rest or shape.layers % (pipeline * chunks):
+                continue
+            if chunks > 1 and (pipeline == 1 or micro_batches % pipeline):
+                continue  # the interleaved schedule needs a multiple of the stages as number of micro-batches
+            yield replace(
+                base,
+                tensor=tensor,
+                pipeline=pipeline,
+                data=data,
+                micro_batch=micro_batch,
+                interleave=chunks,
+                recomputation=recomputation,
+                sequence_parallel=tensor > 1,
+            )
+
+
+def _divisions(gpus: int, tensor: int | None, shape: ModelShape) -> Iterator[tuple[int, int, int]]:
+    """Yield the ways to divide a number of GPUs, as (GPUs per layer, pipeline stages, replicas)."""
+    for size in (tensor,) if tensor else TENSORS:
+        if gpus % size or shape.heads % size:
+            continue
+        groups = gpus // size
+        yield from ((size, stages, groups // stages) for stages in range(1, groups + 1) if groups % stages == 0)
+
+
+def _compared(setup: TrainingSetup) -> ComparedGpu:
+    times = predict_iteration(setup)
+    settings = {
+        "batch": f"{setup.batch:,}",
+        "TP x PP x DP": f"{setup.tensor} x {setup.pipeline} x {setup.data}",
+        "micro-batch": str(setup.micro_batch),
+        "chunks": str(setup.interleave),
+        "recomputation": setup.recomputation,
+        "attention": "fused" if setup.flash else "stored",
+    }
+    seconds = {field.name.removesuffix("_s"): getattr(times, field.name) for field in fields(IterationTime)}
+    return ComparedGpu(
+        setup.gpu.name,
+        setup.gpus,
+        setup.number,
+        settings,
+        training_speed(setup),
+        {name: value / times.total_s for name, value in seconds.items()},
+        f"iteration {accuracy(TRAINING, setup.gpu.name, 'dense', 'iteration')}",
+    )
+
+
+def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> list[FactorChange[TrainingSetup]]:
+    """Return the factors between two GPUs in the order in which they are applied.
+
+    `middle` is the fastest setup on the second GPU, with the batch and the number of GPUs of the first.
+    """
+    changes = [
+        _on_gpu(compute_change(old.gpu, new.gpu, old.number)),
+        *format_changes((old.number, new.number), (old.gpu, new.gpu), lambda setup, name: replace(setup, number=name)),
+        _on_gpu(memory_change(old.gpu, new.gpu)),
+        capacity_change(old.gpu, new.gpu, lambda setup: replace(setup, **_settings_of(middle))),
+    ]
+    gpus_per_layer = max(old.tensor, new.tensor)
+    if gpus_per_layer > 1:
+        changes.append(_on_gpu(link_change(old.gpu, new.gpu, gpus_per_layer)))
+    changes.append(_on_gpu(launch_change(old.gpu, new.gpu)))
+    if old.flash != new.flash:
+        before, after = ("fused" if setup.flash else "stored" for setup in (old, new))
+        changes.append(
+            FactorChange("attention kernel", before, after, None, lambda setup: replace(setup, flash=new.flash))
+        )
+    if (old.gpus, old.batch) != (new.gpus, new.batch):
+        changes.append(_scale_change(old, new))
+    return changes
+
+
+def _scale_change(old: TrainingSetup, new: TrainingSetup) -> FactorChange[TrainingSetup]:
+    """Return the change of the number of GPUs and of the batch. The settings are those of the second GPU."""
+    if old.gpus == new.gpus:
+        name, sizes = "batch", (old.batch, new.batch)
+    else:
+        name, sizes = "number of GPUs" if old.batch == new.batch else "number of GPUs, batch", (old.gpus, new.gpus)
+    return FactorChange(
+        name,
+        f"{sizes[0]:,}",
+        f"{sizes[1]:,}",
+        sizes[1] / sizes[0],
+        lambda setup: replace(setup, batch=new.batch, **_settings_of(new)),
+        needs=[CAPACITY],
+    )
+
+
+def _settings_of(setup: TrainingSetup) -> dict[str, Any]:
+    """Return the settings of a job that are chosen to fit into memory, as keyword arguments of `replace`."""
+    names = ("tensor", "pipeline", "data", "micro_batch", "interleave", "recomputation", "sequence_parallel")
+    return {name: getattr(setup, name) for name in names}
+
+
+def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[TrainingSetup]:
+    """Return a change of a training job that changes its GPU."""
+
+    def apply(setup: TrainingSetup) -> TrainingSetup:
+        return replace(setup, gpu=change.apply(setup.gpu))
+
+    return FactorChange(change.name, change.before, change.after, change.grew, apply)

@@ -1,0 +1,329 @@
+"""Divides the speed-up from one GPU to the next into factors: compute rate, number format, memory, link, and so on.
+
+A factor replaces one property of the first GPU by that of the second GPU. The factors are applied one after the other,
+so that each has a gain, and the product of the gains is the whole speed-up. A gain depends on the order. `share` does
+not: it is the geometric mean of the gain over all allowed orders (the Shapley value of the logarithm of the speed).
+
+dissect_serving.py and dissect_training.py define the factors of inference and of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from loadgen.servers.hardware import Gpu, number_format
+from loadgen.servers.hardware.validation import Accuracy
+
+State = TypeVar("State")
+
+FORMATS_BY_BITS = ("fp16", "fp8", "nvfp4")
+"""Formats between which a speed-up is divided into steps: 16, 8 and 4 bits."""
+SIXTEEN_BITS = ("bf16", "fp16")
+NATIVE = "native"
+"""Name that stands for the number format with the fewest bits in which a GPU computes."""
+COMPUTE_RATE = "compute rate"
+NUMBER_FORMAT = "number format"
+CAPACITY = "memory capacity"
+"""Names of factors. `CAPACITY` lets more requests, or larger settings of a training job, fit into memory."""
+UNLIMITED_BYTES = 1e18
+"""Memory of the GPU of a state between the two GPUs. The factor `CAPACITY` says what fits; nothing else depends on it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FactorChange(Generic[State]):
+    """One factor before it is applied: its name, the values of the property, and the function that replaces them."""
+
+    name: str
+    before: str
+    after: str
+    grew: float | None  # The property of the second GPU relative to that of the first; None if it is no number
+    apply: Callable[[State], State]
+    needs: Sequence[str] = ()  # Names of factors that must be applied before this one
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedFactor:
+    """One factor of a speed-up."""
+
+    name: str
+    before: str
+    after: str
+    grew: float | None
+    """The property of the second GPU relative to that of the first, by the data sheets. None if it is no number."""
+    gain: float
+    """Speed with this factor and all factors before it, relative to the speed without this factor."""
+    total: float
+    """Product of the gains of this factor and all factors before it."""
+    share: float
+    """Geometric mean of the gain over all orders of the factors. The product over all factors is the speed-up too."""
+
+    @property
+    def kind(self) -> str:
+        """The name without the number format: the same for all GPUs."""
+        return self.name.partition(",")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedGpu:
+    """One of the compared GPUs: how it is used, and its speed."""
+
+    gpu: str
+    gpus: int
+    format: str
+    use: Mapping[str, str]
+    """The settings with which the GPU is used, such as the number of requests that fit into its memory."""
+    tokens_per_s: float
+    spent: Mapping[str, float]
+    """Shares of the time by what the time is spent on."""
+    accuracy: str
+    """How far the model was off for this GPU in published measurements, or `not validated`."""
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second and GPU."""
+        return self.tokens_per_s / self.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Dissection:
+    """The speed-up from one GPU to the next, divided into factors."""
+
+    before: ComparedGpu
+    after: ComparedGpu
+    speed_up: float
+    """Tokens per second of the second GPU relative to the first."""
+    peak_growth: float
+    """Growth of the peak FLOP/s, with that of the number format: the product of `grew` of these factors."""
+    factors: Sequence[SpeedFactor]
+    accuracy: str
+    """How far speed-ups between these GPUs were off in published measurements, or `not validated`."""
+
+
+def dissection(
+    before: ComparedGpu, after: ComparedGpu, factors: Sequence[SpeedFactor], accuracy: Accuracy
+) -> Dissection:
+    """Return the result for two GPUs."""
+    peaks = [factor.grew or 1.0 for factor in factors if factor.kind in (COMPUTE_RATE, NUMBER_FORMAT)]
+    speed_up = after.tokens_per_s / before.tokens_per_s
+    return Dissection(before, after, speed_up, math.prod(peaks), factors, str(accuracy))
+
+
+def divide_speed_up(
+    start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
+) -> list[SpeedFactor]:
+    """Apply the changes one after the other, and return the gain of each."""
+    logarithms = _log_speeds(start, changes, speed)
+    shares = _mean_gains(changes, logarithms)
+    factors = []
+    for index, change in enumerate(changes):
+        before = logarithms[(1 << index) - 1]  # bit i is set if change i is applied
+        after = logarithms[(1 << index + 1) - 1]
+        factors.append(
+            SpeedFactor(
+                change.name,
+                change.before,
+                change.after,
+                change.grew,
+                gain=math.exp(after - before),
+                total=math.exp(after - logarithms[0]),
+                share=math.exp(shares[index]),
+            )
+        )
+    return factors
+
+
+def _log_speeds(
+    start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
+) -> dict[int, float]:
+    """Return the logarithm of the speed for every allowed set of changes. Bit i of a key says if change i is applied.
+
+    A set is allowed if it holds, for each of its changes, all changes that this one needs.
+    """
+    bits = {change.name: 1 << index for index, change in enumerate(changes)}
+    logarithms = {}
+    for applied in range(1 << len(changes)):
+        chosen = [change for change in changes if bits[change.name] & applied]
+        if any(not bits[name] & applied for change in chosen for name in change.needs):
+            continue
+        state = start
+        for change in chosen:
+            state = change.apply(state)
+        logarithms[applied] = math.log(speed(state))
+    return logarithms
+
+
+def _mean_gains(changes: Sequence[FactorChange[State]], logarithms: Mapping[int, float]) -> list[float]:
+    """Return the mean of each change's gain, as a logarithm, over all orders in which the changes may be applied.
+
+    An order is a path from the empty set of changes to the full one. `ways` counts the paths to each set, and `rest`
+    counts the paths from each set to the full one.
+    """
+    everything = (1 << len(changes)) - 1
+    bits = [1 << index for index in range(len(changes))]
+    ways = dict.fromkeys(logarithms, 0) | {0: 1}
+    rest = dict.fromkeys(logarithms, 0) | {everything: 1}
+    for applied in sorted(logarithms):
+        for bit in bits:
+            if not applied & bit and applied | bit in logarithms:
+                ways[applied | bit] += ways[applied]
+    for applied in sorted(logarithms, reverse=True):
+        for bit in bits:
+            if applied & bit and applied ^ bit in logarithms:
+                rest[applied ^ bit] += rest[applied]
+    return [
+        sum(
+            ways[applied] * rest[applied | bit] * (logarithms[applied | bit] - logarithms[applied])
+            for applied in logarithms
+            if not applied & bit and applied | bit in logarithms
+        )
+        / ways[everything]
+        for bit in bits
+    ]
+
+
+def native_format(card: Gpu) -> str:
+    """Return the number format with the fewest bits in which the tensor cores of a GPU compute.
+
+    16 bits are fp16, because the tensor cores of Volta and Turing know no bf16 and the rates are the same.
+    """
+    if "fp4" in card.peaks:
+        return "mxfp4" if card.architecture.name.startswith("CDNA") else "nvfp4"
+    return "fp8" if "fp8" in card.peaks else "fp16"
+
+
+def compute_name(format_name: str) -> str:
+    """Return the name of the factor of the compute rate. `format_name` is the number format of the first GPU."""
+    return f"{COMPUTE_RATE}, {format_name}"
+
+
+def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
+    """Return the change of the compute rate, in the number format of the first GPU."""
+    compute_type = number_format(format_name).compute_type
+    before = old.peaks.get(compute_type, old.flops_per_s)
+    after = new.peaks.get(compute_type, new.flops_per_s)
+
+    def apply(card: Gpu) -> Gpu:
+        architecture = replace(
+            card.architecture,
+            name=new.architecture.name,
+            compute_share=new.architecture.compute_share,
+            watts_per_TFLOP=new.architecture.watts_per_TFLOP,
+            attention_share=new.architecture.attention_share,
+            load_share=new.architecture.load_share,
+        )
+        return replace(
+            card,
+            architecture=architecture,
+            peaks=new.peaks,
+            sms=new.sms,
+            clock_hz=new.clock_hz,
+            watts=new.watts,
+        )
+
+    return FactorChange(compute_name(format_name), _tera(before), f"{_tera(after)} TFLOP/s", after / before, apply)
+
+
+def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
+    """Return the change of the memory bandwidth, with the size of the L2 cache."""
+
+    def apply(card: Gpu) -> Gpu:
+        architecture = replace(card.architecture, memory_share=new.architecture.memory_share)
+        return replace(
+            card, architecture=architecture, memory_bytes_per_s=new.memory_bytes_per_s, l2_bytes=new.l2_bytes
+        )
+
+    before, after = old.memory_bytes_per_s, new.memory_bytes_per_s
+    return FactorChange("memory bandwidth", _tera(before), f"{_tera(after)} TB/s", after / before, apply)
+
+
+def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
+    """Return the change of the link over which `gpus` GPUs communicate. The rates are those of both directions."""
+
+    def apply(card: Gpu) -> Gpu:
+        return replace(card, link=new.link, pcie=new.pcie)
+
+    before, after = old.link_for(gpus), new.link_for(gpus)
+    return FactorChange(
+        "link between GPUs",
+        f"{2e-9 * before.bytes_per_s:,.0f}",
+        f"{2e-9 * after.bytes_per_s:,.0f} GB/s",
+        after.bytes_per_s / before.bytes_per_s,
+        apply,
+    )
+
+
+def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
+    """Return the change of the memory capacity. `apply` gives a state what fits into the memory of the second GPU."""
+    before, after = old.memory_bytes, new.memory_bytes
+    return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)
+
+
+def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
+    """Return the change of the times to start and end kernels. The value is the time to start and end attention."""
+
+    def apply(card: Gpu) -> Gpu:
+        architecture = replace(
+            card.architecture,
+            launch_s=new.architecture.launch_s,
+            tile_s=new.architecture.tile_s,
+            attention_launch_s=new.architecture.attention_launch_s,
+            attention_turn_s=new.architecture.attention_turn_s,
+            attention_token_s=new.architecture.attention_token_s,
+        )
+        return replace(card, architecture=architecture)
+
+    before, after = (1e6 * card.architecture.attention_launch_s for card in (old, new))
+    return FactorChange("kernel launches", f"{before:.3g}", f"{after:.3g} µs", before / after, apply)
+
+
+def format_changes(
+    formats: tuple[str, str], cards: tuple[Gpu, Gpu], with_format: Callable[[State, str], State]
+) -> list[FactorChange[State]]:
+    """Return a change for each step between two number formats. `with_format` returns a state with another format.
+
+    16 bits become 8 bits and then 4 bits, if the second GPU computes in each of them. Other formats have one step. Each
+    step needs the step before. A format that the first GPU does not compute in needs the compute rate of the second.
+    """
+    old_card, card = cards
+    changes: list[FactorChange[State]] = []
+    for previous, name in pairwise(_format_steps(*formats, card)):
+        if number_format(previous) == number_format(name):
+            continue
+        growth = _format_growth(previous, name, card)
+        needs = [changes[-1].name] if changes else []
+        if old_card.effective_format(number_format(name)) != card.effective_format(number_format(name)):
+            needs.append(compute_name(formats[0]))
+        apply = partial(_apply_format, with_format=with_format, name=name)
+        changes.append(FactorChange(f"{NUMBER_FORMAT}, {name}", previous, name, growth, apply, needs))
+    return changes
+
+
+def _apply_format(state: State, with_format: Callable[[State, str], State], name: str) -> State:
+    return with_format(state, name)
+
+
+def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
+    """Return the formats from `old` to `new`, including both. There is nothing between formats of unknown order."""
+    names = ["fp16" if name in SIXTEEN_BITS else name for name in (old, new)]
+    if any(name not in FORMATS_BY_BITS for name in names):
+        return [old, new]
+    first, last = (FORMATS_BY_BITS.index(name) for name in names)
+    between = [name for name in FORMATS_BY_BITS[first + 1 : last] if number_format(name).compute_type in card.peaks]
+    return [old, *between, new]
+
+
+def _format_growth(before: str, after: str, card: Gpu) -> float:
+    """Return the peak of a GPU in the format `after` relative to `before`, or the ratio of their bytes if that is 1."""
+    peaks = [card.peaks.get(number_format(name).compute_type, card.flops_per_s) for name in (before, after)]
+    stored = [number_format(name).weight_bytes for name in (before, after)]
+    return peaks[1] / peaks[0] if peaks[0] != peaks[1] else stored[0] / stored[1]
+
+
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:,.3g}" if rate < 1e15 else f"{rate / 1e12:,.0f}"

@@ -97,11 +97,11 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Add what the first line of a file of requests shows: whether the file has sessions, and whether it has times.
+    """Return the settings and the arrivals that follow from the first line of a file of requests.
 
-    Return two values. The first is the settings; their workload is extended with `sessions` if the file has sessions.
-    The second is the text of the arrivals, which take the times from the file. This text is empty if the file has no
-    times, or if the workload is not `requests:FILE`.
+    The line shows whether the file has sessions and times. If it has sessions, `sessions` is added to the workload in
+    the settings. The arrivals are the text of an arrival process that takes the times from the file. They are empty if
+    the file has no times, or if the workload is not `requests:FILE`.
     """
     result = dict(settings)
     kind, _, rest = str(settings.get("workload", "")).strip().partition(":")

@@ -13,7 +13,9 @@ from loadgen.workloads.recordings import Recording
 
 
 class ParentEdge(msgspec.Struct, frozen=True, array_like=True):
-    """A condition on which a request of a session waits: a delay after the start or the end of another request."""
+    """A condition for which a request of a session waits: the start or the end of another request, and a delay after
+    it.
+    """
 
     id: int
     """Id of the other request, the parent."""

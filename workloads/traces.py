@@ -291,7 +291,7 @@ def _utf8_lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _number(text: str, unit: str) -> int:
-    """Convert a numeric timestamp in the given unit to ns. Raises ValueError if the text is not a number."""
+    """Convert a numeric timestamp from the given unit to ns. Raises ValueError if the text is not a number."""
     if not re.fullmatch(r"\d{1,19}(\.\d{1,9})?", text):
         raise ValueError(f"has no timestamp in {unit}: {text[:40]!r}")
     return int(Fraction(text) * UNITS_NS[unit])

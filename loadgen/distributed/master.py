@@ -483,7 +483,10 @@ class Master:
             self._say(f"{machine.name} waits: {reason}")
 
     def _place(self, machine: Machine) -> None:
-        """Assign tasks to a machine that has joined: those of the first group that has no machine yet."""
+        """Assign a group of tasks to a machine that has joined.
+
+        There is one group of tasks for each expected machine. The first group without a machine is assigned.
+        """
         index = self._places.index(None)
         self._places[index], machine.tasks = machine, self._tasks[index]
         self._say(f"{machine.name} joined: {len(self.present)} of {len(self._places)} machines")
@@ -525,9 +528,9 @@ def _host_of(node: str) -> str:
 class ClockOffset:
     """Offset of a worker machine's clock from the master's clock during a run.
 
-    Master and worker machine exchange timestamps before and after the start of the run. The exchange with the shortest
-    round trip before the start and the one after the start determine the offset. Between these exchanges the clock is
-    assumed to drift at a constant rate.
+    Master and worker machine exchange timestamps several times before and after the start of the run. Two of these
+    exchanges determine the offset: the one with the shortest round trip before the start, and the one with the shortest
+    round trip after it. Between these two exchanges the clock is assumed to drift at a constant rate.
     """
 
     before: ClockSample

@@ -146,9 +146,8 @@ def run_workers(
     """Fork one worker per task, let the workers connect, start them together, and wait until they have ended.
 
     - `before_connect` is called while the workers encode their requests.
-    - `begin` is called once every connection is open. Its arguments are the workers, and the name of the least exact
-      timestamp source of any worker. It returns the start time in ns (CLOCK_MONOTONIC), or None if the run must not
-      start.
+    - `begin` is called once every connection is open. Its arguments are the name of the least exact timestamp source of
+      any worker, and the workers. It returns the start time in ns (CLOCK_MONOTONIC), or None if the run must not start.
     - `on_progress` is called ten times a second with a phase and the workers.
     - `end` is called as soon as every worker is done.
     """

@@ -52,7 +52,7 @@ def note_tagged_reasoning(answer: Answer, texts: Sequence[str]) -> None:
 
 
 def contains_tags(payloads: Sequence[bytes]) -> bool:
-    """Return True if an event may contain a tag that ends reasoning, such as `</think>`.
+    """Return True if an event may contain a tag of reasoning, such as `</think>`.
 
     Most responses contain neither `>` nor a backslash. Searching for a single byte is much faster than for a word.
     """

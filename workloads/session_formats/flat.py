@@ -8,9 +8,9 @@
 
 Each prompt is complete: its length and its block ids include the conversation so far.
 
-A later request of a session never starts before the end of the previous response. If the requests have timestamps, the
-later request starts as long after the start of the previous request as in the trace. If the later request has a delay,
-it starts this time after the end of the previous response.
+A later request of a session never starts before the end of the previous response. A request with a `delay` is due this
+time after the end of the previous response. For a request with a `timestamp`, the time since the start of the previous
+request is the same as in the trace, unless the previous response takes longer.
 """
 
 from __future__ import annotations

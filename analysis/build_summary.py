@@ -190,7 +190,8 @@ def _traffic(run: Run, frame: Frame, health: summary.ClientHealth) -> list[summa
 def part_figures(name: str, part: Frame, health: summary.ClientHealth) -> dict[str, Any]:
     """Return the fields of PartFigures for a part of a run.
 
-    `part` is the Frame of its requests (loadgen.analysis.frame_parts)."""
+    `part` is the Frame with the requests of this part (loadgen.analysis.frame_parts).
+    """
     tried = part.measured & ~part.dropped
     return {
         "name": name,

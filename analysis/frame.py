@@ -516,7 +516,7 @@ class FrameBuilder:
         self._close_block()
 
     def absorb(self, later: FrameBuilder) -> None:
-        """Add the rows of another builder after those of this one. Call `close` on both builders first."""
+        """Add the rows of the builder `later` after the rows of this builder. Call `close` on both builders first."""
         mapping = np.zeros(max(1, len(later._indices)), np.uint16)
         for outcome, count in later._outcomes.items():
             target = outcome

@@ -56,7 +56,7 @@ class GraphColumnsBuilder:
                 column.append(value)
 
     def absorb(self, later: GraphColumnsBuilder, rows: int) -> None:
-        """Add the requests of another builder, whose rows follow the first `rows` rows of the Frame."""
+        """Add the requests of the builder `later`, whose rows follow the first `rows` rows of the Frame."""
         indices = []
         for role in later._roles:
             known = role if role in self._roles or len(self._roles) < ROLES_SHOWN else "other"

@@ -59,7 +59,7 @@ class RowLabelsBuilder:
         self._index.extend(np.array([self._position(name) for name in names], np.uint8))
 
     def absorb(self, later: RowLabelsBuilder) -> None:
-        """Add the rows of another builder after those of this one."""
+        """Add the rows of the builder `later` after the rows of this builder."""
         labels = later.labels()
         if labels is None:
             self.extend([""] * later._unnamed)

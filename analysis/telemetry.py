@@ -220,7 +220,10 @@ def per_second(points: Points) -> Points:
 
 
 def since_first(points: Points) -> Points:
-    """Return the growth of a counter since the first reading. The growth before a counter reset is included."""
+    """Return the growth of a counter since the first reading, at each point in time.
+
+    The growth before a counter reset is included.
+    """
     growth: Points = []
     total = 0.0
     before: float | None = None

@@ -403,7 +403,7 @@ def redact_command(text: str) -> str:
 
 
 def redact_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return commands of --at in a form that may be stored, as `redact_command` returns one."""
+    """Return commands of --at in a form that may be stored (see `redact_command`)."""
     return tuple(map(redact_command, texts))
 
 

@@ -147,7 +147,7 @@ def _read_llama_cpp(timings: Mapping[str, Any], times: ServerTimes) -> None:
 
 
 def _read_cloud(usage: Mapping[str, Any], source: str, times: ServerTimes) -> None:
-    """Store in `times` the times that Groq and Cerebras report. `usage` is the object that contains them."""
+    """Store in `times` the times that Groq and Cerebras report. `usage` is the object that contains these times."""
     prefill_s = usage.get("prompt_time")
     _add(times, QUEUE, usage.get("queue_time"), _SECONDS, source)
     _add(times, PREFILL, prefill_s, _SECONDS, source)

@@ -73,7 +73,10 @@ class Tokenizer(Protocol):
         """Different plain words, most of which are one token each. Empty if no words are known."""
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens that each text has as a prompt, including special tokens and chat template."""
+        """Return the number of tokens of each text when it is sent as a prompt.
+
+        The number includes special tokens and the chat template.
+        """
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text without special tokens, or an empty list if the ids are unknown."""

@@ -89,7 +89,9 @@ class GateResult:
 
 
 def parse_gates(expressions: Iterable[str]) -> list[Gate]:
-    """Parse the conditions of `--fail-if`. Raises an ObjectiveError that lists the mistakes in all conditions."""
+    """Parse the conditions of `--fail-if`. Raises an ObjectiveError whose message lists the mistakes of
+    all conditions.
+    """
     return parse_each(expressions, _parse_gate, "--fail-if", HINT)
 
 

@@ -431,7 +431,7 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
 
 
 def _has_other_panels(series: Sequence[Series]) -> bool:
-    """Return True if a telemetry curve has values other than 0, and the chart of the run over time does not show it."""
+    """Return True if a telemetry curve that the chart of the run over time does not show has a value other than 0."""
     panels = chart_data.telemetry_panels(series)
     return any(any(panel["y"]) and panel["panel"] not in chart_data.MAIN_PANELS for panel in panels)
 

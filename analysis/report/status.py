@@ -137,9 +137,8 @@ def _miss_factor(entry: ObjectiveVerdict) -> float:
 
 
 def failure_text(entry: ObjectiveVerdict) -> str:
-    """Return text with the measured value of an objective and its bound.
-
-    For example, the text is `tpot.p99` in backticks, followed by 72.5 > 50 ms.
+    """Return text with the name of an objective's figure, its measured value and its bound, such as
+    `ttft.p99 72.5 > 50 ms`.
     """
     name = re.split("[<>]", entry.objective, maxsplit=1)[0].strip()
     if entry.measured is None:

@@ -106,7 +106,10 @@ Links = Callable[[SweepResult, str], str]
 
 
 def format_load(over: str, load: float | None) -> str:
-    """Format a load. A concurrency becomes a whole number, and a request rate gets three significant digits."""
+    """Format a load of a sweep. `over` is the quantity that the sweep varies.
+
+    A concurrency becomes a whole number, and a request rate gets three significant digits.
+    """
     return f"{load:,.0f}" if over == "concurrency" and load is not None else significant(load)
 
 

@@ -226,7 +226,10 @@ def _targets(settings: dict[str, Any], options: SweepCommandOptions) -> SweepTar
 
 
 def _check_sessions(plan: Plan, options: SweepCommandOptions) -> None:
-    """Raise PlanError if the sweep varies the number of sessions and the plan has no sessions to vary."""
+    """Raise PlanError if the sweep varies the number of sessions (`--over sessions`) and the plan does not allow this.
+
+    The plan must have a workload with sessions, and no classes of traffic.
+    """
     if options.over != "sessions":
         return
     if plan.traffic:

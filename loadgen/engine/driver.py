@@ -888,7 +888,10 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _sample(self, in_flight: Set[Exchange]) -> None:
-        """Count the tokens of a response that is still arriving, to learn how many bytes a token takes."""
+        """Update the estimate of bytes per token from a response that is still arriving.
+
+        The longest of the first SAMPLED responses is used.
+        """
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:
             longest = max(begun, key=attrgetter("size"))

@@ -70,9 +70,11 @@ def raw_requests_of(plan: Plan) -> RawRequests | None:
 
 
 def first_path(source: RawRequests) -> str:
-    """Return the path of the first request of a file, or "" if it has none.
+    """Return the path of the first request of the file `source`.
 
-    Raises WorkloadError if the first line is malformed."""
+    The result is "" if the request names no path, or if the file has no request. Raises WorkloadError if the first line
+    is malformed.
+    """
     first = next(source.entries(), None)
     return "" if first is None else first.request.path
 
@@ -97,7 +99,10 @@ def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect,
 
 
 def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
-    """Return an iterator over the requests of the first `count` entries of the workload. None means all entries."""
+    """Return an iterator over the requests of `source`, up to its entry number `count`. None means all entries.
+
+    An entry is a request or a session.
+    """
     if source.sessions:
         return chain.from_iterable(islice(source.grouped(), count))
     return islice(source.entries(), count)

@@ -284,7 +284,10 @@ def _complete(response: _Response, answer: Answer | None, stamped: Instants, sta
 
 
 def _replica(exchange: Exchange, replica_header: str) -> str:
-    """Return the name of the replica that answered, or "" if it is unknown."""
+    """Return the name of the replica that sent a response, or "" if it is unknown.
+
+    `replica_header` is the response header that names the replica.
+    """
     return (replica_name(exchange.framing.header(replica_header)) if replica_header else "") or exchange.address
 
 

@@ -219,8 +219,9 @@ class Sampler:
             last = now
 
     def _watch(self, name: str, counts: Callable[[], LiveCounters]) -> None:
-        """Read one source at regular times until the run ends. If a reading takes long, the times that it misses are
-        skipped.
+        """Read one telemetry source at regular times until the run ends.
+
+        If a reading takes so long that the next times have already passed, these times are skipped.
         """
         number = 0
         while True:

@@ -74,7 +74,10 @@ def show_progress(end: PlannedEnd, stream: TextIO, *, raw: TextIO | None = None)
 
 
 def _plain_lines(taker: SnapshotTaker, stream: TextIO) -> Show:
-    """Return a function that prints a plain line every few seconds, and at the end of the run."""
+    """Return a function that prints the progress of a run to `stream` as plain lines.
+
+    The function prints a line every few seconds, and one at the end of the run.
+    """
     printed_s = 0.0
     prompts = PromptCount(taker.end.requests)
 
@@ -90,7 +93,7 @@ def _plain_lines(taker: SnapshotTaker, stream: TextIO) -> Show:
 
 
 def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) -> Show:
-    """Return a function that draws the panel of a terminal a few times per second."""
+    """Return a function that draws the progress of a run as a panel on a terminal, a few times per second."""
     from rich.segment import Segment, Segments
     from rich.style import Style
     from rich.text import Text

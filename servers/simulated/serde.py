@@ -99,7 +99,7 @@ class Reader:
         self.depth = 0
 
     def read(self, json_type: JsonType) -> Any:
-        """Read one value. Bytes after the value are ignored, as in axum 0.7."""
+        """Read one value of the type `json_type`. Bytes after the value are ignored, as in axum 0.7."""
         return json_type.read(self)
 
     def peek(self) -> bytes:

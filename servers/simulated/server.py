@@ -512,7 +512,11 @@ class CompletionHandler:
         return arrived_ns
 
     def _has_room(self, encoding: Encoding, limit: int) -> bool:
-        """Return True if the server can accept the request without exceeding its limit on concurrent requests."""
+        """Return True if the server can accept a request without exceeding `limit`.
+
+        `encoding` is the response to the request. For most backends, the limit applies to the number of concurrent
+        requests. For some backends, it applies to the inputs of all concurrent requests together.
+        """
         streams = self._state.streams
         if not self._protocol.limit_counts_inputs:
             return len(streams) < limit

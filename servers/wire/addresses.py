@@ -186,7 +186,10 @@ class Connector:
         return self._attempt(self._rotation.order(), [])
 
     def _named(self, opening: Connection | Awaitable[Connection]) -> Connection | Awaitable[Connection]:
-        """Set the address of a connection to the name of the replica. Return the connection, or an awaitable of it."""
+        """Return a connection, or an awaitable of a connection, whose address is the name of the replica.
+
+        If the connection is open already, its address is set immediately.
+        """
         if isinstance(opening, Connection):
             opening.address = self._name
             return opening

@@ -85,7 +85,10 @@ def _network_uint16(column: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _packets(words: Words, flat: Words, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of each packet's header in `flat`, the ring as a flat array of 32-bit words."""
+    """Return, for each packet in these blocks of the ring, the index of its header in `flat`.
+
+    `flat` is the ring as a flat array of 32-bit words.
+    """
     # Words of a block's header: 3 is the number of packets, 4 the offset of the first one in bytes.
     counts = words[blocks, 3].astype(np.int64)
     blocks, counts = blocks[counts > 0], counts[counts > 0]

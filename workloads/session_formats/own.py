@@ -65,7 +65,7 @@ class SessionFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def sessions(path: Path, options: Options) -> Iterator[TraceSession]:
-    """Yield the sessions of a file in order. Raises WorkloadError for an invalid line."""
+    """Yield the sessions of the file `path` in order. Raises WorkloadError for an invalid line."""
     last_ns = 0
     for number, (line, fields) in enumerate(rows(path, SessionFields)):
         where = f"{path}, line {line}"

@@ -55,7 +55,10 @@ def file_lines(path: Path, name: str = "the sessions") -> Iterator[tuple[int, st
 
 
 def decode_row(text: str, decoder: msgspec.json.Decoder[Row], path: Path, line: int) -> Row:
-    """Return a line of a file, decoded. Raises WorkloadError with the line and the field if its type is wrong."""
+    """Decode one line of a file.
+
+    Raises WorkloadError if a field has a wrong type. The message names the line and the field.
+    """
     try:
         check_file_text(text)
         return decoder.decode(text)

@@ -92,7 +92,7 @@ class ProcessGroup:
             return wait()
 
     def start_all_reduce(self, partial: Tensor) -> Callable[[], Tensor]:
-        """Start an all-reduce. Return a function that waits for the sum and returns it."""
+        """Start to sum `partial` over all processes. Return a function that waits for the sum and returns it."""
         with record_function(ALL_REDUCE):
             wait = self._start(partial)
 

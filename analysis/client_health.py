@@ -50,6 +50,9 @@ CLIENT_LIMIT = "client_limit"
 name."""
 MAX_CAUSES = 3
 """Maximum number of causes of `client_limit` errors that a reason lists."""
+MIN_SOURCE_SHARE = 0.005
+"""Minimum share of the responses with a timestamp source, for the source to describe the run. Fewer responses change no
+percentile up to p99."""
 HELD_BACK = "TCP may have slowed the server down meanwhile"
 SHARED_STAMP = "tokens that arrived meanwhile share a timestamp"
 SENT_LATE = "requests were sent late"
@@ -328,11 +331,15 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 def _stamps(run: Run, frame: Frame) -> StampFacts:
     """Return the timestamp source of the run's complete responses, or of all responses if none is complete.
 
-    If the responses have several sources, return the least exact source.
+    If the responses have several sources, return the least exact of them. Sources of less than the share
+    MIN_SOURCE_SHARE of the responses are ignored: the sentence about the client counts these responses.
     """
-    sources = [source for source in frame.sources if source.measured and source.stamps]
-    complete = [source for source in sources if source.state == "complete"]
-    used = {source.stamps for source in complete or sources}
+    sources = {source: count for source, count in frame.sources.items() if source.measured and source.stamps}
+    complete = {source: count for source, count in sources.items() if source.state == "complete"}
+    responses = Counter[str]()
+    for source, count in (complete or sources).items():
+        responses[source.stamps] += count
+    used = {name for name, count in responses.items() if count >= MIN_SOURCE_SHARE * responses.total()}
     if not used or used == {run.header.stamps.name}:
         return run.header.stamps
     return stamp_facts(*used)

@@ -256,6 +256,20 @@ def test_the_source_of_a_failed_request_says_nothing_of_the_figures(tmp_path: Pa
     assert summarise(run)["client"]["stamps"] == "ring"
 
 
+@pytest.mark.parametrize(("without_ring", "stamps"), [(1, "ring"), (2, "socket")])
+def test_few_responses_without_packet_timestamps_do_not_describe_a_run(
+    without_ring: int, stamps: str, tmp_path: Path
+) -> None:
+    """The run has the least exact source of at least one response in 200. Fewer responses are only counted."""
+    sources = ["socket"] * without_ring + ["ring"] * (400 - without_ring)
+    records = [replace(record, stamps=source) for record, source in zip(burst(400, 4), sources, strict=True)]
+    samples = healthy(1, ring_drops=0, ring_missed=0, ring_rejected=without_ring, ring_given_up=0)
+    run = run_of(tmp_path / "run", records, telemetry=samples, client={"stamps": "ring"})
+    summary = summarise(run)
+    assert summary["client"]["stamps"] == stamps
+    assert f"disagreed in {without_ring} of 400 requests" in said(summary, "client")
+
+
 def test_one_answer_without_the_ring_makes_the_run_the_sockets(tmp_path: Path) -> None:
     """The run is as good as the least of the sources that stamped its answers."""
     records = [replace(each, stamps="socket" if each.id == 3 else "ring") for each in burst(20, 4)]

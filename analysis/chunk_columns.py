@@ -7,6 +7,7 @@ to sort, percentiles are computed by counting the values instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ DIGIT_BITS = 20
 """Maximum number of bits per digit in `OrderStatistics`. Each pass over the numbers determines one digit, starting with
 the most significant."""
 MAX_COUNTERS = 1 << 23
+MAX_GATHERED = 1 << 23
+"""Maximum number of samples that `OrderStatistics` sorts at the end of a search."""
 
 
 class GrowingArray:
@@ -136,6 +139,8 @@ class OrderStatistics:
         self._scale = scale
         self._bits = max(1, largest.bit_length())
         self._known = dict[int, float]()
+        self._first_counts: Integers | None = None
+        """Number of samples by their most significant digit, after the first search."""
 
     def __len__(self) -> int:
         """Return the total number of samples."""
@@ -161,24 +166,57 @@ class OrderStatistics:
         """Return the sample at each rank, by a radix search that starts with the most significant digit.
 
         Each pass over the blocks selects the samples that start with the digits known so far, and counts the values of
-        their next digit. The cumulative counts show the next digit of the sample at each rank.
+        their next digit. The cumulative counts show the next digit of the sample at each rank. As soon as few samples
+        are left, they are sorted.
         """
         prefixes = np.zeros(len(ranks), np.int64)
         remaining = ranks.copy()
-        bits = self._bits
+        bits, selected = self._bits, self._count
         while bits > 0:
             groups, group_of_rank = np.unique(prefixes, return_inverse=True)
+            if bits < self._bits and selected <= MAX_GATHERED:
+                return self._gathered(groups, bits, prefixes, remaining)
             digit = min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // len(groups)).bit_length() - 1))
-            counts = np.zeros((len(groups), 1 << digit), np.int64)
-            for block in self._blocks():
-                counts += _count_digits(block, groups, bits, digit, self._bits).reshape(counts.shape)
+            counts = self._counts(groups, bits, digit)
             cumulative = np.cumsum(counts, axis=1)
-            for index, group in enumerate(group_of_rank):
+            sizes = dict[tuple[int, int], int]()
+            for index, group in enumerate(group_of_rank.tolist()):
                 value = int(np.searchsorted(cumulative[group], remaining[index], "right"))
                 remaining[index] -= cumulative[group][value - 1] if value else 0
                 prefixes[index] = (prefixes[index] << digit) + value
+                sizes[group, value] = int(counts[group, value])
+            selected = sum(sizes.values())
             bits -= digit
         return prefixes
+
+    def _counts(self, groups: Integers, bits: int, digit: int) -> Integers:
+        """Return how many samples of each group have each value of the next digit. Each group has one row.
+
+        The counts of the first digit are computed once, because every search begins with them."""
+        if bits == self._bits and self._first_counts is not None:
+            return self._first_counts
+        counts = np.zeros((len(groups), 1 << digit), np.int64)
+        for block in self._blocks():
+            counts += _count_digits(block, groups, bits, digit, self._bits).reshape(counts.shape)
+        if bits == self._bits:
+            self._first_counts = counts
+        return counts
+
+    def _gathered(self, groups: Integers, bits: int, prefixes: Integers, ranks: Integers) -> Integers:
+        """Return the sample at each rank among the samples with the same prefix. The last `bits` bits are not in a
+        prefix.
+        """
+        is_wanted: Callable[[NDArray[np.integer]], NDArray[np.bool_]]
+        if self._bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.
+            wanted = np.zeros(1 << (self._bits - bits), np.bool_)
+            wanted[groups] = True
+            is_wanted = wanted.__getitem__
+        else:
+            is_wanted = partial(np.isin, test_elements=groups)
+        parts = [block[is_wanted(block >> bits)] for block in self._blocks()]
+        samples = np.sort(np.concatenate(parts)).astype(np.int64)
+        result: Integers = samples[np.searchsorted(samples >> bits, prefixes) + ranks]
+        return result
 
 
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:

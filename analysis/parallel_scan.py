@@ -6,16 +6,12 @@ much smaller than the Records, through a pipe.
 
 from __future__ import annotations
 
-import gc
-import os
-import pickle
-import signal
-import threading
 from pathlib import Path
 
 import numpy as np
 
-from loadgen.analysis.frame import Frame, FrameBuilder
+from loadgen.analysis.child_process import ChildProcess, can_fork
+from loadgen.analysis.frame import Frame, FrameBuilder, Integers
 from loadgen.analysis.run.runfile import Run, add_rest, scan
 
 MIN_BYTES = 64 << 20
@@ -35,8 +31,19 @@ def read_columns(path: Path) -> tuple[Run, Frame]:
         if result is not None:
             return result
     builder = FrameBuilder()
-    run = scan(path, builder.add)
-    return run, builder.frame()
+    run = scan(path, builder.add, on_block=builder.add_block)
+    frame = builder.frame()
+    if not _are_distinct(frame.id):  # Only the first Record of a request counts.
+        builder = FrameBuilder()
+        run = scan(path, builder.add)
+        frame = builder.frame()
+    return run, frame
+
+
+def _are_distinct(ids: Integers) -> bool:
+    """Return True if no id occurs twice."""
+    ordered = np.sort(ids)
+    return not bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _middle(main: Path) -> int | None:
@@ -45,7 +52,7 @@ def _middle(main: Path) -> int | None:
     One process reads small files, and runs that are in progress or were killed. One process also reads the file on a
     machine with one CPU core, and if this process has several threads, because such a process cannot be forked safely.
     """
-    if len(os.sched_getaffinity(0)) < 2 or threading.active_count() > 1 or not main.is_file():
+    if not can_fork() or not main.is_file():
         return None
     size = main.stat().st_size
     if size < MIN_BYTES or any(main.parent.glob("part-*.jsonl")):
@@ -59,51 +66,24 @@ def _middle(main: Path) -> int | None:
 def _read_halves(main: Path, middle: int) -> tuple[Run, Frame] | None:
     """Read both halves of a run file at the same time.
 
-    Return None if a request occurs in both halves, or if the second process failed. One process must then read the
-    file, because only the first Record of a request counts.
+    Return None if a request occurs twice, or if the second process failed. One process must then read the file, because
+    only the first Record of a request counts.
     """
-    receiving, sending = os.pipe()
-    gc.freeze()  # a garbage collection in the child would copy the memory of every object
-    child = os.fork()
-    if not child:
-        _send_half(main, middle, receiving, sending)
-    os.close(sending)
-    builder = FrameBuilder()
-    try:
-        with os.fdopen(receiving, "rb") as stream:
-            run = scan(main, builder.add, span=(0, middle))
-            try:
-                later, later_run = pickle.load(stream)  # noqa: S301 - from our own child process
-            except (EOFError, pickle.UnpicklingError):
-                return None
-    except BaseException:
-        os.kill(child, signal.SIGKILL)  # its half is of no use without the first one
-        raise
-    finally:
-        os.waitpid(child, 0)
-        gc.unfreeze()
-    builder.close()
-    builder.absorb(later)
-    del later
+    with ChildProcess(lambda: _read_half(main, (middle, None))) as second_half:
+        builder, run = _read_half(main, (0, middle))
+        later = second_half.result()
+    if later is None:
+        return None
+    later_builder, later_run = later
+    builder.absorb(later_builder)
     add_rest(run, later_run)
     frame = builder.frame()
-    return (run, frame) if len(np.unique(frame.id)) == len(frame.id) else None
+    return (run, frame) if _are_distinct(frame.id) else None
 
 
-def _send_half(main: Path, middle: int, receiving: int, sending: int) -> None:
-    """Read the second half of a run file in a forked process, send its columns and end the process.
-
-    `receiving` and `sending` are the ends of the pipe. The process closes its copy of the receiving end, so that its
-    write fails, and does not block, after the death of the parent process.
-    """
-    code = 1
-    try:
-        os.close(receiving)
-        builder = FrameBuilder()
-        run = scan(main, builder.add, span=(middle, None))
-        builder.close()
-        with os.fdopen(sending, "wb") as stream:
-            pickle.dump((builder, run), stream, protocol=5)
-        code = 0
-    finally:
-        os._exit(code)
+def _read_half(main: Path, span: tuple[int, int | None]) -> tuple[FrameBuilder, Run]:
+    """Read a part of a run file. Return its columns, and the Run without its Records."""
+    builder = FrameBuilder()
+    run = scan(main, builder.add, span=span, on_block=builder.add_block)
+    builder.close()
+    return builder, run

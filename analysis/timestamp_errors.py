@@ -142,11 +142,13 @@ def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Int
     head_came_earlier = frame.first_byte_ns < frame.first_ns
     before_first_ns = np.where(head_came_earlier, frame.first_byte_ns, frame.sent_ns)
     for rows, chunks in frame.blocks():
-        stamps = frame.chunk_ns[chunks]
-        starts_row = np.zeros(len(stamps), np.bool_)
+        starts_read = frame.chunk_ns.steps[chunks] != 0
+        starts_row = np.zeros(len(starts_read), np.bool_)
         starts_row[frame.offsets[rows][counts[rows] > 0] - chunks.start] = True
-        starts_read = starts_row.copy()
-        starts_read[1:] |= stamps[1:] != stamps[:-1]
+        starts_read |= starts_row
+        if starts_read.all():  # No chunks were read together.
+            continue
+        stamps = frame.chunk_ns[chunks]
         # Each read is described by the index of its first chunk and its number of chunks.
         reads = np.flatnonzero(starts_read)
         sizes = np.diff(reads, append=len(stamps))

@@ -10,7 +10,8 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -35,6 +36,8 @@ RESULTS_ARE_SAFE = (
 )
 RESULT_FILE = re.compile(r"(?:summary|sweep|matrix)\.json|(?:report|index|matrix|frontier.*)\.html")
 """Matches the names under which commands write results into the folder of a run, sweep or matrix."""
+MIN_CHUNKS = 4_000_000
+"""Minimum number of chunks of a run whose charts are computed in a second process."""
 SUMMARY_BYTES = 1 << 26
 """Maximum size of a summary.json that is read, in bytes. A larger file is ignored and written again from its run file.
 """
@@ -240,24 +243,41 @@ def load_and_summarise(
     from loadgen.analysis.steady_window import load_run
 
     run, frame = known or load_run(path)
-    summary = summarise(run, frame)
-    if not objectives:
-        confidence = confidence or run.header.confidence
-    objectives, bounds, notes = expressions_for(run.header, objectives, bounds)
-    summary.run.notes = [*summary.run.notes, *notes]
-    if bounds:
-        summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
-    add_part_goodput(run, frame, summary, bounds)
-    if summary.traffic:
-        from loadgen.analysis.interference import add_interference
+    with _charts_meanwhile(run, frame, drawn=drawn) as charts:
+        summary = summarise(run, frame)
+        if not objectives:
+            confidence = confidence or run.header.confidence
+        objectives, bounds, notes = expressions_for(run.header, objectives, bounds)
+        summary.run.notes = [*summary.run.notes, *notes]
+        if bounds:
+            summary.goodput = goodput(frame, bounds, summary.requests.unrecorded)
+        add_part_goodput(run, frame, summary, bounds)
+        if summary.traffic:
+            from loadgen.analysis.interference import add_interference
 
-        add_interference(run, frame, summary)
-    summary.commands = describe_commands(run, frame, bounds)
-    if objectives:
-        from loadgen.analysis.slo import judge
+            add_interference(run, frame, summary)
+        summary.commands = describe_commands(run, frame, bounds)
+        if objectives:
+            from loadgen.analysis.slo import judge
 
-        summary.objectives = judge(objectives, frame, summary, confidence)
-    return prepare_run(run, frame, summary) if drawn else ReportedRun(run, summary, {})
+            summary.objectives = judge(objectives, frame, summary, confidence)
+        return prepare_run(run, frame, summary, charts()) if drawn else ReportedRun(run, summary, {})
+
+
+@contextmanager
+def _charts_meanwhile(run: Run, frame: Frame, *, drawn: bool) -> Iterator[Callable[[], Any]]:
+    """Compute the charts of a large run in a second process, while the block summarises the run.
+
+    The block gets a function that waits for the charts. The function returns None if there is no second process.
+    """
+    from loadgen.analysis.child_process import ChildProcess, can_fork
+    from loadgen.analysis.report.run_document import prepare_charts
+
+    if not drawn or len(frame.chunk_ns) < MIN_CHUNKS or not can_fork():
+        yield lambda: None
+        return
+    with ChildProcess(partial(prepare_charts, run, frame)) as child:
+        yield child.result
 
 
 def write_summary(run: Path, summary: Summary, hint: str = RESULTS_ARE_SAFE) -> None:

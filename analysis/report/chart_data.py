@@ -227,12 +227,21 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
     # that of the throughput metric.
     scale = frame.output_tokens / np.maximum(frame.arrived_tokens, 1)
     counts = frame.chunk_counts
-    for rows, chunks in frame.blocks():
-        instants = frame.chunk_ns[chunks]
-        bins = ((instants - first_ns) / bin_ns).astype(np.int64)
+
+    def add_tokens(instants: Floats, amounts: Floats) -> None:
+        bins = _bins_of(instants, first_ns, bin_ns)
         inside = (bins >= 0) & (instants <= first_ns + bin_ns * len(tokens))
-        weights = (frame.chunk_tokens[chunks] * np.repeat(scale[rows], counts[rows]))[inside]
-        tokens += np.bincount(np.minimum(bins[inside], len(tokens) - 1), weights, len(tokens))
+        tokens[:] += np.bincount(np.minimum(bins[inside], len(tokens) - 1), amounts[inside], len(tokens))
+
+    # All chunks of some requests belong to one interval, so only the chunks of the other requests are examined.
+    has_chunks = counts > 0
+    in_one_bin = has_chunks.copy()
+    in_one_bin[has_chunks] = _bins_of(frame.first_ns[has_chunks], first_ns, bin_ns) == _bins_of(
+        frame.last_ns[has_chunks], first_ns, bin_ns
+    )
+    add_tokens(frame.first_ns[in_one_bin], (scale * frame.arrived_tokens)[in_one_bin])
+    for rows, chunk_counts, instants, chunk_tokens in frame.chunk_blocks(has_chunks & ~in_one_bin):
+        add_tokens(instants, chunk_tokens * np.repeat(scale[rows], chunk_counts))
     lengths_s = np.maximum(np.diff(edges), 1.0) / 1e9
     send_bins = ((frame.sent_ns[sent] - first_ns) / bin_ns).astype(np.int64)
     sends = np.bincount(np.minimum(send_bins, len(tokens) - 1), minlength=len(tokens))
@@ -244,6 +253,11 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
         "in_flight": _max_concurrent(frame.sent_ns, frame.end_ns, edges),
         "receiving": _max_concurrent(frame.first_ns, frame.last_ns, edges),
     }
+
+
+def _bins_of(instants: Floats, first_ns: float, bin_ns: float) -> Integers:
+    """Return the interval of each time in ns. The first interval begins at `first_ns` and lasts `bin_ns`."""
+    return ((instants - first_ns) / bin_ns).astype(np.int64)
 
 
 def latency_series(frame: Frame) -> dict[str, Any] | None:
@@ -275,7 +289,8 @@ def latency_series(frame: Frame) -> dict[str, Any] | None:
     for name, (values, instants_ns) in columns.items():
         retained = frame.sampled & ~np.isnan(values)
         indices = bin_of(instants_ns[retained])
-        groups = [values[retained][indices == index] / units[name] for index in range(bins)]
+        order = np.argsort(indices, kind="stable")
+        groups = np.split((values[retained] / units[name])[order], np.cumsum(np.bincount(indices, minlength=bins))[:-1])
         result[f"{name}_n"] = [len(group) for group in groups]
         for percent in (50, 99):
             result[f"{name}_p{percent}"] = [
@@ -446,7 +461,7 @@ def gaps_by_token(frame: Frame) -> dict[str, Any]:
     largest = np.zeros(bins)
     longest: list[tuple[float, int, int]] = []
     for rows, chunks in frame.blocks():
-        gaps, tokens, indices = _gaps(frame, rows, chunks)
+        gaps, tokens, indices = _gaps(frame, sampled, rows, chunks)
         if len(gaps) == 0:
             continue
         binned = tokens // width
@@ -618,16 +633,16 @@ def _chunk_steps(frame: Frame, rows: Integers) -> list[list[int]]:
     return [all_steps[begin:end] for begin, end in pairwise(offsets.tolist())]
 
 
-def _gaps(frame: Frame, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
+def _gaps(frame: Frame, sampled: Booleans, rows: slice, chunks: slice) -> tuple[Floats, Integers, Integers]:
     """Return three arrays on the gaps between consecutive chunks in one block of the frame.
 
-    Only rows that the mask `frame.sampled` selects are included. `rows` and `chunks` delimit the block.
+    Only rows that the mask `sampled` selects are included. `rows` and `chunks` delimit the block.
 
     The first array contains the length of each gap in s. The second contains the number of the token that ends the gap,
     from 1. The third contains the index of the chunk that ends the gap.
     """
     counts = np.diff(frame.offsets[rows.start : rows.stop + 1])
-    retained = np.repeat(frame.sampled[rows], counts)
+    retained = np.repeat(sampled[rows], counts)
     firsts = frame.offsets[rows][counts > 0] - chunks.start
     retained[firsts] = False  # no gap precedes the first chunk of a request
     indices = np.flatnonzero(retained)

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -89,6 +89,14 @@ class ChartInput(msgspec.Struct, frozen=True):
     """Mean duration in s of each phase of a request, by the server's metrics (telemetry.mean_phases)."""
 
 
+class FrameInput(msgspec.Struct, frozen=True):
+    """The part of a ChartInput that is known before the run is summarised."""
+
+    frame: Frame
+    series: Sequence[Series] = ()
+    phases: Mapping[str, float] = {}
+
+
 class Chart(msgspec.Struct, frozen=True):
     """Definition of a chart.
 
@@ -116,6 +124,8 @@ class Chart(msgspec.Struct, frozen=True):
     shape: Shape = ""
     zoom: Zoom = "x"
     details: Callable[[Data], str] = lambda _: ""
+    needs_summary: bool = True
+    """False if `data` does not use the summary, so that the data can be computed while the run is summarised."""
     """Sentences that the page shows only when the reader opens the data of the chart."""
 
 
@@ -129,9 +139,24 @@ class ChartRun(RunStyle, frozen=True, kw_only=True):
     """Data of each chart, by chart id."""
 
 
-def build_chart_data(chart_input: ChartInput) -> dict[str, Data]:
-    """Return the data of each chart of a run, by chart id. Charts that do not apply to the run are left out."""
-    return {chart.id: data for chart in CHARTS.values() if (data := chart.data(chart_input)) is not None}
+def build_chart_data(chart_input: ChartInput, known: Mapping[str, Data | None] | None = None) -> dict[str, Data]:
+    """Return the data of each chart of a run, by chart id. Charts that do not apply to the run are left out.
+
+    `known` contains data that the caller has already computed with `data_without_summary`.
+    """
+    known = known or {}
+    result = {}
+    for chart in CHARTS.values():
+        data = known[chart.id] if chart.id in known else chart.data(chart_input)
+        if data is not None:
+            result[chart.id] = data
+    return result
+
+
+def data_without_summary(frame_input: FrameInput) -> dict[str, Data | None]:
+    """Return the data of the charts that do not use the summary, by chart id. None: the chart does not apply."""
+    charts = [chart for chart in CHARTS.values() if not chart.needs_summary]
+    return {chart.id: chart.data(cast("ChartInput", frame_input)) for chart in charts}
 
 
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
@@ -355,7 +380,7 @@ def _ttft_scatter(by: str, title: str, x_title: str, caption: Callable[[Data, Su
     x = _axis(x_title, rangemode="normal" if by == "prompt" else "tozero")
     layout = {"showlegend": True, "xaxis": x, "yaxis": _axis("TTFT, s")}
     table = {"request": "request", "position": "position", "prompt_tokens": "prompt", "ttft_s": "ttft_s"}
-    return Chart(by, "waiting", title, data, caption, traces, layout, table)
+    return Chart(by, "waiting", title, data, caption, traces, layout, table, needs_summary=False)
 
 
 def _position_caption(first: Data, _: Summary) -> str:
@@ -677,6 +702,7 @@ CHARTS: dict[str, Chart] = {
             layout={"xaxis": _axis("s since the start of the run"), "yaxis": _axis("sessions in flight")},
             table={"s": "x", "sessions": "y"},
             note="A session is in flight from the due time of its first request to the end of its last response.",
+            needs_summary=False,
         ),
         Chart(
             "turns",
@@ -728,6 +754,7 @@ CHARTS: dict[str, Chart] = {
             shape="wide",
             zoom="none",
             details=_parts_details,
+            needs_summary=False,
         ),
         _ttft_scatter("position", "TTFT by queue position", "position in the order sent", _position_caption),
         _ttft_scatter("prompt", "TTFT by prompt length", "prompt tokens", _prompt_caption),
@@ -754,6 +781,7 @@ CHARTS: dict[str, Chart] = {
             "chunk of several tokens counts once, before its first token. Percentiles are accurate to 1%, and the "
             "largest gap is exact.",
             shape="wide",
+            needs_summary=False,
         ),
         Chart(
             "tokens_per_event",
@@ -842,6 +870,7 @@ CHARTS: dict[str, Chart] = {
                     )
                 },
             },
+            needs_summary=False,
         ),
         Chart(
             "heat",
@@ -854,6 +883,7 @@ CHARTS: dict[str, Chart] = {
             note="Number of first tokens by arrival time and TTFT. Stronger colour means more of them; TTFT is on a "
             "logarithmic scale.",
             shape="wide",
+            needs_summary=False,
         ),
         Chart(
             "timeline",
@@ -871,6 +901,7 @@ CHARTS: dict[str, Chart] = {
             script="timeline.js",
             shape="tall",
             zoom="both",
+            needs_summary=False,
         ),
         Chart(
             "telemetry",
@@ -891,6 +922,7 @@ CHARTS: dict[str, Chart] = {
             table={"sent_after_s": "x", "requests": "y"},
             typical={"x": lambda sent: sent["x"][-1] if sent["x"] else None},
             shape="wide",
+            needs_summary=False,
         ),
     )
 }

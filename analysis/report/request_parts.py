@@ -85,11 +85,12 @@ def _median_gap_s(frame: Frame) -> float | None:
 
 def _stalls_s(frame: Frame, threshold_s: float) -> Floats:
     """Return the total duration of the gaps above the threshold, in s, for each row of the frame."""
-    result = np.zeros(len(frame))
+    result, gap_counts = np.zeros(len(frame)), frame.gap_counts
     for rows, gaps_ns in frame.gap_blocks():
-        counts = frame.gap_counts[rows]
-        stalled = np.where(gaps_ns > threshold_s * 1e9, gaps_ns, 0) / 1e9
-        result[rows] = np.bincount(np.repeat(np.arange(len(counts)), counts), stalled, len(counts))
+        counts = gap_counts[rows]
+        stalls = np.flatnonzero(gaps_ns > threshold_s * 1e9)
+        stalled_rows = np.searchsorted(np.cumsum(counts), stalls, side="right")
+        result[rows] = np.bincount(stalled_rows, gaps_ns[stalls] / 1e9, len(counts))
     return result
 
 

@@ -34,8 +34,10 @@ from loadgen.analysis.report.charts import (
     Chart,
     ChartInput,
     ChartRun,
+    FrameInput,
     build_chart_data,
     chart_spec,
+    data_without_summary,
     visible_charts,
 )
 from loadgen.analysis.report.packing import packed
@@ -119,10 +121,20 @@ class ReportedRun(msgspec.Struct, frozen=True):
     """Data of each chart, by chart id."""
 
 
-def prepare_run(run: Run, frame: Frame, summary: Summary) -> ReportedRun:
-    """Compute the chart data of a run and return it with the run and its summary."""
+def prepare_run(
+    run: Run, frame: Frame, summary: Summary, known: Mapping[str, Mapping[str, Any] | None] | None = None
+) -> ReportedRun:
+    """Compute the chart data of a run and return it with the run and its summary.
+
+    `known` is the result of `prepare_charts` for this run, if the caller has it.
+    """
     chart_input = ChartInput(frame, summary, all_series(run), mean_phases(run))
-    return ReportedRun(run, summary, build_chart_data(chart_input))
+    return ReportedRun(run, summary, build_chart_data(chart_input, known))
+
+
+def prepare_charts(run: Run, frame: Frame) -> dict[str, Mapping[str, Any] | None]:
+    """Compute the data of the charts that do not need the summary of the run, by chart id."""
+    return data_without_summary(FrameInput(frame, all_series(run), mean_phases(run)))
 
 
 def brief_document(summary: Summary) -> Document:

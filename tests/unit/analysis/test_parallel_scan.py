@@ -64,11 +64,11 @@ def replace_scan(
     """Call a function at the beginning of each scan that the parent or the child process makes of a half."""
     scan, pid = parallel_scan.scan, os.getpid()
 
-    def replaced(*arguments: Any, span: tuple[int, int | None] = WHOLE_FILE) -> Run:
+    def replaced(*arguments: Any, span: tuple[int, int | None] = WHOLE_FILE, **more: Any) -> Run:
         function = parent if os.getpid() == pid else child
         if function is not None and span != WHOLE_FILE:
             function()
-        return scan(*arguments, span=span)
+        return scan(*arguments, span=span, **more)
 
     monkeypatch.setattr(parallel_scan, "scan", replaced)
 
@@ -194,20 +194,3 @@ def test_an_error_in_the_child_leaves_the_file_to_one_process(
     assert_equal(frame, alone_frame)
     assert run == alone
     assert_one_ended(children)
-
-
-@pytest.mark.timeout(30)
-def test_the_child_ends_if_nobody_reads_its_half(tmp_path: Path) -> None:
-    """After the death of the parent process, the write of the child process fails. It does not wait for a reader."""
-    records = [complete(number, [MS, 2 * MS]) for number in range(100)]
-    write(tmp_path / "run", [header(100), *records, footer(records)])
-    main = tmp_path / "run" / "run.jsonl"
-    middle = main.read_bytes().index(b"\n") + 1
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if not child:
-        parallel_scan._send_half(main, middle, receiving, sending)
-    os.close(receiving)
-    os.close(sending)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 1

@@ -1,0 +1,106 @@
+"""Converts the chunks of a block of Records to arrays: from lists of integers, or from the JSON text of such lists.
+
+Converting the text of a block at once takes a third of the time of decoding its integers one by one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.analysis.run.compact_record import CompactRecord
+from loadgen.analysis.run.record import Record
+from loadgen.workloads.spec_syntax import TOKENS_LIMIT
+
+Integers = NDArray[np.int64]
+
+MAX_INSTANT_NS = 1 << 61
+"""Maximum absolute value of a time in a run file (the type Integer of loadgen.analysis.run.record)."""
+
+END = -(1 << 62)
+"""Number that is put after the elements of each list, when many lists are converted together."""
+_END = str(END).encode()
+_COMMA_END = b"," + _END
+_BRACKET = ord("[")
+
+
+class ChunkLists(NamedTuple):
+    """The chunks of a block of Records, one Record after another."""
+
+    counts: Integers
+    """Number of chunks of each Record."""
+    instants: Integers
+    """Arrival time of each chunk in ns."""
+    tokens: NDArray[np.unsignedinteger]
+    """Number of tokens in each chunk, as recorded."""
+
+
+def lists_of_records(records: Sequence[Record]) -> ChunkLists:
+    """Return the chunks of Records whose chunks are lists of integers."""
+    counts = np.fromiter((len(record.chunk_ns) for record in records), np.int64, len(records))
+    total = int(counts.sum())
+    instants = np.fromiter(chain.from_iterable(record.chunk_ns for record in records), np.int64, total)
+    chunk_tokens = [record.chunk_tokens for record in records]
+    tokens: NDArray[Any]
+    try:  # Bytes take a third of the time of a list of integers, and a tenth if every chunk holds one token.
+        ones = all(counts_of_record.count(1) == len(counts_of_record) for counts_of_record in chunk_tokens)
+        tokens = np.frombuffer(b"\1" * total if ones else b"".join(map(bytes, chunk_tokens)), np.uint8)
+    except ValueError:  # A chunk holds more than 255 tokens.
+        tokens = np.array([*chain.from_iterable(chunk_tokens)], np.uint32)
+    return ChunkLists(counts, instants, tokens)
+
+
+def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
+    """Return the chunks of Records whose chunks are JSON text.
+
+    Return None if a text is not a list of integers within the limits of a run file, or if the two lists of a Record
+    have different lengths. The caller must then decode the lines one by one, which finds the damaged ones.
+    """
+    read = _integers([bytes(record.chunk_ns) for record in records], -MAX_INSTANT_NS, MAX_INSTANT_NS)
+    if read is None:
+        return None
+    counts, instants = read
+    token_texts = [bytes(record.chunk_tokens) for record in records]
+    others = [row for row, text in enumerate(token_texts) if text != _ones(counts[row])]
+    tokens: NDArray[np.unsignedinteger] = np.ones(len(instants), np.uint8)
+    if others:
+        read = _integers([token_texts[row] for row in others], 0, TOKENS_LIMIT)
+        if read is None or not np.array_equal(read[0], counts[others]):
+            return None
+        if read[1].max(initial=0) >= 1 << 8:
+            tokens = tokens.astype(np.uint32)
+        is_other = np.zeros(len(counts), np.bool_)
+        is_other[others] = True
+        tokens[np.repeat(is_other, counts)] = read[1]
+    return ChunkLists(counts, instants, tokens)
+
+
+@lru_cache(maxsize=10_000)
+def _ones(count: int) -> bytes:
+    """Return the JSON text of a list of `count` ones, as loadgen writes it."""
+    return b"[" + b",".join([b"1"] * count) + b"]"
+
+
+def _integers(texts: Sequence[bytes], smallest: int, largest: int) -> tuple[Integers, Integers] | None:
+    """Return the lengths of JSON lists and their elements. Return None if an element is no integer in the limits."""
+    if any(text[0] != _BRACKET for text in texts):  # not a list
+        return None
+    joined = b",".join([text[1:-1] + _COMMA_END if len(text) > 2 else _END for text in texts])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            values = np.fromstring(joined, np.int64, sep=",")
+        except (DeprecationWarning, ValueError):  # The text has other characters than those of integers.
+            return None
+    is_end = values == END
+    ends = np.flatnonzero(is_end)
+    elements = values[~is_end]
+    if len(ends) != len(texts) or (len(elements) and not smallest <= elements.min() <= elements.max() <= largest):
+        return None
+    return np.diff(ends, prepend=-1) - 1, elements

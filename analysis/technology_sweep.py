@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.metadata import version
+from math import ceil, floor, log10
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,13 @@ MEANING = """Area, power, number of memory stacks and architecture are those of 
 logic density; if the chip would then draw more power, its clock falls. Memory runs at the same share of its standard's
 rate as in the original. Compute includes the caches of the chip."""
 SHARES = "The share of a resource is what would be saved if this resource were infinitely fast."
-LINES = "One line per memory. The letters name the largest part of the time: C compute, M memory, N network, L latency."
+SYMBOLS = {"compute": "circle", "memory": "square", "network": "diamond", "latency": "triangle-up"}
+"""Symbol of each part in the chart of times."""
+LINES = (
+    "The symbols show the largest part of the time: circle compute, square memory, diamond network, triangle latency."
+)
+LOGARITHMIC_FROM = 5.0
+"""Ratio of the longest and the shortest time from which the chart of times has a logarithmic axis."""
 PARTS_CHARTS = 4
 """Maximum number of memories of which the page draws the parts of the time."""
 
@@ -156,7 +163,6 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
         time_name = f"time-{number}"
         blocks: list[doc.Block] = [
             doc.ChartRef(time_name, "Time by technology node", [LINES], "wide", zoom="none"),
-            *(_page_table(sweep, figure, network) for network in sweep.networks),
         ]
         charts.append(_time_chart(time_name, figure, sweep))
         for index, line in enumerate(lines[:PARTS_CHARTS]):
@@ -164,15 +170,14 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
             heading = f"Parts of the time: {_memory_and_network(*line)}"
             blocks.append(doc.ChartRef(name, heading, [SHARES] if index == 0 else [], zoom="none"))
             charts.append(_parts_chart(name))
+        blocks += [_page_table(sweep, figure, network) for network in sweep.networks]
         sections.append(doc.Section(f"figure-{number}", _capitalised(figure), blocks))
-    notes = [MEANING, LATENCY_MEANING, *_problems(sweep), *_projections(sweep)]
-    sections.append(
-        doc.Section(
-            "chips",
-            "The GPUs",
-            [_page_chips(sweep), *map(doc.Paragraph, notes), doc.Paragraph(not_validated(sweep), "note")],
-        )
-    )
+    explained: list[doc.Block] = [doc.Paragraph(text) for text in (MEANING, LATENCY_MEANING, *_problems(sweep))]
+    projections = _projections(sweep)
+    if projections:
+        explained.append(doc.Disclosure("Sources of the projections", [*map(doc.Paragraph, projections)]))
+    last = [_page_chips(sweep), *explained, doc.Paragraph(not_validated(sweep), "note")]
+    sections.append(doc.Section("chips", "The GPUs", last))
     runs = [_run(sweep, index, *line) for index, line in enumerate(lines)]
     styles = [doc.RunStyle(run["name"], run["colour"]) for run in runs]
     data = {"runs": runs, "charts": charts}
@@ -186,7 +191,7 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
         [],
         data,
         version("llm-loadgen"),
-        chips=[COMPUTED],
+        chips=[COMPUTED, doc.Chip("Accuracy", "not validated: these GPUs do not exist", "note")],
     )
 
 
@@ -230,7 +235,7 @@ def _page_table(sweep: TechnologySweep, figure: str, network: str) -> doc.Table:
             )
         rows.append(cells)
     heads: dict[str, ColumnKind] = {"node": "head", **number_columns(*sweep.memories)}
-    title = f"Time and its largest part{f' with {network}' if network else ''}"
+    title = f"{_capitalised(figure)} and its largest part{f' with {network}' if network else ''}"
     return table(title, heads, rows, several=True)
 
 
@@ -250,10 +255,10 @@ def _page_chips(sweep: TechnologySweep) -> doc.Table:
     ]
     heads: dict[str, ColumnKind] = {
         "node": "head",
-        **number_columns("SMs", "clock, GHz", "bf16 peak, TFLOP/s"),
+        **number_columns("SMs", "GHz", "TFLOP/s"),
         "limited by": "text",
     }
-    return table("Chip of each node", heads, rows, several=True)
+    return table("Chip of each node, with its peak in bf16", heads, rows, several=True)
 
 
 def _run(sweep: TechnologySweep, index: int, memory: str, network: str) -> dict[str, Any]:
@@ -265,11 +270,11 @@ def _run(sweep: TechnologySweep, index: int, memory: str, network: str) -> dict[
     for number, figure in enumerate(sweep.figures):
         known = [(point, point.times[figure]) for point in points if figure in point.times]
         factor, _ = _unit(sweep, figure)
-        nodes = [_node(point) for point, _ in known]
+        nodes = [_node(point).replace("nm", "") for point, _ in known]
         data[f"time-{number}"] = {
             "node": nodes,
             "time": [factor * time.total_s for _, time in known],
-            "letter": [LETTERS[time.bound] for _, time in known],
+            "symbol": [SYMBOLS[time.bound] for _, time in known],
             "bound": [time.bound for _, time in known],
         }
         if index < PARTS_CHARTS:
@@ -291,28 +296,37 @@ def _unit(sweep: TechnologySweep, figure: str) -> tuple[float, str]:
     return scale_of(min(times, default=1.0))
 
 
+def _time_axis(sweep: TechnologySweep, figure: str) -> dict[str, Any]:
+    """Return the settings of the axis of times: logarithmic if the times differ much, otherwise from 0."""
+    factor, _ = _unit(sweep, figure)
+    times = [factor * point.times[figure].total_s for point in sweep.points if figure in point.times]
+    low, high = min(times, default=1.0), max(times, default=1.0)
+    if high / low < LOGARITHMIC_FROM:
+        return {"rangemode": "tozero"}
+    ticks = [digit * 10**power for power in range(floor(log10(low)), ceil(log10(high)) + 1) for digit in (1, 2, 5)]
+    labels = [f"{tick:,g}" for tick in ticks]
+    return {"type": "log", "tickvals": ticks, "ticktext": labels, "range": [log10(low / 1.2), log10(high * 1.2)]}
+
+
 def _time_chart(name: str, figure: str, sweep: TechnologySweep) -> dict[str, Any]:
     _, unit = _unit(sweep, figure)
     trace = {
         "type": "scatter",
-        "mode": "lines+markers+text",
+        "mode": "lines+markers",
         "name": "@name",
         "x": "$node",
         "y": "$time",
-        "text": "$letter",
         "customdata": "$bound",
-        "textposition": "top center",
-        "textfont": {"color": "@run", "size": 12},
         "line": {"color": "@run", "width": 2},
-        "marker": {"color": "@run", "size": 7},
-        "hovertemplate": f"%{{x}}: %{{y:.4~g}} {unit}, %{{customdata}}<extra>@name</extra>",
+        "marker": {"color": "@run", "size": 10, "symbol": "$symbol"},
+        "hovertemplate": f"%{{x}} nm: %{{y:.4~g}} {unit}, %{{customdata}}<extra>@name</extra>",
     }
     layout = {
         "showlegend": True,
-        "xaxis": {"type": "category", "title": {"text": "technology node"}},
-        "yaxis": {"title": {"text": f"{figure}, {unit}"}, "rangemode": "tozero"},
+        "xaxis": {"type": "category", "title": {"text": "technology node, nm"}},
+        "yaxis": {"title": {"text": f"{figure}, {unit}"}} | _time_axis(sweep, figure),
     }
-    columns = {"node": "node", unit: "time", "largest part": "bound"}
+    columns = {"node, nm": "node", unit: "time", "largest part": "bound"}
     return {"id": name, "script": "", "traces": [trace], "layout": layout, "table": columns, "scales": {}}
 
 
@@ -325,7 +339,7 @@ def _parts_chart(name: str) -> dict[str, Any]:
             "x": "$node",
             "y": f"${part}",
             "marker": {"color": f"@run-{index}"},
-            "hovertemplate": f"%{{x}}: {part} %{{y:.0%}}<extra></extra>",
+            "hovertemplate": f"%{{x}} nm: {part} %{{y:.0%}}<extra></extra>",
         }
         for index, part in enumerate(PARTS, 1)
     ]
@@ -333,10 +347,10 @@ def _parts_chart(name: str) -> dict[str, Any]:
         "barmode": "stack",
         "bargap": 0.15,
         "showlegend": True,
-        "xaxis": {"type": "category", "title": {"text": "technology node"}},
+        "xaxis": {"type": "category", "title": {"text": "technology node, nm"}},
         "yaxis": {"title": {"text": "share of the time"}, "tickformat": ".0%", "range": [0, 1]},
     }
-    columns = {"node": "node", **{part: part for part in PARTS}}
+    columns = {"node, nm": "node", **{part: part for part in PARTS}}
     return {"id": name, "script": "", "traces": traces, "layout": layout, "table": columns, "scales": {}}
 
 

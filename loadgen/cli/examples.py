@@ -16,7 +16,7 @@ EXAMPLES = {
     "dissect": "loadgen dissect inference --model llama-2-7b --layers 2",
     "simulate": "loadgen simulate --server vllm --gpu H100 --rate 20 --n 500",
     "limits": "loadgen limits --gpu H100 --model llama-3-8b",
-    "hardware": "loadgen hardware sweep --gpu A100 --model llama-2-70b",
+    "hardware": "loadgen hardware sweep --gpu A100 --technology 7nm..1nm",
     "twin": "loadgen twin fit runs/A runs/B --out twin.json",
     "plan-capacity": "loadgen plan-capacity --rate 50 --objective 'ttft.p99 < 1s'",
     "mock-server": "loadgen mock-server --server vllm --port 8000",

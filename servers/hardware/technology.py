@@ -152,7 +152,7 @@ def memory_names(text: str) -> list[str]:
 
 def network_names(text: str) -> list[str]:
     """Parse a list of networks such as `NVLink 4,NVLink 5+InfiniBand XDR`. Raises HardwareError for an unknown name."""
-    return _names(text, lambda name: "+".join(network(part).name for part in name.split("+")), NETWORKS)
+    return _names(text, lambda name: " + ".join(network(part).name for part in name.split("+")), NETWORKS)
 
 
 def scaled_gpu(

@@ -34,7 +34,7 @@ from tests.support.runs import burst, failed, footer, header, healthy, run_of, w
 
 PAGES = (
     *("plain", "bounded", "troubled", "failing_chips", "many", "repeats", "folder", "comparison", "matrix"),
-    *("frontier", "missed", "limits", "inference", "training", "capacity", "twin", "speedup", "bounds"),
+    *("frontier", "missed", "limits", "inference", "training", "capacity", "twin", "speedup", "bounds", "technologies"),
 )
 """Fixtures of pages on disk: what has a `path`."""
 WIDTHS = (360, 1024, 1600)
@@ -91,6 +91,15 @@ def limits(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     """What a GPU could reach."""
     made = make_deployment("H100", "llama-2-70b", "fp8", 8)
     return _written(tmp_path_factory.mktemp("limits"), build_document(compute_limits(made, Load(512, 128, 64)), made))
+
+
+@pytest.fixture(scope="module")
+def technologies(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
+    """A sweep over technology nodes and memories."""
+    folder = tmp_path_factory.mktemp("technologies")
+    words = ("--technology", "7nm..1nm", "--memory", "HBM2E,HBM4", "--page", "page.html")
+    assert in_process(folder, "hardware", "sweep", *words)[0] == 0
+    return OnDisk(folder / "page.html")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def test_text_fits_80_columns_and_says_what_binds(tmp_path: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     for words in (
         "Serving Llama-2-70B in bf16 on 8 x A100-80GB SXM of other technologies",
-        "Time per output token with NVLink 5+InfiniBand XDR",
+        "Time per output token with NVLink 5 + InfiniBand XDR",
         "Prefill of one prompt with NVLink 3",
         "C compute, M memory, N network, L latency.",
         "Parts of the time per output token with HBM4 and NVLink 3",

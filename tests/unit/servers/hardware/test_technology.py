@@ -155,7 +155,7 @@ def test_lists_and_ranges_of_names() -> None:
     assert technology_names("12nm..5nm") == ["12nm", "10nm", "7nm", "5nm"]
     assert technology_names("3nm..N7, 3nm") == ["3nm", "5nm", "7nm"]
     assert memory_names("hbm3..HBM4,8x hbm4") == ["HBM3", "HBM3E", "HBM4", "8 x HBM4"]
-    assert network_names("nvlink4, NVLink 5 + xdr") == ["NVLink 4", "NVLink 5+InfiniBand XDR"]
+    assert network_names("nvlink4, NVLink 5 + xdr") == ["NVLink 4", "NVLink 5 + InfiniBand XDR"]
     with pytest.raises(HardwareError, match="names nothing: choose from 12nm"):
         technology_names(",")
     with pytest.raises(HardwareError, match="unknown technology 'x'"):

@@ -175,10 +175,10 @@ def bounds(
     page: _Page = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what binds each GEMM and attention kernel of a model: compute, memory or latency.
+    """Say what binds each GEMM and attention kernel of a model.
 
-    For each GPU, the command computes the arithmetic intensity, the ridge of the roofline, the expected time, and the
-    batch from which compute binds. Exit codes: 0 computed, 2 usage error.
+    Compute, memory or latency binds. For each GPU, the command computes the arithmetic intensity, the ridge of the
+    roofline, the expected time, and the batch from which compute binds. Exit codes: 0 computed, 2 usage error.
     """
     from loadgen.servers.hardware.bounds import serving_bounds, training_bounds
     from loadgen.servers.hardware.dissection import NATIVE, native_format

@@ -38,7 +38,7 @@ class CachedPrompts(msgspec.Struct, frozen=True, kw_only=True):
     """`responses`: the server states the number in each response. `counters`: the growth of the server's counters. This
     growth includes the requests of other clients."""
     repeated: bool
-    """True if the workload repeats prompts, so that cached tokens are expected."""
+    """True if cached tokens are expected: the workload repeats prompts, or the run is simulated in virtual time."""
     server_share: float | None = None
     """The share according to the server's counters, which include the requests of other clients. None if the server
     has no such counters."""
@@ -81,7 +81,8 @@ def find_cached_prompts(
         prompt_tokens=prompt_tokens,
         share=round(tokens / prompt_tokens, 4),
         source=source,
-        repeated=any(facts.shares_prefixes or facts.has_own_lengths for facts in run.header.workloads)
+        repeated=bool(run.header.server.get("virtual"))
+        or any(facts.shares_prefixes or facts.has_own_lengths for facts in run.header.workloads)
         or run.header.load.recorded,
         server_share=server_share,
         sent_before=str(run.header.client.get("sent_before", "")),

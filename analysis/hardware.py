@@ -69,7 +69,8 @@ GEMM_HEADS = ("phase", "GEMM", "m x n x k", "FLOP/byte", "bound by", "limit", "e
 
 def headings(result: Limits) -> tuple[str, str]:
     """Return two heading lines: the model with its GPUs, and the load with the framework."""
-    tokens = f"{result.input_tokens:,} + {result.output_tokens:,} tokens, {result.in_flight:,} in flight"
+    cached = f" ({100 * result.cache_hit_rate:.0f}% cached)" if result.cache_hit_rate else ""
+    tokens = f"{result.input_tokens:,}{cached} + {result.output_tokens:,} tokens, {result.in_flight:,} in flight"
     title = f"{result.model} in {result.format} on {result.gpus} x {result.gpu}"
     if not result.replayed:
         return title, f"{tokens}, {result.framework}"

@@ -32,7 +32,8 @@ from loadgen.servers.simulated.closed_loop import expected_times
 
 DATA = [Path(__file__).parent / "data"]
 """Folders that are searched for files of rows, in this order. `--data` adds a folder at the front."""
-Rows = list[dict[str, str]]
+Row = dict[str, str]
+Rows = list[Row]
 STREAM_INTERVAL = 20
 """Tokens per chunk of InferenceX with TensorRT-LLM, 1,024 output tokens and less than 8 GPUs. TTFT is 19 steps longer
 there than with 8,192 output tokens."""
@@ -195,11 +196,16 @@ def closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[
     """Return the predicted TTFT, TPOT and tokens per second for each number of clients. `names` is a key of rows."""
     source, engine, card, shape, stored, tp, prompt, output = names
     made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
-    chunk = STREAM_INTERVAL if (engine, output) == ("TensorRT-LLM", "922") and int(tp) < 8 else 1
+    chunk = first_chunk(engine, output, tp)
     load = Load(int(prompt), int(output), np.array(clients), spread=SPREAD.get(source, 0.0), first_chunk=chunk)
     found = expected_times(made, load)
     columns = {"TTFT": found.ttft_s, "TPOT": found.tpot_s, "tokens/s": found.output_tokens_per_s}
     return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(clients))]
+
+
+def first_chunk(engine: str, output: str, tp: str) -> int:
+    """Return the number of tokens in the first chunk of a response. The arguments are columns of closed_loops.csv."""
+    return STREAM_INTERVAL if (engine, output) == ("TensorRT-LLM", "922") and int(tp) < 8 else 1
 
 
 @cache

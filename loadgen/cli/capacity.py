@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from loadgen.cli.options import LOAD, OUTPUT, PlanFile, merge_settings, run_command
-from loadgen.cli.simulate import REAL_SERVER_OPTIONS, SERVER, Acceptance, DraftTokens, Hardware
+from loadgen.cli.simulate import (
+    REAL_SERVER_OPTIONS,
+    SERVER,
+    Acceptance,
+    CacheHitRate,
+    ChunkedPrefill,
+    DraftTokens,
+    Hardware,
+    StepTokens,
+)
 from loadgen.errors import PlanError
 from loadgen.results import write_text
 
@@ -49,15 +58,16 @@ def run_capacity(
         list[str] | None,
         Option(metavar="GPU[=PRICE]", help="GPU to consider, such as 'H100=$2.50' per hour; repeatable.", **SERVER),
     ] = None,
-    model: Annotated[
-        str, Option(help="Model, such as llama-3.1-8b; also the path of a Hugging Face config.json.", **SERVER)
-    ] = "llama-3.1-8b",
+    model: Annotated[str, Option(help="Model or config.json.", **SERVER)] = "llama-3.1-8b",
     tp: Annotated[
         str,
         Option(metavar="N,N", help="Numbers of GPUs per replica; they share each layer (tensor parallel).", **SERVER),
     ] = "1,2,4,8",
     draft_tokens: DraftTokens = 0,
     acceptance: Acceptance = None,
+    cache_hit_rate: CacheHitRate = None,
+    chunked_prefill: ChunkedPrefill = None,
+    step_tokens: StepTokens = None,
     format_name: Annotated[
         str,
         Option(
@@ -81,6 +91,7 @@ def run_capacity(
     """
     from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
     from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
+    from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
     from loadgen.plan import Plan
     from loadgen.servers.hardware import constant
     from loadgen.servers.hardware.inference import ServingOptions
@@ -101,8 +112,13 @@ def run_capacity(
             "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
         )
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
-    serving = ServingOptions(draft_tokens=draft_tokens, acceptance=acceptance)
-    base = ServerModel(model=model, hardware=hardware, serving=serving)
+    serving = ServingOptions(
+        draft_tokens=draft_tokens,
+        acceptance=parse_acceptance(acceptance, draft_tokens),
+        cache_hit_rate=parse_cache_hit_rate(cache_hit_rate),
+        chunked_prefill=chunked_prefill or "",
+    )
+    base = ServerModel(model=model, hardware=hardware, step_tokens=step_tokens, serving=serving)
     candidates = capacity.candidates(gpu or DEFAULT_GPUS, _parse_gpu_counts(tp), format_name.split(","), base)
     options = []
     for number, candidate in enumerate(candidates, 1):

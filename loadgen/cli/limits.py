@@ -16,6 +16,7 @@ from loadgen.cli.options import SettingsCommand
 from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
+    from loadgen.servers.hardware.inference import Deployment
     from loadgen.servers.hardware.technology import ScaledGpu
     from loadgen.servers.hardware.training import TrainingSetup
 
@@ -66,7 +67,26 @@ class LimitsOptions:
         int, Option(min=0, help="Tokens to draft per step (speculative decoding, multi-token prediction).")
     ] = 0
     acceptance: Annotated[
-        float | None, Option(min=0, max=1, help="Probability that a drafted token is accepted (default 0.55).")
+        str | None,
+        Option(
+            metavar="P",
+            help="Probability that a drafted token is accepted (default 0.55), or a run that measured it.",
+        ),
+    ] = None
+    step_tokens: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Maximum tokens per scheduler step. vLLM: max_num_batched_tokens; SGLang: chunked_prefill_size.",
+        ),
+    ] = None
+    chunked_prefill: Annotated[
+        Literal["mixed", "separate", "off"] | None,
+        Option(
+            metavar="M",
+            help="Chunked prefill: mixed, separate or off. Chunks of prompts share steps with decoding, have separate "
+            "steps, or prompts are computed whole. Only for the frameworks vllm and sglang.",
+        ),
     ] = None
     format: Annotated[
         str, Option(help="Format of weights: bf16, fp8, fp8-block, int8, int4, w4a16, mxfp4 or nvfp4.")
@@ -113,6 +133,14 @@ class LimitsOptions:
     input: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per prompt.")] = 512
     output: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Tokens per response.")] = 128
     in_flight: Annotated[int, Option(min=1, rich_help_panel=LOAD, help="Concurrent requests.")] = 64
+    cache_hit_rate: Annotated[
+        str | None,
+        Option(
+            metavar="P",
+            rich_help_panel=LOAD,
+            help="Share of cached prompt tokens. A number such as 0.3, or the folder of a run that measured it.",
+        ),
+    ] = None
     spread: Annotated[
         float,
         Option(
@@ -220,34 +248,17 @@ def _usage_errors() -> Iterator[None]:
 
 def _serving(options: LimitsOptions) -> Any:
     """Compute and print the limits for serving requests, and write the page if requested. Return the limits."""
-    from loadgen.servers.hardware import gpu_links
     from loadgen.servers.hardware.disaggregation import disaggregated_times, with_prefill_workers
-    from loadgen.servers.hardware.inference import ServingOptions
-    from loadgen.servers.hardware.roofline import compute_limits, make_deployment
+    from loadgen.servers.hardware.roofline import compute_limits
     from loadgen.servers.hardware.throughput_model import Load
     from loadgen.servers.simulated.closed_loop import expected_times
 
-    deployment = make_deployment(
-        options.gpu,
-        options.model,
-        options.format,
-        options.tp,
-        options.pp,
-        options.framework,
-        file=options.hardware,
-        changes=_changes(options),
-    )
-    serving = ServingOptions(
-        options.ep, options.dp_attention, options.draft_tokens, options.acceptance, options.pp, options.gpus_per_node
-    )
-    deployment = serving.apply(replace(deployment, architecture=options.architecture))
-    if options.kv_format:
-        deployment = deployment.with_kv_format(options.kv_format)
-    if not options.p2p:
-        link = deployment.gpu.link
-        slow_link = gpu_links()[NO_P2P if link.name.startswith("NVLink") else PCIE_NO_P2P]
-        slow_gpu = replace(deployment.gpu, link=replace(slow_link, bytes_per_s=link.bytes_per_s))
-        deployment = replace(deployment, gpu=slow_gpu)
+    if options.prefill_workers and options.chunked_prefill:
+        raise PlanError(
+            "--chunked-prefill has no effect with --prefill-workers, which compute prompts separately from decoding",
+            "Leave out one of the two options.",
+        )
+    deployment = _deployment(options)
     load = Load(
         options.input,
         options.output,
@@ -296,6 +307,47 @@ def _derivation(options: LimitsOptions) -> ScaledGpu:
     from loadgen.servers.hardware.technology import scaled_gpu
 
     return scaled_gpu(gpu(options.gpu, options.hardware), options.technology, options.memory, options.network)
+
+
+def _deployment(options: LimitsOptions) -> Deployment:
+    """Return the deployment that the options describe. Raises HardwareError for unknown names and invalid values."""
+    from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
+    from loadgen.servers.hardware import gpu_links
+    from loadgen.servers.hardware.inference import ServingOptions
+    from loadgen.servers.hardware.roofline import make_deployment
+
+    deployment = make_deployment(
+        options.gpu,
+        options.model,
+        options.format,
+        options.tp,
+        options.pp,
+        options.framework,
+        file=options.hardware,
+        changes=_changes(options),
+    )
+    if options.step_tokens:
+        limited = replace(deployment.framework, chunk_tokens=options.step_tokens)
+        deployment = replace(deployment, framework=limited)
+    serving = ServingOptions(
+        expert_parallel=options.ep,
+        attention_data=options.dp_attention,
+        draft_tokens=options.draft_tokens,
+        acceptance=parse_acceptance(options.acceptance, options.draft_tokens),
+        pipeline=options.pp,
+        node_gpus=options.gpus_per_node,
+        cache_hit_rate=parse_cache_hit_rate(options.cache_hit_rate),
+        chunked_prefill=options.chunked_prefill or "",
+    )
+    deployment = serving.apply(replace(deployment, architecture=options.architecture))
+    if options.kv_format:
+        deployment = deployment.with_kv_format(options.kv_format)
+    if not options.p2p:
+        link = deployment.gpu.link
+        slow_link = gpu_links()[NO_P2P if link.name.startswith("NVLink") else PCIE_NO_P2P]
+        slow_gpu = replace(deployment.gpu, link=replace(slow_link, bytes_per_s=link.bytes_per_s))
+        deployment = replace(deployment, gpu=slow_gpu)
+    return deployment
 
 
 def _training(options: LimitsOptions) -> dict[str, Any]:

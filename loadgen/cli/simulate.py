@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from typer import Exit, Option
 
@@ -63,12 +63,28 @@ DraftTokens = Annotated[
     ),
 ]
 Acceptance = Annotated[
-    float | None,
+    str | None,
     Option(
-        min=0,
-        max=1,
         metavar="P",
-        help="Share of accepted tokens (default 0.55). Probability that a drafted token is accepted.",
+        help="Share of accepted tokens (default 0.55). Probability that a drafted token is accepted, or the folder "
+        "of a run that measured it.",
+        **SERVER,
+    ),
+]
+CacheHitRate = Annotated[
+    str | None,
+    Option(
+        metavar="P",
+        help="Share of cached prompt tokens. A number such as 0.3, or the folder of a run that measured it.",
+        **SERVER,
+    ),
+]
+ChunkedPrefill = Annotated[
+    Literal["mixed", "separate", "off"] | None,
+    Option(
+        metavar="M",
+        help="Chunked prefill: mixed, separate or off. Chunks of prompts share steps with decoding, have separate "
+        "steps, or prompts are computed whole. Default: as the server does.",
         **SERVER,
     ),
 ]
@@ -82,7 +98,12 @@ RunningLimit = Annotated[
 ]
 StepTokens = Annotated[
     int | None,
-    Option(min=1, help="Maximum tokens per scheduler step. Default: the server's limit.", **SERVER),
+    Option(
+        min=1,
+        help="Maximum tokens per scheduler step. vLLM: max_num_batched_tokens; SGLang: chunked_prefill_size. Default: "
+        "the server's limit.",
+        **SERVER,
+    ),
 ]
 Hardware = Annotated[Path | None, Option(help="TOML file with additional GPUs and models.", **ADVANCED)]
 Changes = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help=SET_HELP, **SERVER)]
@@ -148,6 +169,8 @@ def run_simulation(
     decode_workers: DecodeWorkers = 1,
     draft_tokens: DraftTokens = 0,
     acceptance: Acceptance = None,
+    cache_hit_rate: CacheHitRate = None,
+    chunked_prefill: ChunkedPrefill = None,
     format_name: Format = None,
     vintage: Vintage = None,
     kv_tokens: KvTokens = None,
@@ -170,6 +193,7 @@ def run_simulation(
 ) -> NoReturn:
     """Simulate all repeats of the plan and report the results."""
     from loadgen import folders
+    from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
     from loadgen.servers.hardware.inference import ServingOptions
@@ -203,7 +227,16 @@ def run_simulation(
         step_tokens=step_tokens,
         hardware=hardware,
         changes=(*scaling_changes(technology, memory, network), *(changes or ())),
-        serving=ServingOptions(ep, dp_attention, draft_tokens, acceptance, pp, gpus_per_node),
+        serving=ServingOptions(
+            ep,
+            dp_attention,
+            draft_tokens,
+            parse_acceptance(acceptance, draft_tokens),
+            pp,
+            gpus_per_node,
+            parse_cache_hit_rate(cache_hit_rate),
+            chunked_prefill or "",
+        ),
         workers=WorkerPools(prefill_workers, decode_workers) if prefill_workers else None,
         twin=fitted_twin,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from loadgen.analysis.cached_prompts import MARK as CACHED_MARK
+from loadgen.analysis.format import percent
 from loadgen.analysis.run.record import ErrorKind, Record, State, record_for, unsent_record
 from loadgen.analysis.run.runfile import (
     Footer,
@@ -61,9 +63,9 @@ from loadgen.servers.hardware.validation import Accuracy, accuracy, describe, mo
 from loadgen.servers.simulated.disaggregated_engine import DisaggregatedEngine, WorkerPools
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
-from loadgen.servers.simulated.scheduler_presets import CURRENT, find_engine
+from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
 from loadgen.servers.simulated.step_time import StepDurations
-from loadgen.studies.twin import Twin, step_time_with
+from loadgen.studies.twin import Twin, step_time_with, typical_host_s
 from loadgen.studies.virtual_bodies import BodyReader, describe_counting
 from loadgen.traffic import load_of_traffic
 from loadgen.workloads.arrival_facts import LoadFacts
@@ -135,10 +137,15 @@ class ServerModel:
     changes: tuple[str, ...] = ()
     """Values that replace those of the GPU's data sheet, in the syntax of loadgen.servers.hardware.with_changes."""
     serving: ServingOptions = PLAIN_SERVING
-    """Parallel experts, pipeline stages and speculative decoding. A twin does not use them."""
+    """Parallel experts, pipeline stages, speculative decoding, prefix cache and chunked prefill."""
     workers: WorkerPools | None = None
     """Numbers of workers in disaggregated serving. None: each replica computes prompts and decodes."""
     twin: Twin | None = None
+
+    def policy(self, engine: Engine, kv_tokens: int, running_limit: int | None, step_tokens: int | None) -> Policy:
+        """Return the batching policy of an engine with these limits and with the serving options of this model."""
+        policy = engine.policy_for(kv_tokens, running_limit, step_tokens)
+        return policy.with_serving(self.serving.cache_hit_rate, self.serving.chunked_prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +372,7 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
     deployment = server_model.serving.apply(deployment)
     kv_tokens = server_model.kv_tokens or engine.kv_tokens(deployment)
     return ResolvedModel(
-        policy=engine.policy_for(kv_tokens, server_model.running_limit, server_model.step_tokens),
+        policy=server_model.policy(engine, kv_tokens, server_model.running_limit, server_model.step_tokens),
         kv_tokens=kv_tokens,
         step_time=engine.step_time(deployment),
         request_s=0.0,
@@ -399,14 +406,18 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
         hardware=server_model.hardware,
         changes=server_model.changes,
     )
+    if deployment:
+        deployment = server_model.serving.apply(deployment)
     values = twin.values(draw, elsewhere=_hardware_facts(deployment) != _hardware_facts(measured_deployment))
+    if deployment and measured_deployment:
+        values |= _host_constants(values, engine, measured_deployment, deployment)
     kv_tokens = server_model.kv_tokens or twin.kv_tokens
     if deployment and measured_deployment and not server_model.kv_tokens:
         kv_tokens = round(kv_tokens * engine.kv_tokens(deployment) / engine.kv_tokens(measured_deployment))
     running_limit = server_model.running_limit or twin.running_limit
     step_tokens = server_model.step_tokens or twin.step_tokens
     return ResolvedModel(
-        policy=engine.policy_for(kv_tokens, running_limit, step_tokens),
+        policy=server_model.policy(engine, kv_tokens, running_limit, step_tokens),
         kv_tokens=kv_tokens,
         step_time=step_time_with(values, engine, deployment),
         request_s=values["request_s"],
@@ -415,6 +426,17 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
         model=deployment.model.name if deployment else twin.served,
         hardware={**_hardware_facts(deployment), "twin": ", ".join(str(run["run"]) for run in twin.runs)},
     )
+
+
+def _host_constants(
+    values: Mapping[str, float], engine: Engine, measured: Deployment, predicted: Deployment
+) -> dict[str, float]:
+    """Return the host constants of a twin for another deployment.
+
+    The time of the host differs between kinds of models, such as dense models and mixtures of experts. The twin's
+    constants therefore change by the same factor as those in the hardware tables."""
+    before, after = (typical_host_s(engine, PLAIN_SERVING.apply(deployment)) for deployment in (measured, predicted))
+    return {name: values[name] * after[name] / before[name] for name in before}
 
 
 def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None = None) -> dict[str, Any]:
@@ -462,6 +484,10 @@ def describe_server(plan: Plan, server_model: ServerModel) -> str:
         model = f"{hardware['gpus']} x {hardware['gpu']}: {model}, {hardware['format']}"
         if workers := hardware.get("workers"):
             model += f", {workers['prefill']} prefill and {workers['decode']} decode workers"
+    if resolved.policy.cache_hit_rate:
+        model += f", {percent(resolved.policy.cache_hit_rate)} of prompt tokens cached"
+    if server_model.serving.chunked_prefill:
+        model += f", chunked prefill {server_model.serving.chunked_prefill}"
     accurate = f"; model: {hardware['accuracy']}" if "accuracy" in hardware else ""
     return f"{plan.server} ({origin}) on {model}{accurate}"
 
@@ -663,6 +689,7 @@ class VirtualRun:
         self._path_ns = round(1e9 * resolved.path_s)
         self._engine = resolved.new_engine()
         self._front_end = FrontEnd(round(1e9 * resolved.request_s), self._path_ns)
+        self._engine_assumes_hits = resolved.policy.cache_hit_rate > 0
         self._sample_interval_ns = round(load.plan.metrics_every_s * 1e9)
         self._contexts: dict[tuple[int, int], Sequence[int]] = {}
         """Token ids of prompts and responses that a later request of the same session continues. The key is the request
@@ -1025,6 +1052,8 @@ class VirtualRun:
             counted_by="server",
             stamps=STAMPS.name,
         )
+        if self._engine_assumes_hits and instants:
+            record.marks = {CACHED_MARK: job.cached_tokens}
         if error:
             record.error_kind, record.error_detail = error
         else:

@@ -34,6 +34,10 @@ MAX_FILE_BYTES = 1 << 26
 """Maximum size of a twin file. Thousands of draws of the constants take about 1 MB."""
 
 
+MIN_STEP_S, MIN_SEQUENCE_S = 1e-4, 1e-6
+"""Lower limits of the start values of `step_s` and `sequence_s`. The hardware tables contain 0 for some engines."""
+
+
 class ConstantInfo(NamedTuple):
     """Unit, meaning and prior spread of a fitted constant."""
 
@@ -41,28 +45,29 @@ class ConstantInfo(NamedTuple):
     meaning: str
     spread: float
     """Prior standard deviation of `log(constant)`. It limits how far a fit moves the constant from its start value."""
-    transfer_spread: float
-    """Like `spread`, for values that are used with other hardware or another model."""
+    transfer_spread: float = 0.0
+    """Typical deviation of `log(constant)` from its start value, for values that are used with other hardware or
+    another model. Their prior has heavy tails. 0: the constant has no such value."""
 
 
 STEP_CONSTANTS = {
-    "step_s": ConstantInfo("s", "host time per step", 1.5, 1.0),
-    "sequence_s": ConstantInfo("s", "host time per sequence in a step", 1.0, 0.7),
+    "step_s": ConstantInfo("s", "host time per step", 1.5, 0.3),
+    "sequence_s": ConstantInfo("s", "host time per sequence in a step", 1.0, 0.15),
 }
 REQUEST_CONSTANTS = {
-    "request_s": ConstantInfo("s", "front-end time per request", 2.0, 2.0),
-    "path_s": ConstantInfo("s", "time from the front end to the first step", 2.0, 2.0),
+    "request_s": ConstantInfo("s", "front-end time per request", 2.0, 0.3),
+    "path_s": ConstantInfo("s", "time from the front end to the first step", 2.0, 0.3),
 }
 HARDWARE_CONSTANTS = {
     **STEP_CONSTANTS,
-    "bandwidth": ConstantInfo("", "memory bandwidth, relative to typical kernels", 0.3, 0.1),
-    "compute": ConstantInfo("", "compute, relative to typical kernels", 0.3, 0.1),
+    "bandwidth": ConstantInfo("", "memory bandwidth, relative to typical kernels", 0.3, 0.02),
+    "compute": ConstantInfo("", "compute, relative to typical kernels", 0.3, 0.02),
     **REQUEST_CONSTANTS,
 }
 LINEAR_CONSTANTS = {
     **STEP_CONSTANTS,
-    "token_s": ConstantInfo("s", "time per prompt token", 1.0, 1.0),
-    "context_s": ConstantInfo("s", "time per token of context while decoding", 1.5, 1.5),
+    "token_s": ConstantInfo("s", "time per prompt token", 1.0),
+    "context_s": ConstantInfo("s", "time per token of context while decoding", 1.5),
     **REQUEST_CONSTANTS,
 }
 
@@ -164,6 +169,17 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         )
 
 
+def typical_host_s(engine: Engine, deployment: Deployment) -> dict[str, float]:
+    """Return the values of STEP_CONSTANTS that the hardware tables contain for an engine and a kind of model.
+
+    The values are positive, because a fit changes them by factors."""
+    step_s, sequence_s = deployment.host_s
+    return {
+        "step_s": max(engine.step_s or step_s, MIN_STEP_S),
+        "sequence_s": max(engine.sequence_s or sequence_s, MIN_SEQUENCE_S),
+    }
+
+
 def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
     """Return the model of step durations with the given constants.
 
@@ -180,8 +196,7 @@ def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Depl
         peaks={name: rate * compute for name, rate in gpu.peaks.items()},
         watts=gpu.watts * compute,  # a lower FLOP rate at the same clock, not more energy per FLOP
     )
-    host = replace(engine, step_s=values["step_s"], sequence_s=values["sequence_s"])
-    return host.step_time(replace(deployment, gpu=reached))
+    return engine.step_time(replace(deployment, gpu=reached, host=(values["step_s"], values["sequence_s"])))
 
 
 def read_twin(path: Path) -> Twin:

@@ -36,6 +36,7 @@ from loadgen.studies.twin import (
     Twin,
     TwinConstant,
     step_time_with,
+    typical_host_s,
 )
 from loadgen.workloads import workload
 from loadgen.workloads.workload import SharedPrefix, Workload
@@ -55,10 +56,10 @@ NOISE = 0.1
 """Assumed standard deviation of `log(latency)` of one request."""
 INDEPENDENT_REQUESTS = 20
 """Weight of a run relative to the prior: each run counts as this number of independent requests."""
-TRANSFER_REQUESTS = 1
-"""Weight of a run in requests (as INDEPENDENT_REQUESTS) for the constants that are used with other hardware or another
-model. For each server, the hardware model is off by several percent (validation.csv), in the same direction for all
-requests of a run. More requests therefore say no more about other servers."""
+MODEL_ERRORS = {"ttft": 0.3, "tpot": 0.075}
+"""Typical error of the hardware model for one server: the standard deviation of `log(simulated / measured)`, from
+validation.csv. The error has the same direction for most runs of a server. More runs of this server therefore say no
+more about other hardware or other models."""
 OUTLIER = 0.3
 """Residuals above this value count less than quadratically (soft L1 loss)."""
 STEP_TOKENS = tuple(256 << power for power in range(8))
@@ -75,6 +76,10 @@ REQUEST_STARTS = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-
 MEDIAN_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution divided by its median absolute deviation. The median prevents a few
 outlying blocks from widening all intervals."""
+MIN_PATH_S = 1e-4
+"""Shortest time from the front end to the first step, for the constants for other hardware."""
+TRANSFER_STEPS = 8
+"""Maximum number of steps of the search for the constants for other hardware."""
 DERIVATIVE_STEP = 0.15
 """Change of `log(constant)` for a numerical derivative. With smaller changes, the derivative would show the discrete
 steps of the duration tables."""
@@ -306,7 +311,7 @@ def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: M
         rules=rules,
         served=str(server.get("model") or ""),
         constants=constants,
-        transferred=problem.transferred_constants(solution) if deployment else {},
+        transferred=problem.transferred_constants() if deployment else {},
         draws=[[_rounded(value) for value in draw] for draw in draws],
         residual=problem.fit_errors(solution),
         runs=[{"run": run.name, "requests": len(run.sent_ns)} for run in observed],
@@ -393,23 +398,64 @@ class FitProblem:
             draws.append(np.exp(solution + np.clip(change, -1.5, 1.5)))
         return np.array(draws)
 
-    def transferred_constants(self, solution: Floats) -> dict[str, float]:
+    def transferred_constants(self) -> dict[str, float]:
         """Return the values of the constants for other hardware or another model.
 
-        These values minimise the residuals of `solve`, linearised at `solution`, with two changes. Each run has the
-        weight of TRANSFER_REQUESTS requests. The prior has the standard deviations `transfer_spread`, which are smaller
-        for the rates of kernels, because unusual kernel rates are mostly a property of the measured server alone.
+        A fitted value contains properties of the host and of the engine, which remain the same, and errors of the
+        hardware model for the measured server, which do not apply to other servers. These values are therefore nearer
+        to those of the hardware tables:
+
+        - All runs together count as one observation of TTFT and one of TPOT, with the errors MODEL_ERRORS.
+        - The prior has the width `transfer_spread`. It is small for the rates of kernels, because unusual kernel rates
+          are mostly a property of the measured server alone.
+        - The prior is a Cauchy distribution. Its heavy tails permit a server that is quite different from the tables,
+          for example one with a much shorter path from the front end to the first step.
         """
-        jacobian = self._jacobian(solution)
-        residuals = self._residuals(solution)
-        rows = len(residuals) - len(solution)
-        weight = np.sqrt(TRANSFER_REQUESTS / INDEPENDENT_REQUESTS)
+        from scipy.optimize import least_squares
+
+        prior = self._transfer_prior()
         spread = np.array([info.transfer_spread for info in self.constants.values()])
-        matrix = np.vstack([weight * jacobian[:rows], np.diag(1 / spread)])
-        target = np.concatenate([weight * residuals[:rows], (solution - self._prior) / spread])
-        change = -np.linalg.lstsq(matrix, target, rcond=None)[0]
-        values = np.exp(solution + np.clip(change, -1.5, 1.5))
-        return {name: _rounded(value) for name, value in zip(self.constants, values, strict=True)}
+
+        def residuals(logarithms: Floats) -> Floats:
+            return np.concatenate([self._median_residuals(logarithms), _cauchy((logarithms - prior) / spread)])
+
+        def jacobian(logarithms: Floats) -> Floats:
+            moves = DERIVATIVE_STEP * np.eye(len(logarithms))
+            centre = residuals(logarithms)
+            return np.column_stack([(residuals(logarithms + move) - centre) / DERIVATIVE_STEP for move in moves])
+
+        solution = least_squares(residuals, prior, jac=jacobian, ftol=1e-3, xtol=1e-2, max_nfev=TRANSFER_STEPS)
+        return {name: _rounded(value) for name, value in zip(self.constants, np.exp(solution.x), strict=True)}
+
+    def _transfer_prior(self) -> Floats:
+        """Return the logarithms of the constants in the hardware tables.
+
+        The path from the front end to the first step is at most as long as the fastest request of each run permits: its
+        TTFT, less the simulated TTFT without a path. The simulated TTFT may be too long by MODEL_ERRORS.
+        """
+        assert self.deployment is not None
+        start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))
+        start |= typical_host_s(self.limits.rules, self.deployment)
+        without_path = np.log(list((start | {"path_s": MIN_PATH_S}).values()))
+        start["path_s"] = max(start["path_s"], self.deployment.framework.server_s)
+        for run in self.runs:
+            simulated_s = float(np.nanmin(self.replay_run(run, without_path)[0]))
+            longest_s = float(np.nanmin(run.ttft_s)) - (1 - MODEL_ERRORS["ttft"]) * simulated_s
+            start["path_s"] = max(MIN_PATH_S, min(start["path_s"], longest_s))
+        return np.asarray(np.log(list(start.values())))
+
+    def _median_residuals(self, logarithms: Floats) -> Floats:
+        """Return the median error of TTFT and of TPOT for each run, relative to MODEL_ERRORS.
+
+        The square sum over the runs is 1 if the TPOT of every run is off by MODEL_ERRORS. Large errors of TTFT count
+        less, because the model does not predict well how long requests wait if the KV cache is full."""
+        residuals = []
+        for run in self.runs:
+            for name, error in self._latency_errors(run, logarithms).items():
+                if name in MODEL_ERRORS and not np.isnan(error).all():
+                    residual = np.nanmedian(error) / MODEL_ERRORS[name]
+                    residuals.append(_cauchy(residual) if name == "ttft" else residual)
+        return np.asarray(np.array(residuals) / np.sqrt(len(self.runs)))
 
     def fit_errors(self, solution: Floats) -> dict[str, float]:
         """Return the error of the fit by figure, such as `ttft`. `Twin.residual` defines these errors."""
@@ -437,12 +483,9 @@ class FitProblem:
         """Return the start value of each constant, in the order of `constants`."""
         starts = dict(DEFAULT_START)
         if self.deployment:
-            rules = self.limits.rules
-            framework = self.deployment.framework
-            starts["bandwidth"] = 1.0
-            starts["compute"] = 1.0
-            starts["sequence_s"] = rules.sequence_s or framework.sequence_s
-            starts["step_s"] = max(starts["step_s"], rules.step_s or framework.step_s)
+            typical = typical_host_s(self.limits.rules, self.deployment)
+            starts |= {"bandwidth": 1.0, "compute": 1.0} | typical
+            starts["step_s"] = max(DEFAULT_START["step_s"], typical["step_s"])
         else:
             starts |= linear_step_constants(self.runs)
         return [starts[name] for name in self.constants]
@@ -470,15 +513,23 @@ class FitProblem:
         measured TTFT."""
         parts = []
         for run in self.runs:
-            ttft_s, tpot_s, _ = self.replay_run(run, logarithms)
-            half_step_s = 0.0 if np.isnan(run.tpot_s).all() else np.nanmedian(run.tpot_s) / 2
-            for name, simulated, measured in _latency_pairs(run, ttft_s, tpot_s):
-                added_s = half_step_s if name == "ttft" else 0.0
-                error = np.log(np.maximum(simulated + added_s, 1e-6) / np.maximum(measured + added_s, 1e-6))
+            for error in self._latency_errors(run, logarithms).values():
                 weight = np.sqrt(INDEPENDENT_REQUESTS / max(1, (~np.isnan(error)).sum())) / NOISE
                 soft = OUTLIER * np.sqrt(2 * (np.sqrt(1 + (error / OUTLIER) ** 2) - 1))
                 parts.append(np.nan_to_num(np.sign(error) * soft) * weight)
         return np.concatenate(parts)
+
+    def _latency_errors(self, run: ObservedRun, logarithms: Floats) -> dict[str, Floats]:
+        """Return `log(simulated / measured)` of each request of a run, for `ttft`, `tpot` and `e2e`.
+
+        `median(TPOT) / 2` is added to the simulated and the measured TTFT, as `_latency_residuals` explains."""
+        ttft_s, tpot_s, _ = self.replay_run(run, logarithms)
+        half_step_s = 0.0 if np.isnan(run.tpot_s).all() else np.nanmedian(run.tpot_s) / 2
+        errors = {}
+        for name, simulated, measured in _latency_pairs(run, ttft_s, tpot_s):
+            added_s = half_step_s if name == "ttft" else 0.0
+            errors[name] = np.log(np.maximum(simulated + added_s, 1e-6) / np.maximum(measured + added_s, 1e-6))
+        return errors
 
     def _residuals(self, logarithms: Floats) -> Floats:
         """Return the residuals of the latencies, followed by one residual per constant.
@@ -497,6 +548,11 @@ class FitProblem:
             change = self._residuals(logarithms + move) - self._residuals(logarithms - move)
             columns.append(change / 2 / DERIVATIVE_STEP)
         return np.column_stack(columns)
+
+
+def _cauchy(residual: Any) -> Any:
+    """Return a residual whose square is the Cauchy loss `log(1 + residual**2)`. Large residuals then count less."""
+    return np.sign(residual) * np.sqrt(np.log1p(residual**2))
 
 
 def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tuple[str, Floats, Floats]]:

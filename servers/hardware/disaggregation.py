@@ -29,14 +29,15 @@ def disaggregated_times(
     """
     formula = formula_times(deployment, load, memory_fraction)
     limit = limit_times(deployment, load, memory_fraction)
-    prompt, steps = load.prompt_tokens, load.output_tokens - 1
-    context = prompt + load.output_tokens / 2
+    prompt, cached = deployment.prompt_parts(load.prompt_tokens)
+    steps = load.output_tokens - 1
+    context = load.prompt_tokens + load.output_tokens / 2
     clients = as_float(load.in_flight)
     group = max(deployment.attention_data, int(deployment.framework.chunk_tokens // prompt), 1)
-    group_s = predict_step(deployment, group, prompt).total
+    group_s = predict_step(deployment, group, prompt, before=cached).total
     prompts_per_s = prefill_workers * group / group_s
-    path_s = deployment.framework.server_s + transfer_s(deployment, prompt)
-    alone_s = predict_step(deployment, 1, prompt).total
+    path_s = deployment.framework.server_s + transfer_s(deployment, load.prompt_tokens)
+    alone_s = predict_step(deployment, 1, prompt, before=cached).total
     decoding: Any = elementwise_max(1.0, limit.running * 1.0)
     for _ in range(ITERATIONS):
         tpot_s = elementwise_max(predict_step(deployment, decoding=decoding, context=context).total, limit.tpot_s)

@@ -57,6 +57,14 @@ HEAD_FORMAT = "bf16"
 """Engines keep the output head in 16 bits when they quantise the rest (defaults of ModelOpt, AutoAWQ, vLLM)."""
 
 
+CHUNKED_PREFILL = ("mixed", "separate", "off")
+"""Ways to combine prompts with decoding.
+
+- `mixed`: chunks of prompts share steps with decoding (default of vLLM; SGLang: --enable-mixed-chunk).
+- `separate`: chunks of prompts are computed in steps without decoding (default of SGLang).
+- `off`: prompts are computed as a whole (vLLM: --no-enable-chunked-prefill; SGLang: --chunked-prefill-size -1). Whether
+  they share steps with decoding remains as in the default of the engine.
+"""
 NODE_GPUS = 8
 """Number of GPUs in a usual machine with NVLink (DGX, HGX)."""
 
@@ -84,12 +92,21 @@ class Deployment:
     """Speculative decoding; None if each step adds one token to each sequence."""
     architecture: str = "standard"
     """A key of `ARCHITECTURES`. Raises HardwareError for any other value."""
+    cache_hit_rate: float = 0.0
+    """Share of the tokens of each prompt that the engine finds in its prefix cache and does not compute."""
+    chunked_prefill: str = ""
+    """How the engine combines prompts with decoding: a value of CHUNKED_PREFILL, or "" for the engine's default."""
+    host: tuple[float, float] | None = None
+    """Measured overhead of the host CPU in seconds: per step, and per sequence of a step. None stands for the values of
+    the engine in the hardware tables."""
     node_gpus: int = NODE_GPUS
     """Number of GPUs in one machine. Pipeline stages in different machines communicate over InfiniBand."""
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise HardwareError(f"unknown architecture {self.architecture!r}: choose one of {', '.join(ARCHITECTURES)}")
+        if not 0 <= self.cache_hit_rate <= 1:
+            raise HardwareError(f"--cache-hit-rate {self.cache_hit_rate:g}: give a share from 0 to 1")
         if self.expert_parallel > 1 or self.attention_data > 1:
             self._check_parallel_experts()
 
@@ -102,6 +119,13 @@ class Deployment:
                 f"--ep {self.expert_parallel}: choose a number that divides the {self.stage_gpus} GPUs of "
                 f"--tp times --dp-attention, at most the {experts.count} experts of {self.model.name}"
             )
+
+    def prompt_parts(self, prompt_tokens: int) -> tuple[int, int]:
+        """Return the number of tokens of a prompt that are computed, and the number found in the prefix cache.
+
+        The last token of a prompt is always computed, because it generates the first token of the response."""
+        cached_tokens = min(int(self.cache_hit_rate * prompt_tokens), prompt_tokens - 1)
+        return prompt_tokens - cached_tokens, cached_tokens
 
     def with_kv_format(self, name: str) -> Deployment:
         """Return a copy of this deployment with another number format for the KV cache.
@@ -146,8 +170,12 @@ class Deployment:
         so the time per sequence is divided by the number of groups.
         """
         tokens = self.speculation.tokens_per_step if self.speculation else 1.0
-        overheads = self.framework if self.model.plain else mixture_overheads(self.framework.name)
-        return overheads.step_s / tokens, overheads.sequence_s / tokens / self.attention_data
+        if self.host is not None:
+            step_s, sequence_s = self.host
+        else:
+            overheads = self.framework if self.model.plain else mixture_overheads(self.framework.name)
+            step_s, sequence_s = overheads.step_s, overheads.sequence_s
+        return step_s / tokens, sequence_s / tokens / self.attention_data
 
     @property
     def kv_heads(self) -> int:
@@ -236,6 +264,10 @@ class ServingOptions:
     pipeline: int = 1
     """Number of pipeline stages."""
     node_gpus: int = NODE_GPUS
+    cache_hit_rate: float = 0.0
+    """Share of the prompt tokens that the engine finds in its prefix cache."""
+    chunked_prefill: str = ""
+    """A value of CHUNKED_PREFILL, or "" for the engine's default."""
 
     def apply(self, deployment: Deployment) -> Deployment:
         """Return a copy of a deployment with these options. Raises HardwareError if they do not fit the model."""
@@ -247,6 +279,8 @@ class ServingOptions:
             speculation=TokenDraft(self.draft_tokens, acceptance) if self.draft_tokens else None,
             pipeline=self.pipeline,
             node_gpus=self.node_gpus,
+            cache_hit_rate=self.cache_hit_rate,
+            chunked_prefill=self.chunked_prefill,
         )
 
 
@@ -481,7 +515,7 @@ def exposed_all_reduce_s(architecture: str, layers: int, reduce: Seconds, attent
 
 
 def lower_bounds_s(
-    deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0
+    deployment: Deployment, prompts: Any = 0, tokens: Any = 0, decoding: Any = 0, context: Any = 0, before: Any = 0
 ) -> dict[str, Any]:
     """Return the minimum seconds that a step needs of each resource: `compute`, `memory` and `network`.
 
@@ -490,22 +524,22 @@ def lower_bounds_s(
     """
     speculation = deployment.speculation
     if speculation is None:
-        return _one_step_bounds_s(deployment, prompts, tokens, decoding, context)
+        return _one_step_bounds_s(deployment, prompts, tokens, decoding, context, before)
     queries = speculation.verified_tokens
-    together = _one_step_bounds_s(deployment, prompts, tokens, decoding, context, queries)
-    verifying = _one_step_bounds_s(deployment, 0, 0, decoding, context, queries)
+    together = _one_step_bounds_s(deployment, prompts, tokens, decoding, context, before, queries)
+    verifying = _one_step_bounds_s(deployment, 0, 0, decoding, context, 0, queries)
     saved = 1 - 1 / speculation.tokens_per_step
     return {name: together[name] - saved * verifying[name] for name in together}
 
 
 def _one_step_bounds_s(
-    deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, queries: int = 1
+    deployment: Deployment, prompts: Any, tokens: Any, decoding: Any, context: Any, before: Any, queries: int = 1
 ) -> dict[str, Any]:
     """Return the minimum seconds of one step that computes `queries` tokens for each decoding sequence."""
     gpu = deployment.gpu
     model = deployment.model
     if not model.plain:
-        sequences = StepSequences(prompts, tokens, 0, decoding, context, queries)
+        sequences = StepSequences(prompts, tokens, before, decoding, context, queries)
         return mixture_lower_bounds_s(deployment, sequences, number_format(HEAD_FORMAT))
     prompts = prompts / deployment.pipeline  # a limit: chunks of a prompt may occupy all stages at once
     decoding = decoding / deployment.pipeline
@@ -519,9 +553,9 @@ def _one_step_bounds_s(
         compute_s = compute_s + gemm.count * 2 * m * gemm.n * gemm.k / peak
         read_bytes = read_bytes + gemm.count * gemm.n * gemm.k * gemm.format.weight_bytes
     heads = model.heads / deployment.tensor
-    pairs = prompts * tokens * (tokens + 1) / 2 + decoding * queries * context  # of a query and a key
+    pairs = prompts * tokens * ((tokens + 1) / 2 + before) + decoding * queries * context  # of a query and a key
     compute_s = compute_s + 4 * model.layers * heads * model.head_dim * pairs / gpu.peaks["bf16"]
-    cached_tokens = decoding * context + prompts * tokens
+    cached_tokens = decoding * context + prompts * (tokens + before)
     read_bytes = read_bytes + deployment.kv_token_bytes / deployment.tensor * cached_tokens
     all_reduces = ARCHITECTURES[deployment.architecture] * model.layers
     return {

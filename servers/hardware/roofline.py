@@ -93,6 +93,8 @@ class Limits:
     input_tokens: int
     output_tokens: int
     in_flight: int
+    cache_hit_rate: float
+    """Share of the prompt tokens that the engine finds in its prefix cache."""
     spread: float
     """Maximum relative deviation of a request's token counts from `input_tokens` and `output_tokens`."""
     rounds: int
@@ -176,6 +178,7 @@ def compute_limits(
         input_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,
         in_flight=int(load.in_flight) * replicas,
+        cache_hit_rate=deployment.cache_hit_rate,
         spread=load.spread,
         rounds=load.rounds,
         statistic=load.statistic,
@@ -185,7 +188,7 @@ def compute_limits(
         limit=_figures(best, deployment, kv_tokens, replicas, bottleneck(deployment, load, memory_fraction)),
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
-        gemms=_gemm_bounds(deployment, load.prompt_tokens, int(best.running)),
+        gemms=_gemm_bounds(deployment, deployment.prompt_parts(load.prompt_tokens)[0], int(best.running)),
         accuracy=accuracies(deployment),
         curve=_curve(deployment, load, memory_fraction, replicas, expect),
     )

@@ -84,21 +84,21 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
     memory. The fields `spread`, `rounds` and `statistic` of the load are not used.
     """
     framework = deployment.framework
-    prompt = load.prompt_tokens
+    prompt, cached = deployment.prompt_parts(load.prompt_tokens)
     limit = limit_times(deployment, load, memory_fraction)
     batch = limit.running
-    context = prompt + load.output_tokens / 2
+    context = load.prompt_tokens + load.output_tokens / 2
     decode = predict_step(deployment, decoding=batch, context=context).total
     decode_of_others = predict_step(deployment, decoding=batch - 1, context=context).total * (batch > 1)
     prompts_per_step = framework.interference * (batch - 1) / load.output_tokens  # of other requests
     mixed = predict_step(
-        deployment, elementwise_max(prompts_per_step, 1), prompt, decoding=batch, context=context
+        deployment, elementwise_max(prompts_per_step, 1), prompt, decoding=batch, context=context, before=cached
     ).total
-    prompt_alone = predict_step(deployment, 1, prompt).total
-    static_batch = predict_step(deployment, load.in_flight, prompt).total
+    prompt_alone = predict_step(deployment, 1, prompt, before=cached).total
+    static_batch = predict_step(deployment, load.in_flight, prompt, before=cached).total
     tpot = decode + elementwise_min(prompts_per_step, 1) * (mixed - decode)
     server = framework.server_s + framework.request_s * load.in_flight
-    queueing = framework.queueing * _queueing_time(deployment, prompt, batch, prompt_alone)
+    queueing = framework.queueing * _queueing_time(deployment, load.prompt_tokens, batch, prompt_alone)
     tpot = elementwise_max(tpot, limit.tpot_s)
     ttft = elementwise_max(server + decode_of_others / 2 + mixed + queueing, limit.prompt_prefill_s)
     times = _with_kv_wait(
@@ -122,18 +122,19 @@ def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9
     an engine may compute the prompts of all requests before it decodes. The limit of TTFT is the time to compute a
     single prompt, without any wait.
     """
-    prompt = load.prompt_tokens
+    prompt, cached = deployment.prompt_parts(load.prompt_tokens)
     batch = running_requests(deployment, load, memory_fraction)
-    context = prompt + load.output_tokens / 2
+    context = load.prompt_tokens + load.output_tokens / 2
     decode = _slowest(lower_bounds_s(deployment, 0, 0, batch, context))
-    one_prompt = _slowest(lower_bounds_s(deployment, 1, prompt, 0, 0))
-    mixed = _slowest(lower_bounds_s(deployment, (batch - 1) / load.output_tokens, prompt, batch, context))
+    one_prompt = _slowest(lower_bounds_s(deployment, 1, prompt, before=cached))
+    prompts_per_step = (batch - 1) / load.output_tokens
+    mixed = _slowest(lower_bounds_s(deployment, prompts_per_step, prompt, batch, context, cached))
     steady = _with_kv_wait(
         load,
         batch,
         one_prompt,
         elementwise_max(decode, mixed),
-        prefill=_slowest(lower_bounds_s(deployment, load.in_flight, prompt, 0, 0)),
+        prefill=_slowest(lower_bounds_s(deployment, load.in_flight, prompt, before=cached)),
         prompt_prefill=one_prompt,
         decode_step=decode,
     )
@@ -147,7 +148,8 @@ def bottleneck(deployment: Deployment, load: Load, memory_fraction: float = 0.9)
     """
     batch = running_requests(deployment, load, memory_fraction)
     context = load.prompt_tokens + load.output_tokens / 2
-    bounds = lower_bounds_s(deployment, (batch - 1) / load.output_tokens, load.prompt_tokens, batch, context)
+    prompt, cached = deployment.prompt_parts(load.prompt_tokens)
+    bounds = lower_bounds_s(deployment, (batch - 1) / load.output_tokens, prompt, batch, context, cached)
     return max(bounds, key=lambda name: float(bounds[name]))
 
 
@@ -196,7 +198,7 @@ def _with_kv_wait(
     )
 
 
-def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone: Any) -> Any:
+def _queueing_time(deployment: Deployment, prompt_tokens: int, batch: Any, prompt_alone: Any) -> Any:
     """Return the mean time that a prompt waits for other prompts in a closed loop of `batch` requests.
 
     The calculation first assumes that all prompts arrive together. The first prompt is then computed alone, and the
@@ -204,11 +206,12 @@ def _queueing_time(deployment: Deployment, prompt: int, batch: Any, prompt_alone
     request starts when another request ends. With more groups, the arrivals drift further apart. The waiting time is
     therefore divided by `1 + groups / drift_groups`.
     """
+    prompt, cached = deployment.prompt_parts(prompt_tokens)
     following = elementwise_max(batch - 1, 1e-9)
     prompts_per_step = elementwise_max(deployment.framework.chunk_tokens // prompt, 1)
     group_size = elementwise_min(prompts_per_step, elementwise_max(following, 1))
     groups = ceiling(following / group_size)
-    group = predict_step(deployment, group_size, prompt).total
+    group = predict_step(deployment, group_size, prompt, before=cached).total
     mean = (prompt_alone + (batch - 1) * (prompt_alone + group * (groups + 1) / 2)) / batch
     return (mean - prompt_alone) / (1 + groups / constant("drift_groups"))
 

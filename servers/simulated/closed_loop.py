@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from loadgen.servers.hardware import Framework
+from loadgen.servers.hardware import Framework, HardwareError
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import Load, LoadTimes, formula_times, limit_times
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
@@ -64,6 +64,11 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):
+        if deployment.chunked_prefill:
+            raise HardwareError(
+                "--chunked-prefill is modelled for the frameworks vllm and sglang without pipeline stages, not for "
+                f"{deployment.framework.name} with --pp {deployment.pipeline}"
+            )
         return formula
     if isinstance(load.in_flight, int | float):
         ttft_s, tpot_s, rate = _replayed(deployment, load, memory_fraction)
@@ -110,6 +115,7 @@ def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[R
     policy = policy_of(deployment.framework)
     assert policy is not None
     policy = replace(policy, prefix_cache=False, step_tokens=int(deployment.framework.chunk_tokens))
+    policy = policy.with_serving(deployment.cache_hit_rate, deployment.chunked_prefill)
     longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
     kv_tokens = max(deployment.kv_tokens(memory_fraction), 2 * policy.block_size + longest)
     engine = VirtualEngine(Scheduler(policy, kv_tokens), _step_time(deployment))

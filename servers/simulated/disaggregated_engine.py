@@ -63,7 +63,7 @@ class DisaggregatedEngine:
     ) -> None:
         decode_policy = replace(
             policy, prefill="mixed", reserve="output", step_tokens=UNLIMITED, prefix_cache=False, max_paddings=None
-        )
+        ).with_serving(cache_hit_rate=0.0, chunked_prefill="mixed")
         decode_time = DecodeStepTime(step_time)
         self._prefill = [VirtualEngine(Scheduler(policy, kv_tokens), step_time) for _ in range(pools.prefill)]
         self._decode = [VirtualEngine(Scheduler(decode_policy, kv_tokens), decode_time) for _ in range(pools.decode)]

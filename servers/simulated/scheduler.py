@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal, NamedTuple
@@ -132,12 +132,31 @@ class Policy:
     """Tokens per block of KV cache."""
     watermark: float = 0.0
     """Share of the KV cache that admission leaves free."""
+    chunked: bool = True
+    """False: prompts are computed as a whole in one step, also with `mixed` and `chunked-first` prefill. A prompt
+    longer than `step_tokens` gets a step without other prompts."""
     prefix_cache: bool = False
     """Full blocks of a prompt are not computed again if an earlier prompt begins with the same tokens."""
+    cache_hit_rate: float = 0.0
+    """Share of the tokens of each prompt that are found in the prefix cache, even if no earlier prompt had them."""
     output_share: float = 0.7
     """`share`: the share of the remaining output at the start (SGLang: 0.7 times `schedule_conservativeness`)."""
     memory_fraction: float
     """Share of the GPU memory that weights and KV cache may use (vLLM: `gpu_memory_utilization`)."""
+
+    def with_serving(self, cache_hit_rate: float, chunked_prefill: str) -> Policy:
+        """Return a copy of this policy with two serving options.
+
+        `chunked_prefill` is a value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. With "", prompts and
+        decoding are combined as before."""
+        policy = replace(self, cache_hit_rate=cache_hit_rate)
+        if chunked_prefill == "mixed":
+            return replace(policy, prefill="mixed", chunked=True)
+        if chunked_prefill == "separate":
+            return replace(policy, prefill="chunked-first", chunked=True)
+        if chunked_prefill == "off":
+            return replace(policy, chunked=False)
+        return policy
 
     def max_sequence_tokens(self, kv_tokens: int) -> int:
         """Return the maximum length of a job (prompt plus output, in tokens) in a KV cache of `kv_tokens` tokens."""
@@ -362,7 +381,7 @@ class Scheduler:
         a later job would fit.
         """
         policy = self.policy
-        whole_prompts = policy.prefill == "separate"
+        whole_prompts = policy.prefill == "separate" or not policy.chunked
         longest = 0
         while self.waiting and budget > 0 and self.running < policy.running_limit:
             job = self.waiting[0]
@@ -372,13 +391,14 @@ class Scheduler:
                 self._admits_next_step = True
                 return
             known_tokens = job.prompt_tokens + job.emitted
-            if whole_prompts and self._chunks and known_tokens > budget:
+            new_tokens = known_tokens - self._assumed_cached_tokens(job)
+            if whole_prompts and self._chunks and new_tokens > budget:
                 return
             reserved_tokens = self._tokens_to_reserve(job)
             if not self._has_room(job, reserved_tokens):
                 return
-            longest = max(longest, known_tokens)
-            if whole_prompts and self._chunks and self._exceeds_padding(longest, known_tokens):
+            longest = max(longest, new_tokens)
+            if whole_prompts and self._chunks and self._exceeds_padding(longest, new_tokens):
                 return
             self.waiting.popleft()
             if not job.emitted:  # a preempted job was admitted before
@@ -387,7 +407,9 @@ class Scheduler:
             job.reserved_tokens = reserved_tokens
             job.computed_tokens = self._find_cached_tokens(job, known_tokens)
             self._prefilling[job] = None
-            chunk = known_tokens if whole_prompts else min(known_tokens - job.computed_tokens, budget)
+            chunk = known_tokens - job.computed_tokens
+            if not whole_prompts:
+                chunk = min(chunk, budget)
             self._schedule_chunk(job, chunk)
             budget -= chunk
 
@@ -479,8 +501,16 @@ class Scheduler:
         while len(cache) > self.kv_tokens // size:
             cache.popitem(last=False)
 
+    def _assumed_cached_tokens(self, job: Job) -> int:
+        """Return the number of prompt tokens that the policy assumes to be in the prefix cache (`cache_hit_rate`).
+
+        The last token is always computed, because it generates the next token."""
+        return min(int(self.policy.cache_hit_rate * job.prompt_tokens), job.prompt_tokens + job.emitted - 1)
+
     def _find_cached_tokens(self, job: Job, known_tokens: int) -> int:
-        """Return the number of a job's leading tokens that are in the prefix cache. Only full blocks count.
+        """Return the number of a job's leading tokens that are in the prefix cache.
+
+        Only full blocks count. The result is at least the number that `Policy.cache_hit_rate` assumes.
 
         `known_tokens` is the number of prompt and output tokens so far. The result is always less than `known_tokens`,
         because the last of these tokens must be computed to generate the next token.
@@ -492,6 +522,7 @@ class Scheduler:
                 break
             self._prefix_cache.move_to_end(key)
             hits += size
+        hits = max(hits, self._assumed_cached_tokens(job))
         if not job.emitted:  # a preempted job is counted once
             self._cached_prompt_tokens += hits
             job.cached_tokens = hits

@@ -41,6 +41,18 @@ def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_cached_prompts_need_fewer_gpus(tmp_path: Path) -> None:
+    """Each replica takes a higher rate, and smaller steps change the rate."""
+    words = ("plan-capacity", *LOAD, "--gpu", "H100", "--tp", "1", "--json", "--input-tokens", "4096")
+    rates = []
+    for more in ((), ("--cache-hit-rate", "0.8"), ("--step-tokens", "1024", "--chunked-prefill", "mixed")):
+        code, out, _ = in_process(tmp_path, *words, *more)
+        assert code == 0
+        rates.append(json.loads(out)["options"][0]["replica_per_s"])
+    assert rates[1] > 1.5 * rates[0]
+    assert rates[2] != rates[0]
+
+
 def test_a_plan_file_says_the_load(tmp_path: Path) -> None:
     """Prompts and answers of a plan; options win."""
     (tmp_path / "plan.toml").write_text('server = "tgi"\ninput_tokens = 64\noutput_tokens = 16\n', "utf-8")

@@ -82,6 +82,9 @@ def test_text_is_for_people() -> None:
             "Llama-3-70B does not fit 1 x H100 SXM in bf16: its weights of 141 GB need 2 GPUs or more; choose",
         ),
         (["--model", "nowhere.json"], "nowhere.json: "),
+        (["--cache-hit-rate", "2"], "--cache-hit-rate 2 is not a share from 0 to 1"),
+        (["--framework", "nim", "--chunked-prefill", "off"], "is modelled for the frameworks vllm and sglang"),
+        (["--prefill-workers", "1", "--chunked-prefill", "off"], "Leave out one of the two options"),
         (["--page", "nowhere/page.html"], "cannot write nowhere/page.html"),
     ],
 )
@@ -90,6 +93,17 @@ def test_mistakes_are_sentences(options: list[str], words: str) -> None:
     ended = limits(*options)
     assert (ended.returncode, words in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_cached_prompts_and_whole_prompts_change_the_expected_times() -> None:
+    """The load line states the cached share. Steps with fewer tokens, and separate steps, change the replay."""
+    load = ("--input", "4096", "--in-flight", "16")
+    plain, cached = found(*load), found(*load, "--cache-hit-rate", "0.5")
+    assert (plain["cache_hit_rate"], cached["cache_hit_rate"]) == (0.0, 0.5)
+    assert cached["expected"]["ttft_s"] < plain["expected"]["ttft_s"]
+    assert "4,096 (50% cached) + 128 tokens" in limits(*load, "--cache-hit-rate", "0.5").stdout
+    assert found(*load, "--step-tokens", "1024")["expected"]["ttft_s"] != plain["expected"]["ttft_s"]
+    assert found(*load, "--chunked-prefill", "separate")["expected"] != plain["expected"]
 
 
 def test_a_change_says_what_it_buys() -> None:

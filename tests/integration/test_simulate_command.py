@@ -94,6 +94,19 @@ def test_separate_workers_and_pipelines(tmp_path: Path) -> None:
     assert told["server"]["platform"] == "10 x A800-80GB SXM"
 
 
+def test_cached_prompts_can_be_read_from_a_run(tmp_path: Path) -> None:
+    """The run states the share as a note, without a warning, and a later simulation takes the share from its folder."""
+    words = (*ENGINE, *SMALL, "--cache-hit-rate", "0.25", "--chunked-prefill", "off", "--no-report")
+    code, out, _ = burst(tmp_path, *words, command="simulate")
+    assert code == 0
+    assert "25% of prompt tokens cached, chunked prefill off" in out
+    assert "prompt tokens (25%) came from the server's prefix cache." in " ".join(out.split())
+    (tmp_path / "again").mkdir()
+    words = (*ENGINE, *SMALL, "--cache-hit-rate", str(tmp_path / "run"), "--json", "--no-report")
+    code, out, _ = burst(tmp_path / "again", *words, command="simulate")
+    assert json.loads(out)["cached_prompts"]["share"] == 0.25
+
+
 def test_a_twin_has_no_separate_workers() -> None:
     """The message says what to name instead."""
     model = ServerModel(twin=create_autospec(Twin, instance=True), workers=WorkerPools(1, 1))

@@ -43,7 +43,7 @@ def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:
         assert record.end_ns == record.chunk_ns[-1]
     header, footer = run.header, run.footer
     assert (header.server["simulated"], header.server["virtual"], header.stamps.name) == (True, True, "virtual")
-    hardware = {"gpu": "A100-80GB SXM", "model": "Llama-2-7B", "tensor_parallel": 1, "format": "bf16"}
+    hardware = {"gpu": "A100-80GB SXM", "model": "Llama-2-7B", "tensor_parallel": 1, "gpus": 1, "format": "bf16"}
     accuracy = {"accuracy": "TTFT, TPOT not validated"}  # vLLM was measured on H100 and B200
     assert header.server["hardware"] == hardware | {"vintage": "current"} | accuracy
     assert footer is not None

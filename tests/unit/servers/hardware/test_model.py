@@ -362,3 +362,30 @@ def test_a_chip_may_have_a_row_of_its_own() -> None:
     """GB202 has other tensor cores than the Blackwell of data centers; AD104 takes the row of its family."""
     names = {name: gpu(name).architecture.name for name in ("RTX 5090", "B200", "RTX 4090", "L4", "H100")}
     assert list(names.values()) == ["Blackwell GB202", "Blackwell", "Ada AD102", "Ada", "Hopper"]
+
+
+def test_cached_prompt_tokens_are_read_but_not_computed() -> None:
+    """Half of a prompt computes half of the GEMM work. The other half is read from the KV cache by attention."""
+    whole = make_deployment("H100", "llama-3.1-8b")
+    half = replace(whole, cache_hit_rate=0.5)
+    assert (whole.prompt_parts(8192), half.prompt_parts(8192)) == ((8192, 0), (4096, 4096))
+    assert replace(whole, cache_hit_rate=1.0).prompt_parts(100) == (1, 99)
+    load = Load(8192, 64, 4)
+    for times in (formula_times, limit_times):
+        ratio = float(times(half, load).prompt_prefill_s / times(whole, load).prompt_prefill_s)
+        assert 0.5 < ratio < 0.6, times
+    alone = lower_bounds_s(whole, 1, 4096)
+    after = lower_bounds_s(whole, 1, 4096, before=4096)
+    pairs = 4096 * 4096
+    assert after["compute"] - alone["compute"] == pytest.approx(4 * 32 * 32 * 128 * pairs / gpu("H100").peaks["bf16"])
+    assert compute_limits(half, load).cache_hit_rate == 0.5
+    with pytest.raises(HardwareError, match="--cache-hit-rate 2: give a share"):
+        replace(whole, cache_hit_rate=2.0)
+
+
+def test_a_measured_host_replaces_that_of_the_tables() -> None:
+    """Both for a dense model and for a mixture of experts, and per attention group."""
+    for name in ("llama-3.1-8b", "gpt-oss-120b"):
+        assert replace(make_deployment("H100", name, tensor=2), host=(1e-3, 2e-5)).host_s == (1e-3, 2e-5)
+    mixture = make_deployment("H100", "gpt-oss-120b", tensor=2)
+    assert replace(mixture, attention_data=2, host=(1e-3, 2e-5)).host_s == (1e-3, 1e-5)

@@ -140,3 +140,37 @@ def test_the_engines_of_2023_are_slower(server: str) -> None:
         took.append([step_ns(Batch(0, 0, 0, decoding, decoding * 300)) for decoding in (1, 64)])
     assert took[0][0] < took[1][0]
     assert took[1][0] < took[1][1]
+
+
+def test_a_share_of_each_prompt_may_be_cached() -> None:
+    """Only the other tokens are computed, after the cached ones. The last token of a prompt is always computed."""
+    policy = find_engine("vllm").policy
+    half, whole = (policy.with_serving(share, "") for share in (0.5, 1.0))
+    assert [batch[:3] for batch in steps(scheduler(half, 4096, (100, 1)))] == [(1, 50, 50 * 50 + 50 * 51 // 2)]
+    assert [batch.prompt_tokens for batch in steps(scheduler(whole, 4096, (100, 1)))] == [1]
+    made = scheduler(half, 4096, (100, 1), (60, 1))
+    list(steps(made))
+    assert made.gauges().cached_prompt_tokens == 80
+    tgi = find_engine("tgi").policy.with_serving(0.5, "")
+    assert [batch.prompt_tokens for batch in steps(scheduler(replace(tgi, step_tokens=64), 4096, (100, 1)))] == [50]
+
+
+@pytest.mark.parametrize(
+    ("server", "chunked", "expected"),
+    [
+        ("vllm", "", [(40, 0), (40, 0), (20, 1), (0, 2), (0, 1)]),
+        ("vllm", "mixed", [(40, 0), (40, 0), (20, 1), (0, 2), (0, 1)]),
+        ("vllm", "separate", [(40, 0), (40, 0), (20, 0), (0, 2), (0, 2)]),
+        ("vllm", "off", [(50, 0), (50, 1), (0, 2), (0, 1)]),
+        ("sglang", "", [(40, 0), (40, 0), (20, 0), (0, 2), (0, 2)]),
+        ("sglang", "mixed", [(40, 0), (40, 0), (20, 1), (0, 2), (0, 1)]),
+        ("sglang", "off", [(50, 0), (50, 0), (0, 2), (0, 2)]),
+    ],
+)
+def test_prompts_are_combined_with_decoding_as_requested(
+    server: str, chunked: str, expected: list[tuple[int, int]]
+) -> None:
+    """Each step as (prompt tokens, decoding), for two prompts of 50 tokens, 3 output tokens and 40 tokens per step."""
+    policy = replace(find_engine(server).policy, step_tokens=40).with_serving(0.0, chunked)
+    found = [(batch.prompt_tokens, batch.decoding) for batch in steps(scheduler(policy, 4096, (50, 3), (50, 3)))]
+    assert found == expected

@@ -1,0 +1,87 @@
+"""Parses option values that are shares. A share is a number, or the folder of a run in which a server reported it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen.errors import PlanError
+
+if TYPE_CHECKING:
+    from loadgen.analysis.summary import Summary
+
+HIT_RATE_HINT = "Write --cache-hit-rate 0.3, or name the folder of a run against a server that reports cached prompts."
+ACCEPTANCE_HINT = "Write --acceptance 0.6, or name the folder of a run against a server that reports its draft tokens."
+
+
+def parse_cache_hit_rate(text: str | None) -> float:
+    """Return the share of prompt tokens that the prefix cache of a server contains.
+
+    `text` is a number from 0 to 1, or the folder of a run. None stands for 0. Raises PlanError for other values, and
+    for a run without this share.
+    """
+    if text is None:
+        return 0.0
+    share = _number(text, "--cache-hit-rate", HIT_RATE_HINT)
+    if share is not None:
+        return share
+    cached = _summary(text).cached_prompts
+    if cached is None:
+        raise PlanError(f"{text}: the server did not report how many prompt tokens were in its cache", HIT_RATE_HINT)
+    return cached.share
+
+
+def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
+    """Return the probability that a server accepts a drafted token, or None if `text` is None.
+
+    `text` is a number from 0 to 1, or the folder of a run. `draft_tokens` is the number of drafted tokens per step. The
+    probability is computed from the acceptance length of the run: the mean number of tokens per step. Raises PlanError
+    for other values, and for a run without an acceptance length.
+    """
+    if text is None:
+        return None
+    share = _number(text, "--acceptance", ACCEPTANCE_HINT)
+    if share is not None:
+        return share
+    speculation = _summary(text).speculation
+    if speculation is None or speculation.acceptance_length is None:
+        raise PlanError(f"{text}: the server did not report how many draft tokens it accepted", ACCEPTANCE_HINT)
+    if not draft_tokens:
+        raise PlanError(f"--acceptance {text} needs the number of drafted tokens", "Add --draft-tokens 3.")
+    return acceptance_from_length(speculation.acceptance_length, draft_tokens)
+
+
+def acceptance_from_length(length: float, draft_tokens: int) -> float:
+    """Return the acceptance `p` for which a step has `length` tokens on average: 1 + p + p**2 + ... + p**draft_tokens.
+
+    The result is 1 if `length` exceeds `draft_tokens + 1`, and 0 if `length` is less than 1.
+    """
+    from scipy.optimize import brentq
+
+    def excess(acceptance: float) -> float:
+        return sum(acceptance**position for position in range(draft_tokens + 1)) - length
+
+    if excess(0.0) >= 0:
+        return 0.0
+    return 1.0 if excess(1.0) <= 0 else float(brentq(excess, 0.0, 1.0))
+
+
+def _number(text: str, option: str, hint: str) -> float | None:
+    """Return the number that `text` contains, or None if `text` names an existing file or folder."""
+    try:
+        share = float(text)
+    except ValueError:
+        if Path(text).exists():
+            return None
+        raise PlanError(f"{option} {text} is neither a number nor the folder of a run", hint) from None
+    if not 0 <= share <= 1:
+        raise PlanError(f"{option} {text} is not a share from 0 to 1", hint)
+    return share
+
+
+def _summary(folder: str) -> Summary:
+    """Return the summary of the run in a folder. Raises PlanError if the folder contains no run."""
+    from loadgen.analysis.build_summary import summarise
+    from loadgen.analysis.run import runfile
+
+    return summarise(runfile.read(Path(folder)))

@@ -143,7 +143,8 @@ class GroupedCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         super().format_epilog(ctx, formatter)
-        write_example(self.name, formatter)
+        groups = ctx.command_path.split()[1:-1]
+        write_example(" ".join([*groups, self.name or ""]), formatter)
 
     def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         """Return the arguments and options by help heading, each as (names, help text)."""
@@ -157,8 +158,8 @@ class GroupedCommand(TyperCommand):
         return {heading: rows for heading, rows in sections.items() if rows}
 
 
-def write_example(name: str | None, formatter: Any) -> None:
-    """Write the example of a command after its help. Commands without an example get no text."""
+def write_example(name: str, formatter: Any) -> None:
+    """Write the example of a command, such as `hardware bounds`, after its help. A command without one gets no text."""
     if name in EXAMPLES:
         formatter.write(f"\nExample: {EXAMPLES[name]}\n")
 

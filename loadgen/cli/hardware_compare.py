@@ -54,6 +54,13 @@ def compare(
             help="GPUs that share each layer (tensor parallel). Default: 1 for inference; the fastest for training.",
         ),
     ] = None,
+    network: Annotated[
+        str,
+        Option(
+            metavar="L,L",
+            help="Another link, such as 'NVLink 5' within a machine, or InfiniBand NDR between machines.",
+        ),
+    ] = "",
     input_tokens: Annotated[int, Option("--input", min=1, help="Tokens per prompt.", **SERVING)] = 512,
     output_tokens: Annotated[int, Option("--output", min=1, help="Tokens per response.", **SERVING)] = 128,
     in_flight: Annotated[
@@ -110,6 +117,7 @@ def compare(
                 per_gpu("--batch", batch, number, positive),
                 per_gpu("--recomputation", recomputation, number, one_of(RECOMPUTATIONS)),
                 per_gpu("--attention", attention, number, one_of(ATTENTIONS)),
+                per_gpu("--network", network, number, str),
                 strict=True,
             )
         ]
@@ -130,6 +138,7 @@ def compare(
                 per_gpu("--tp", tp or "1", number, positive),
                 per_gpu("--dp", dp, number, positive),
                 per_gpu("--in-flight", in_flight, number, positive) if in_flight else [None] * number,
+                per_gpu("--network", network, number, str),
                 strict=True,
             )
         ]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loadgen.servers.hardware import Gpu, HardwareError, number_format
+from loadgen.servers.hardware import Gpu, HardwareError, gpu, number_format
 from loadgen.servers.hardware.dissection import (
     NATIVE,
     UNLIMITED_BYTES,
@@ -31,6 +31,7 @@ from loadgen.servers.hardware.dissection import (
 )
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.roofline import MEMORY_FRACTION, make_deployment
+from loadgen.servers.hardware.technology import scaling_changes
 from loadgen.servers.hardware.throughput_model import Load, decode_step_parts, formula_times
 from loadgen.servers.hardware.validation import accuracies, speed_up_accuracy
 
@@ -47,9 +48,9 @@ class ServedBy:
     framework: str = "vllm"
     tensor: int = 1
     replicas: int = 1
-    in_flight: int | None = (
-        None  # Requests in flight on all replicas; None for as many as fit, at most MOST_IN_FLIGHT each
-    )
+    in_flight: int | None = None
+    """Requests in flight on all replicas. None for as many as fit, at most MOST_IN_FLIGHT on each replica."""
+    network: str = ""  # Link within a machine, as of `loadgen limits --network`; empty for the link of the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def dissect_serving(
     """
     load = Load(prompt_tokens, output_tokens, 1)
     states = [_state(use, model, load, file) for use in uses]
-    compared = [_compared(use, state) for use, state in zip(uses, states, strict=True)]
+    compared = [_compared(use, state, gpu(use.gpu, file).name) for use, state in zip(uses, states, strict=True)]
     results = []
     for index in range(len(uses) - 1):
         changes = _changes(states[index], states[index + 1])
@@ -90,9 +91,9 @@ def serving_speed(state: ServingState) -> float:
 
 
 def _state(use: ServedBy, model: str, load: Load, file: Path | None) -> ServingState:
-    deployment = make_deployment(use.gpu, model, "bf16", use.tensor, 1, use.framework, file=file)
-    format_name = native_format(deployment.gpu) if use.format == NATIVE else use.format
-    deployment = make_deployment(use.gpu, model, format_name, use.tensor, 1, use.framework, file=file)
+    changes = scaling_changes(None, None, use.network)
+    format_name = native_format(gpu(use.gpu, file)) if use.format == NATIVE else use.format
+    deployment = make_deployment(use.gpu, model, format_name, use.tensor, 1, use.framework, file=file, changes=changes)
     request_tokens = load.prompt_tokens + load.output_tokens
     fitting = deployment.kv_tokens(MEMORY_FRACTION) // request_tokens
     if not fitting:
@@ -104,7 +105,7 @@ def _state(use: ServedBy, model: str, load: Load, file: Path | None) -> ServingS
     return ServingState(deployment, load, use.replicas, min(wanted, fitting))
 
 
-def _compared(use: ServedBy, state: ServingState) -> ComparedGpu:
+def _compared(use: ServedBy, state: ServingState, name: str) -> ComparedGpu:
     deployment = state.deployment
     accuracy = accuracies(deployment)["TPOT"]
     seconds = decode_step_parts(deployment, replace(state.load, in_flight=state.in_flight), MEMORY_FRACTION)
@@ -113,10 +114,11 @@ def _compared(use: ServedBy, state: ServingState) -> ComparedGpu:
         "TP": str(use.tensor),
         "replicas": str(use.replicas),
         "engine": deployment.framework.name,
+        "link": deployment.gpu.link_for(deployment.tensor).name,
         "KV cache": f"{8 * deployment.kv_bytes:.0f} bits",
     }
     return ComparedGpu(
-        deployment.gpu.name,
+        name,
         deployment.gpus * use.replicas,
         deployment.weights.name,
         settings,

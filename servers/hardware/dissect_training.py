@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from loadgen.servers.hardware import Gpu, HardwareError, ModelShape, gpu, model
+from loadgen.servers.hardware import Gpu, HardwareError, ModelShape, gpu, model, with_changes
 from loadgen.servers.hardware.dissection import (
     CAPACITY,
     NATIVE,
@@ -29,7 +29,9 @@ from loadgen.servers.hardware.dissection import (
     link_change,
     memory_change,
     native_format,
+    network_change,
 )
+from loadgen.servers.hardware.technology import scaling_changes
 from loadgen.servers.hardware.training import (
     IterationTime,
     Recomputation,
@@ -60,6 +62,7 @@ class TrainedOn:
     batch: int = 256  # Sequences per iteration, on all GPUs
     recomputation: str = "auto"  # `auto`, or the value of TrainingSetup.recomputation
     attention: Attention = "fused"
+    network: str = ""  # Link within or between machines, as of `loadgen limits --network`; empty for the GPU's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def dissect_training(uses: Sequence[TrainedOn], job: TrainingJob) -> list[Dissec
     """
     shape = model(job.model, job.file)
     setups = [_fastest_setup(use, job, shape) for use in uses]
-    compared = [_compared(setup) for setup in setups]
+    compared = [_compared(setup, gpu(use.gpu, job.file).name) for use, setup in zip(uses, setups, strict=True)]
     results = []
     for index in range(len(uses) - 1):
         before, after = setups[index], setups[index + 1]
@@ -116,7 +119,7 @@ def _fastest_setup(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Train
 
 def _possible_setups(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Iterator[TrainingSetup]:
     """Yield the job with all settings that divide the heads, the layers, the GPUs and the batch without a remainder."""
-    card = gpu(use.gpu, job.file)
+    card = with_changes(gpu(use.gpu, job.file), scaling_changes(None, None, use.network))
     base = TrainingSetup(
         gpu=card,
         model=shape,
@@ -155,7 +158,7 @@ def _divisions(gpus: int, tensor: int | None, shape: ModelShape) -> Iterator[tup
         yield from ((size, stages, groups // stages) for stages in range(1, groups + 1) if groups % stages == 0)
 
 
-def _compared(setup: TrainingSetup) -> ComparedGpu:
+def _compared(setup: TrainingSetup, name: str) -> ComparedGpu:
     times = predict_iteration(setup)
     settings = {
         "batch": f"{setup.batch:,}",
@@ -164,10 +167,11 @@ def _compared(setup: TrainingSetup) -> ComparedGpu:
         "chunks": str(setup.interleave),
         "recomputation": setup.recomputation,
         "attention": "fused" if setup.flash else "stored",
+        "network": setup.gpu.machine_link.name,
     }
     seconds = {field.name.removesuffix("_s"): getattr(times, field.name) for field in fields(IterationTime)}
     return ComparedGpu(
-        setup.gpu.name,
+        name,
         setup.gpus,
         setup.number,
         settings,
@@ -191,6 +195,8 @@ def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> l
     gpus_per_layer = max(old.tensor, new.tensor)
     if gpus_per_layer > 1:
         changes.append(_on_gpu(link_change(old.gpu, new.gpu, gpus_per_layer)))
+    if old.gpu.machine_link != new.gpu.machine_link:
+        changes.append(_on_gpu(network_change(old.gpu, new.gpu)))
     changes.append(_on_gpu(launch_change(old.gpu, new.gpu)))
     if old.flash != new.flash:
         before, after = ("fused" if setup.flash else "stored" for setup in (old, new))

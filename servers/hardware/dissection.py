@@ -258,6 +258,18 @@ def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
     )
 
 
+def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
+    """Return the change of the link to GPUs of other machines. The rates are those of both directions."""
+    before, after = old.machine_link, new.machine_link
+    return FactorChange(
+        "network",
+        f"{2e-9 * before.bytes_per_s:,.0f}",
+        f"{2e-9 * after.bytes_per_s:,.0f} GB/s",
+        after.bytes_per_s / before.bytes_per_s,
+        lambda card: replace(card, network=after),
+    )
+
+
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
     """Return the change of the memory capacity. `apply` gives a state what fits into the memory of the second GPU."""
     before, after = old.memory_bytes, new.memory_bytes

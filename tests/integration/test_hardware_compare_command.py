@@ -63,6 +63,7 @@ def test_one_value_for_all_or_one_per_gpu() -> None:
         "TP": "2",
         "replicas": "1",
         "engine": "TensorRT-LLM",
+        "link": "NVLink 4",
         "KV cache": "",
     }
 

@@ -128,6 +128,14 @@ def test_the_example_of_a_command_can_be_parsed(name: str, tmp_path: Path, monke
         subcommand.make_context(words[1], words[2:], parent=context)
 
 
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if " " in name])
+def test_a_subcommand_has_an_example_of_its_own(name: str, tmp_path: Path) -> None:
+    """`hardware compare --help` does not end with the example of `compare`."""
+    _, shown, _ = in_process(tmp_path, *name.split(), "--help")
+    assert shown.rstrip().endswith(f"Example: {EXAMPLES[name]}")
+    assert EXAMPLES[name].startswith(f"loadgen {name} ")
+
+
 def test_the_old_name_of_a_command_still_works(tmp_path: Path) -> None:
     """`sim` is `mock-server`."""
     code, shown, _ = in_process(tmp_path, "sim", "--help")

@@ -58,6 +58,7 @@ def test_factors_of_serving_multiply_to_the_speed_up(uses: list[ServedBy]) -> No
         [TrainedOn("A100"), TrainedOn("B200")],
         [TrainedOn("A100", batch=64, recomputation="full", attention="stored"), TrainedOn("B200")],
         [TrainedOn("A100", gpus=64), TrainedOn("H100", "bf16", gpus=256, batch=1024)],
+        [TrainedOn("A100", network="InfiniBand HDR"), TrainedOn("B200", network="InfiniBand NDR")],
     ],
 )
 def test_factors_of_training_multiply_to_the_speed_up(uses: list[TrainedOn]) -> None:

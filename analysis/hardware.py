@@ -7,7 +7,7 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from loadgen.servers.hardware.technology import Change
+from loadgen.servers.hardware import Change
 
 if TYPE_CHECKING:
     from loadgen.analysis.report import Document

@@ -17,7 +17,6 @@ from loadgen.errors import OutputError, PlanError
 
 if TYPE_CHECKING:
     from loadgen.servers.hardware.inference import Deployment
-    from loadgen.servers.hardware.technology import ScaledGpu
     from loadgen.servers.hardware.training import TrainingSetup
 
 LOAD = "Load"
@@ -274,7 +273,6 @@ def _serving(options: LimitsOptions) -> Any:
     result = compute_limits(deployment, load, options.memory_fraction, replicas=options.dp, expect=expect)
     if options.prefill_workers:
         result = with_prefill_workers(result, deployment, options.prefill_workers)
-    result = replace(result, gpu_changes=_derivation(options).changes)
     if options.page:
         from loadgen.analysis.hardware import build_document
         from loadgen.analysis.report.page import render
@@ -299,14 +297,6 @@ def _changes(options: LimitsOptions) -> list[str]:
     from loadgen.servers.hardware.technology import scaling_changes
 
     return [*scaling_changes(options.technology, options.memory, options.network), *(options.set or ())]
-
-
-def _derivation(options: LimitsOptions) -> ScaledGpu:
-    """Return the hypothetical GPU, with what was changed and why."""
-    from loadgen.servers.hardware import gpu
-    from loadgen.servers.hardware.technology import scaled_gpu
-
-    return scaled_gpu(gpu(options.gpu, options.hardware), options.technology, options.memory, options.network)
 
 
 def _deployment(options: LimitsOptions) -> Deployment:
@@ -369,7 +359,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
         "tokens_per_s_per_gpu": tokens / times.total_s / setup.gpus,
         "mfu": mfu(setup, times.total_s),
         "accuracy": asdict(accuracy(TRAINED, setup.gpu.name, "dense", "iteration")),
-        "gpu_changes": [asdict(change) for change in _derivation(options).changes],
+        "gpu_changes": [asdict(change) for change in setup.gpu.changes],
         "seconds": asdict(times),
         "memory_bytes": asdict(used) | {"total": used.total, "fits": used.total <= setup.gpu.memory_bytes},
     }

@@ -153,6 +153,16 @@ class MixtureOverheads:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of a GPU that a derivation changed, as text, and the reason."""
+
+    figure: str
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """Data-sheet figures of one GPU."""
 
@@ -169,6 +179,7 @@ class Gpu:
     pcie: Link
     source: str = ""  # Address of the data sheet
     network: Link | None = None  # To GPUs of other machines; None stands for MACHINE_LINK
+    changes: Sequence[Change] = ()  # Differences of a hypothetical GPU from the real one; empty for a real GPU
 
     @property
     def flops_per_s(self) -> float:
@@ -296,10 +307,15 @@ class ModelShape:
 def gpu(name: str, file: Path | None = None) -> Gpu:
     """Return the figures of a GPU by name, from the user's TOML file `file` or from gpus.csv.
 
-    The user's file takes precedence. Raises HardwareError for an unknown name. The message suggests the nearest name
-    and lists all names.
+    The user's file takes precedence. `A100 (3nm, HBM4)` names a hypothetical GPU, see technology.py. Raises
+    HardwareError for an unknown name. The message suggests the nearest name and lists all names.
     """
-    return find_entry("GPU", name, "gpus", _gpu_from_row, file)
+    parts = _HYPOTHETICAL_GPU.fullmatch(name)
+    if parts is None:
+        return find_entry("GPU", name, "gpus", _gpu_from_row, file)
+    from loadgen.servers.hardware.technology import scaled_gpu, sort_names
+
+    return scaled_gpu(gpu(parts[1], file), *sort_names(parts[2])).gpu
 
 
 def parse_gpus(text: str) -> tuple[int, str]:
@@ -375,6 +391,8 @@ _VARIANT_SUFFIX = re.compile(
     re.IGNORECASE,
 )
 """Parts of a served model's name that do not affect its shape."""
+_HYPOTHETICAL_GPU = re.compile(r"([^()]*[^() ]) ?\(([^()]*)\)")
+"""Name of a real GPU, and names of a technology node, a memory and networks in parentheses."""
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?([kMGTP]?)(B/s|B|Hz|FLOP/s|FLOPs|)")
 _PREFIXES = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 

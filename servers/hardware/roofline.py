@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadgen.servers.hardware import HardwareError, ModelShape, framework, gpu, model, number_format, with_changes
+from loadgen.servers.hardware import (
+    Change,
+    HardwareError,
+    ModelShape,
+    framework,
+    gpu,
+    model,
+    number_format,
+    with_changes,
+)
 from loadgen.servers.hardware.experts import LayerGemm, layer_gemms
 from loadgen.servers.hardware.inference import (
     HEAD_FORMAT,
@@ -20,7 +29,6 @@ from loadgen.servers.hardware.inference import (
     model_gemms,
 )
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
-from loadgen.servers.hardware.technology import Change
 from loadgen.servers.hardware.throughput_model import (
     Load,
     LoadTimes,
@@ -191,6 +199,7 @@ def compute_limits(
         gemms=_gemm_bounds(deployment, deployment.prompt_parts(load.prompt_tokens)[0], int(best.running)),
         accuracy=accuracies(deployment),
         curve=_curve(deployment, load, memory_fraction, replicas, expect),
+        gpu_changes=deployment.gpu.changes,
     )
 
 

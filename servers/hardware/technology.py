@@ -14,7 +14,8 @@ was compared with measurements.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import log
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 from loadgen.servers.hardware import (
     FOLDER,
     SCALINGS,
+    Change,
     Gpu,
     HardwareError,
     Link,
@@ -70,16 +72,6 @@ class NetworkGeneration:
     name: str
     between_machines: bool
     link: Link
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One figure of a GPU that a derivation changed, as text, and the reason."""
-
-    figure: str
-    before: str
-    after: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +175,35 @@ def scaled_gpu(
             result = _with_network(result, network(part))
             names.append(network(part).name)
     name = f"{gpu.name} ({', '.join(names)})" if names else gpu.name
-    return replace(result, gpu=replace(result.gpu, name=name))
+    return replace(result, gpu=replace(result.gpu, name=name, changes=tuple(result.changes)))
+
+
+def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
+    """Return the names of the technology, the memory and the networks in a list such as `3nm, HBM4, NVLink 5`.
+
+    Raises HardwareError for a name that is none of them, and for several technologies or memories.
+    """
+    finders: Sequence[Callable[[str], str]] = (
+        lambda name: technology(name).name,
+        _memory_name,
+        lambda name: network(name).name,
+    )
+    groups: tuple[list[str], ...] = ([], [], [])
+    for part in (part.strip() for part in re.split(r"[,+]", text)):
+        for group, find in zip(groups, finders, strict=True):
+            with suppress(HardwareError):
+                group.append(find(part))
+                break
+        else:
+            known = [*known_names(TECHNOLOGIES), *known_names(MEMORIES), *known_names(NETWORKS)]
+            raise HardwareError(
+                f"{part!r} is no technology node, memory or network of a hypothetical GPU: choose from "
+                f"{', '.join(known)}"
+            )
+    nodes, memories, networks = groups
+    if len(nodes) > 1 or len(memories) > 1:
+        raise HardwareError(f"({text}) names several nodes or several memories: a GPU has one of each")
+    return nodes[0] if nodes else None, memories[0] if memories else None, "+".join(networks) or None
 
 
 def scaling_changes(technology_name: str | None, memory_name: str | None, network_name: str | None) -> list[str]:
@@ -342,7 +362,7 @@ def _memory_name(text: str) -> str:
     return f"{count} x {generation.name}" if count else generation.name
 
 
-def _names(text: str, find: Any, table: str) -> list[str]:
+def _names(text: str, find: Callable[[str], str], table: str) -> list[str]:
     """Return the names in a list such as `a,b..d`. `find` returns the name in the table of what a user wrote.
 
     `b..d` stands for all rows of the table from `b` to `d`, or from `d` to `b`.

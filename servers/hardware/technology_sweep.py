@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from loadgen.servers.hardware import Gpu, HardwareError
+from loadgen.servers.hardware import Change, Gpu, HardwareError
 from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.resource_shares import DividedTime, TimeOf, divide_time
-from loadgen.servers.hardware.technology import Change, scaled_gpu, technology
+from loadgen.servers.hardware.technology import scaled_gpu, technology
 from loadgen.servers.hardware.throughput_model import Load, running_requests
 from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
 

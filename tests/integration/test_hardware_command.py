@@ -96,13 +96,15 @@ def test_limits_of_a_hypothetical_gpu(tmp_path: Path) -> None:
     answer = json.loads(in_process(tmp_path, *words, "--json")[1])
     assert answer["gpu_changes"][0]["figure"] == "SMs"
     assert not any(accuracy["validated"] for accuracy in answer["accuracy"].values())
+    named = json.loads(in_process(tmp_path, "limits", "--gpu", "A100 (3nm, HBM4, NVLink 5)", "--json")[1])
+    assert named == answer
     trained = in_process(tmp_path, *words, "--training", "--flash")[1]
     assert "The GPU is hypothetical:" in trained
     assert trained.endswith("A GPU like this does not exist, so nothing was compared with measurements.\n")
 
 
 def test_a_simulated_load_on_a_hypothetical_gpu(tmp_path: Path) -> None:
-    """Faster memory shortens TPOT; the run is named after the GPU, whose limit is not known."""
+    """Faster memory shortens TPOT; the run is named after the GPU, and its limit is that of this GPU."""
     words = ("simulate", "--server", "vllm", "--gpu", "A100", "--model", "llama-3-8b", "--n", "20", "--rate", "2")
     summaries = []
     for out, options in (("real", ()), ("new", ("--technology", "3nm", "--memory", "HBM4"))):
@@ -112,5 +114,5 @@ def test_a_simulated_load_on_a_hypothetical_gpu(tmp_path: Path) -> None:
     real, new = (summary["latency"]["tpot_s"]["p50"] for summary in summaries)
     assert new < 0.7 * real
     assert "A100-80GB SXM (3nm, HBM4)" in (tmp_path / "new" / "run.jsonl").read_text("utf-8")
-    assert summaries[0]["limit"]
-    assert not summaries[1].get("limit")
+    assert summaries[1]["limit"]["gpu"] == "A100-80GB SXM (3nm, HBM4)"
+    assert summaries[1]["limit"]["tpot_s"] < summaries[0]["limit"]["tpot_s"]

@@ -6,7 +6,7 @@ from math import log
 
 import pytest
 
-from loadgen.servers.hardware import HardwareError, gpu, tables, with_changes
+from loadgen.servers.hardware import HardwareError, gpu, parse_gpus, tables, with_changes
 from loadgen.servers.hardware.kernels import power_scale
 from loadgen.servers.hardware.technology import (
     memory_names,
@@ -125,6 +125,21 @@ def test_changes_of_set_derive_the_same_gpu() -> None:
     assert made.name == "A100-80GB SXM (3nm, HBM4)"
     assert made.memory_bytes == 100e9
     assert made.sms == scaled_gpu(A100, "3nm").gpu.sms
+
+
+def test_a_name_in_parentheses_is_a_hypothetical_gpu() -> None:
+    """So every command that takes a GPU takes a hypothetical one; its own name leads back to it."""
+    made = gpu("a100 (hbm4, 3 nm, NVLink 5, XDR)")
+    assert made == scaled_gpu(A100, "3nm", "HBM4", "NVLink 5+InfiniBand XDR").gpu
+    assert made.name == "A100-80GB SXM (3nm, HBM4, NVLink 5, InfiniBand XDR)"
+    assert gpu(made.name) == made
+    assert parse_gpus("4 x A100 (8 x HBM4)") == (4, "A100-80GB SXM (8 x HBM4)")
+    with pytest.raises(HardwareError, match=r"'4nm' is no technology node, memory or network .*: choose from 12nm"):
+        gpu("A100 (4nm)")
+    with pytest.raises(HardwareError, match="names several nodes or several memories"):
+        gpu("A100 (3nm, 5nm)")
+    with pytest.raises(HardwareError, match="unknown GPU 'B1000'"):
+        gpu("B1000 (3nm)")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from loadgen.analysis import client_health, littles_law, stats, summary
@@ -34,6 +35,7 @@ from loadgen.analysis.reasoning import find_answered, reasoning_tokens, unanswer
 from loadgen.analysis.replicas import compare_replicas
 from loadgen.analysis.request_outcomes import count_outcomes, request_counts
 from loadgen.analysis.response_groups import find_groups
+from loadgen.analysis.run.removed_records import RemovedWindow
 from loadgen.analysis.run.runfile import Run
 from loadgen.analysis.run.token_counts import BASES
 from loadgen.analysis.run_course import describe_course
@@ -146,6 +148,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         server_timing=find_server_timing(run, frame),
         response_groups=find_groups(run, frame),
         course=describe_course(run, frame),
+        removed=removed_part(run),
         canaries=compare_canaries(run.canaries, frame, stats.wilson_interval),
         expected_texts=find_expected_texts(frame, stats.wilson_interval),
         suspect_texts=find_suspect_texts(frame),
@@ -263,6 +266,30 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
         over_limit=header.client.get("over_limit"),
         repeat=plan.get("repeat", 0),
         repeats=plan.get("repeats", 1),
+    )
+
+
+def removed_part(run: Run) -> summary.RemovedPart | None:
+    """Return the requests whose Records were removed during the run, or None if no Record was removed."""
+    windows = sorted((window for part in run.removed for window in part.windows), key=lambda window: window.from_ns)
+    if not windows:
+        return None
+    return summary.RemovedPart(
+        requests=sum(part.requests for part in run.removed),
+        complete=sum(part.states.get("complete", 0) for part in run.removed),
+        until_s=max(window.to_ns for window in windows) / 1e9,
+        windows=[_removed_figures(window) for window in windows],
+    )
+
+
+def _removed_figures(window: RemovedWindow) -> summary.RemovedFigures:
+    values: dict[str, Any] = {
+        f"{name.removesuffix('_ns')}_s": None if value is None else value / 1e9
+        for name, value in msgspec.structs.asdict(window).items()
+        if name.endswith("_ns")
+    }
+    return summary.RemovedFigures(
+        requests=window.requests, complete=window.complete, output_tokens=window.output_tokens, **values
     )
 
 

@@ -6,13 +6,15 @@ much smaller than the Records, through a pipe.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from loadgen.analysis.child_process import ChildProcess, can_fork
 from loadgen.analysis.frame import Frame, FrameBuilder, Integers
-from loadgen.analysis.run.runfile import Run, add_rest, scan
+from loadgen.analysis.run.record_files import record_files
+from loadgen.analysis.run.runfile import Run, add_rest, scan, scan_records
 
 MIN_BYTES = 64 << 20
 """Minimum size of a run file that two processes read. Smaller files take less time than the second process."""
@@ -25,11 +27,14 @@ def read_columns(path: Path) -> tuple[Run, Frame]:
     Raises RunFileError if there is no readable run.
     """
     main = path / "run.jsonl" if path.is_dir() else path
-    middle = _middle(main)
-    if middle is not None:
-        result = _read_halves(main, middle)
-        if result is not None:
-            return result
+    files = record_files(main.parent)
+    if files and can_fork() and sum(file.stat().st_size for file in files) >= MIN_BYTES:
+        result = _read_files_and_rest(path, files)
+    else:
+        middle = _middle(main)
+        result = None if middle is None else _read_halves(main, middle)
+    if result is not None:
+        return result
     builder = FrameBuilder()
     run = scan(path, builder.add, on_block=builder.add_block)
     frame = builder.frame()
@@ -55,7 +60,7 @@ def _middle(main: Path) -> int | None:
     if not can_fork() or not main.is_file():
         return None
     size = main.stat().st_size
-    if size < MIN_BYTES or any(main.parent.glob("part-*.jsonl")):
+    if size < MIN_BYTES or any(main.parent.glob("part-*.jsonl")) or record_files(main.parent):
         return None
     with main.open("rb") as stream:
         stream.seek(size // 2)
@@ -77,6 +82,32 @@ def _read_halves(main: Path, middle: int) -> tuple[Run, Frame] | None:
     later_builder, later_run = later
     builder.absorb(later_builder)
     add_rest(run, later_run)
+    frame = builder.frame()
+    return (run, frame) if _are_distinct(frame.id) else None
+
+
+def _read_files_and_rest(path: Path, files: Sequence[Path]) -> tuple[Run, Frame] | None:
+    """Read the files of Records of a long run with two processes, and the rest of the run.
+
+    Return None if a request occurs twice, or if the second process failed.
+    """
+    first, second = files[: len(files) // 2], files[len(files) // 2 :]
+
+    def read_second() -> tuple[FrameBuilder, int]:
+        builder = FrameBuilder()
+        damaged = scan_records(second, builder.add, builder.add_block)
+        builder.close()
+        return builder, damaged
+
+    with ChildProcess(read_second) as child:
+        builder = FrameBuilder()
+        run = scan(path, builder.add, on_block=builder.add_block, files=first)
+        builder.close()
+        later = child.result()
+    if later is None:
+        return None
+    builder.absorb(later[0])
+    run.damaged_lines += later[1]
     frame = builder.frame()
     return (run, frame) if _are_distinct(frame.id) else None
 

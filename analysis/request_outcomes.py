@@ -29,7 +29,8 @@ def request_counts(run: Run, frame: Frame) -> summary.RequestCounts:
     # With a planned duration, or with sessions from a file, the planned number of requests is unknown.
     known = not (plan.get("duration_s") or run.header.traffic)
     planned = (plan.get("n") or 0) * run.header.load.turns if known else 0
-    return count_outcomes(frame, planned)
+    removed = sum(part.requests for part in run.removed)
+    return count_outcomes(frame, max(0, planned - removed))
 
 
 def count_outcomes(frame: Frame, planned: int = 0) -> summary.RequestCounts:

@@ -102,6 +102,37 @@ class RunInfo(msgspec.Struct, kw_only=True):
         return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 
+class RemovedFigures(msgspec.Struct, kw_only=True):
+    """Figures of the requests that ended in one time window, whose records were removed.
+
+    Latencies are those of complete requests. None: no request of the window has this latency.
+    """
+
+    from_s: float
+    """Start of the window, in seconds from the start of the run."""
+    to_s: float
+    requests: int
+    complete: int
+    output_tokens: int
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_p50_s: float | None
+    tpot_p99_s: float | None
+    e2e_p50_s: float | None
+    e2e_p99_s: float | None
+
+
+class RemovedPart(msgspec.Struct, kw_only=True):
+    """Requests whose records were removed during the run (--keep-records). They are in no other figure."""
+
+    requests: int
+    complete: int
+    until_s: float
+    """Time from the start of the run at which the last of these requests ended, in seconds."""
+    windows: list[RemovedFigures]
+    """Figures of these requests by time window, in order of time."""
+
+
 class ServerInfo(msgspec.Struct, kw_only=True):
     """The server, as detected by the probe."""
 
@@ -1105,6 +1136,8 @@ class Summary(msgspec.Struct, kw_only=True, omit_defaults=True):
     commands: list[CommandEffect] = []
     """Commands that ran at an instant of the run (--at)."""
     course: RunCourse | None = None
+    removed: RemovedPart | None = None
+    """Requests whose records were removed during the run. None: no record was removed."""
     """Changes and drifts of figures during the run, and restarts of the server. None if there are none."""
     canaries: CanaryFigures | None = None
     """Answers to canaries under load (--verify); None without this option."""

@@ -305,10 +305,10 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
     """Compare the growth of the server's counters over the run with the client's counts.
 
     Warm-up requests are included if the counters were read before the warm-up. The result is empty for a run without
-    readings of the server.
+    readings of the server. The result is also empty if Records were removed during the run.
     """
     all_readings = readings(run, "server")
-    if not all_readings:
+    if not all_readings or run.removed:
         return {}
     valid = [reading for reading in all_readings if not reading.gap]
     first = next((reading for reading in valid if reading.moment in BEFORE), None)

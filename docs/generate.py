@@ -29,8 +29,8 @@ def command_line() -> str:
 
 COMMAND_LINE = """For everyone who looks for an option. This page lists every command with its arguments and options, as
 `--help` prints them. [Which command for which job](../which-command.md) helps to choose a command."""
-RUN_FILE = """For everyone who reads `run.jsonl` with a program of their own. This page lists every field of its four
-kinds of lines. [The run file](../concepts/run-file.md) explains how the file is written and read.
+RUN_FILE = """For everyone who reads `run.jsonl` with a program of their own. This page lists every field of its
+lines. [The run file](../concepts/run-file.md) explains how the file is written and read.
 
 `Integer` is a whole number between -2^61 and 2^61, `Count` one from 0 to 2^53, and `Tokens` one from 0 to 10,000,000. A
 line with any other number is damaged."""
@@ -40,12 +40,21 @@ def run_file() -> str:
     """Return the page of all fields of a run file, from the annotations and docstrings of its structs."""
     modules = [
         ast.parse((DOCS.parent / "analysis/run" / name).read_text("utf-8"))
-        for name in ("runfile.py", "record.py", "canary.py", "command_record.py")
+        for name in ("runfile.py", "record.py", "canary.py", "command_record.py", "removed_records.py")
     ]
     structs = {node.name: node for module in modules for node in module.body if isinstance(node, ast.ClassDef)}
     sections = [
         f"## {name}\n\n{ast.get_docstring(structs[name])}\n\n{_fields(structs[name])}\n"
-        for name in ("Header", "Record", "Canary", "CommandRecord", "Telemetry", "Footer")
+        for name in (
+            "Header",
+            "Record",
+            "Canary",
+            "CommandRecord",
+            "RemovedRecords",
+            "RemovedWindow",
+            "Telemetry",
+            "Footer",
+        )
     ]
     return "\n".join([f"# Run file\n\n{NOTE}\n\n{RUN_FILE}\n", *sections])
 

@@ -375,6 +375,10 @@ class Plan:
     """Read this machine's GPUs through NVML. Default: only if the server runs on this machine."""
     server_pid: Annotated[tuple[int, ...], TUPLE, RunOption("Advanced")] = ()
     """PID of a server process on this machine, to record its memory and that of its children. Repeatable."""
+    soak: Annotated[bool, RunOption("Advanced")] = False
+    """For a run of hours or days: write Records to files of 64 MB, which are compressed during the run."""
+    keep_records_s: Annotated[float | None, POSITIVE, RunOption("Advanced")] = None
+    """With --soak: remove Records of requests that ended longer ago than this, such as 24h. Figures per minute stay."""
     at: Annotated[tuple[str, ...], TUPLE, check_timed_commands, register_commands, RunOption("Advanced")] = ()
     """Run a shell command at a time of the run, such as --at 10m 'kubectl delete pod vllm-0'. Repeatable. The report
     shows the output and the time to recover. Commands that are still running at the end of the run are terminated."""
@@ -525,6 +529,7 @@ class Plan:
         yield from self._raw_mistakes()
         yield from self._end_mistakes()
         yield from self._command_mistakes()
+        yield from self._soak_mistakes()
         if mistake := client_certificate_mistake(self.cert, self.key):
             yield mistake
         if self.n is not None and self.workers > self.n:
@@ -548,6 +553,15 @@ class Plan:
                 yield f"--lengths {self.lengths} needs no tokenizer: leave --tokenizer out"
             else:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
+
+    def _soak_mistakes(self) -> Iterator[str]:
+        """Yield a message for each mistake about the records of a long run."""
+        if self.keep_records_s is None:
+            return
+        if not self.soak:
+            yield "--keep-records removes files of --soak: add --soak"
+        elif self.keep_records_s < self.timeout_s:
+            yield f"--keep-records {self.keep_records_s:g}s is shorter than --timeout {self.timeout_s:g}s"
 
     def _part_mistakes(self) -> Iterator[str]:
         """Yield a message for each objective on a model that the plan does not have.

@@ -70,6 +70,8 @@ NOT_INHERITED = (
     "repeats",
     "repeat",
     "at",
+    "soak",
+    "keep_records_s",
 )
 """Fields of a plan that its classes do not take over."""
 HINT = "Nothing was sent. Correct the tables of the plan file."

@@ -40,6 +40,7 @@ from loadgen.analysis.summary import (
     LengthDifference,
     MemoryLevels,
     OutsideWindow,
+    RemovedPart,
     RequestCounts,
     RunInfo,
     ServerInfo,
@@ -1319,7 +1320,9 @@ def _warnings(summary: Summary) -> list[Finding]:
         f"The closed loop paused {pluralise(client.pauses or 0, 'time')}, for {duration(client.paused_s)} of client"
     )
     paused += " time in total, because requests failed or were rejected at once (no connection, overload, status 5xx)."
+    removed = "" if summary.removed is None else _removed_text(summary.removed)
     candidates = [
+        ("removed", summary.removed, removed, ""),
         ("warmup", requests.warmup_incomplete, warmup, "failures"),
         *(("bottleneck", True, f"{reason[0].upper()}{reason[1:]}.", "client") for reason in client.reasons),
         ("proxy", summary.server.proxied_to, proxy, "client"),
@@ -1333,6 +1336,13 @@ def _warnings(summary: Summary) -> list[Finding]:
         *(("note", True, f"{note}.", "") for note in run.notes),
     ]
     return [Finding(name, "warning", text, anchor) for name, applies, text, anchor in candidates if applies]
+
+
+def _removed_text(removed: RemovedPart) -> str:
+    """Return a text on the requests whose records were removed (--keep-records)."""
+    text = f"{pluralise(removed.requests, 'request')} ({removed.complete:,} complete) that ended in the first"
+    text += f" {duration(removed.until_s)} are in no figure, because --keep-records removed their records. Figures of"
+    return f"{text} {pluralise(len(removed.windows), 'time window')} remain in summary.json (removed)."
 
 
 def measured_text(entry: ObjectiveVerdict) -> str:

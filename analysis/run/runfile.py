@@ -17,6 +17,7 @@ import fcntl
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
@@ -31,13 +32,14 @@ from loadgen.analysis.run.compact_record import CompactRecord
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.id_set import IdSet
 from loadgen.analysis.run.record import Count, Integer, Record
+from loadgen.analysis.run.record_files import open_records, record_file, record_files
+from loadgen.analysis.run.removed_records import RemovedRecords
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
 from loadgen.servers.auth import hide_secrets
 from loadgen.servers.errors import DECODE_ERRORS
 from loadgen.servers.marks import FIELD
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrivals import facts_from_text
-from loadgen.workloads.input_files import open_input
 from loadgen.workloads.spec_syntax import parse_confidence
 from loadgen.workloads.workload_facts import WorkloadFacts, workload_facts
 
@@ -287,6 +289,8 @@ class Run(msgspec.Struct):
     """Answers to canaries (--verify), which are in no figure of the load."""
     commands: list[CommandRecord] = []
     """Commands that ran at an instant of the run (--at)."""
+    removed: list[RemovedRecords] = []
+    """Figures of the Records that were removed during the run (--keep-records)."""
 
 
 def add_rest(run: Run, rest: Run) -> None:
@@ -294,27 +298,35 @@ def add_rest(run: Run, rest: Run) -> None:
     run.telemetry += rest.telemetry
     run.canaries += rest.canaries
     run.commands += rest.commands
+    run.removed += rest.removed
     run.damaged_lines += rest.damaged_lines
     run.footer = rest.footer or run.footer
     run.going_on = run.footer is None and rest.going_on
     _note_simulated(run)
 
 
-_Line = Header | Record | Canary | CommandRecord | Telemetry | Footer
+_Line = Header | Record | Canary | CommandRecord | RemovedRecords | Telemetry | Footer
 _LINE = msgspec.json.Decoder(_Line)
-_COMPACT_LINE = msgspec.json.Decoder(Header | CompactRecord | Canary | CommandRecord | Telemetry | Footer)
+_COMPACT_LINE = msgspec.json.Decoder(
+    Header | CompactRecord | Canary | CommandRecord | RemovedRecords | Telemetry | Footer
+)
 
 
 class RunWriter:
     """Appends lines to the file that one process writes: a part file, or `run.jsonl`. Lines are buffered in memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, worker: int = 0, rotate_bytes: int = 0) -> None:
+        """Open the file. Once it holds `rotate_bytes`, it becomes a file of Records of this worker, and a new file is
+        begun. With 0, the file grows without limit.
+        """
         self.path = path
+        self._worker = worker
+        self._rotate_bytes = rotate_bytes
+        self._rotated = 0
+        self._written = 0
         self._encoder = msgspec.json.Encoder()
         self._pending = bytearray()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        with suppress(OSError):  # Readers test this lock to see whether the run is in progress.
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self._file = self._open()
         self.error: OSError | None = None
         """Error of the last flush, or None if every line was written."""
 
@@ -336,9 +348,27 @@ class RunWriter:
         self.error = None
         try:
             while self._pending:
-                del self._pending[: os.write(self._file, self._pending)]
+                written = os.write(self._file, self._pending)
+                self._written += written
+                del self._pending[:written]
+            if 0 < self._rotate_bytes <= self._written:
+                self._rotate()
         except OSError as error:
             self.error = error
+
+    def _open(self) -> int:
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with suppress(OSError):  # Readers test this lock to see whether the run is in progress.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return file
+
+    def _rotate(self) -> None:
+        """Rename the file, which ends with a whole line, and begin a new one. This takes a tenth of a millisecond."""
+        self._rotated += 1
+        self._written = 0
+        os.rename(self.path, record_file(self.path.parent, self._worker, self._rotated))  # noqa: PTH104
+        os.close(self._file)
+        self._file = self._open()
 
     def close(self) -> Path | None:
         """Flush and close the file. Return None if every line was written.
@@ -373,6 +403,7 @@ def scan(
     on_header: Callable[[Header], object] = lambda _: None,
     span: tuple[int, int | None] = WHOLE_FILE,
     on_block: Callable[[Sequence[CompactRecord]], bool] | None = None,
+    files: Sequence[Path] | None = None,
 ) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
@@ -383,6 +414,9 @@ def scan(
     `span` restricts the reading to a part of `run.jsonl`. Its two values are byte offsets: the beginning of the first
     line to read, and the end of the last line to read (None: the end of the file). The header is read even if it is
     outside the span. Part files are read only without a span.
+
+    `files` are the files of Records to read (loadgen.analysis.run.record_files). By default, all files of the run are
+    read, unless there is a span.
 
     Raises RunFileError if there is no readable header.
     """
@@ -396,16 +430,34 @@ def scan(
     run = Run(main, _header(main, first), [], [], None)
     on_header(run.header)
     parts = sorted(main.parent.glob("part-*.jsonl")) if span == WHOLE_FILE else []
+    if files is None:
+        files = record_files(main.parent) if span == WHOLE_FILE else []
     if span != WHOLE_FILE:
         blocks = _blocks(main, span=span)
         rest = next(blocks, b"").lstrip().partition(b"\n")[2] if not span[0] else b""
     seen = IdSet()  # If the disk filled up, part files remain whose lines are also in run.jsonl.
-    for block in chain([rest], blocks, *map(_blocks, parts)):
+    for block in chain([rest], chain.from_iterable(map(_blocks, files)), blocks, *map(_blocks, parts)):
         if on_block is None or not _take_block(run, block, on_block):
             _take_lines(run, block, seen, on_record)
     run.going_on = run.footer is None and any(map(_being_written, (main, *parts)))
     _note_simulated(run)
     return run
+
+
+def scan_records(
+    files: Iterable[Path],
+    on_record: Callable[[Record], object],
+    on_block: Callable[[Sequence[CompactRecord]], bool],
+) -> int:
+    """Read files of Records without the rest of their run. Return the number of damaged lines.
+
+    The two functions are those of `scan`. The caller must check that no request has two Records.
+    """
+    run = Run(Path(), Header(version="", started_at="", start_ns=0, plan={}, server={}), [], [], None)
+    for block in chain.from_iterable(map(_blocks, files)):
+        if not _take_block(run, block, on_block):
+            _take_lines(run, block, IdSet(), on_record)
+    return run.damaged_lines
 
 
 def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
@@ -453,6 +505,8 @@ def _store(run: Run, item: _Line) -> None:
         run.canaries.append(item)
     elif isinstance(item, CommandRecord):
         run.commands.append(item)
+    elif isinstance(item, RemovedRecords):
+        run.removed.append(item)
     elif isinstance(item, Telemetry):
         run.telemetry.append(item)
     elif isinstance(item, Footer):
@@ -511,7 +565,7 @@ def _blocks(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = W
     of the second offset means the end of the file."""
     position, end = span
     try:
-        with open_input(file, pipes=pipes) as stream:
+        with open_records(file, pipes=pipes) as stream:
             if position:
                 stream.seek(position)
             while end is None or position < end:
@@ -525,8 +579,8 @@ def _blocks(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = W
                     line = f"the line that ends at byte {position:,}"
                     raise RunFileError(f"{file}: {line} has more than {LINE_BYTES:,} bytes. Is this a run?")
                 yield block
-    except OSError as error:
-        raise RunFileError(f"cannot read {file}: {error.strerror}") from error
+    except (OSError, EOFError, zlib.error) as error:  # the last two are errors of compressed data
+        raise RunFileError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:

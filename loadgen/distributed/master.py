@@ -112,6 +112,8 @@ def run(
     Raises DistributedError if the run cannot begin or the Locust process ends, and every error that `prepare.run`
     raises.
     """
+    if plan.soak:
+        raise PlanError("--soak: a distributed run keeps no separate files", "Leave --soak or --distributed out.")
     if plan.verify:
         raise PlanError("--verify: canaries are asked from one machine only", "Leave --verify or --distributed out.")
     protocol.require_locust()

@@ -26,6 +26,7 @@ from loadgen.engine.clock import ClockPairs
 from loadgen.engine.command_runner import CommandRunner
 from loadgen.engine.merge_parts import WorkerExit, merge_parts
 from loadgen.engine.priority import least_raised
+from loadgen.engine.record_keeper import RecordKeeper
 from loadgen.engine.signals import Interrupts
 from loadgen.engine.telemetry_sampler import Sampler
 from loadgen.engine.worker import WorkerTask, preload, work
@@ -70,6 +71,7 @@ def run(
     on_progress: Callable[[str, LiveCounters], str | None],
     sampler: Callable[[], Sampler],
     timed_commands: Sequence[str] = (),
+    keep_records_s: float | None = None,
 ) -> Footer:
     """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
 
@@ -78,11 +80,13 @@ def run(
       interrupted.
     - `sampler` opens the Sampler that reads the server, the GPUs and the host during the run.
     - `timed_commands` are the commands of --at, as the user wrote them. The plan in the header has no secrets.
+    - `keep_records_s` is how long the Records of a --soak run are kept, in seconds. None: until the end.
 
     The first interrupt ends the run and keeps the results so far. The second interrupt also kills the workers.
     """
     telemetry = Sampler({})
     commands = CommandRunner(timed_commands)
+    keeper = RecordKeeper()
     ended_ns: int | None = None
     telemetry_parts: Sequence[Path] = ()
     notes: list[str] = []
@@ -101,6 +105,8 @@ def run(
         open_run(folder, header, stamps, start_ns, ClockPairs().to_realtime(start_ns))
         telemetry.begin(header.start_ns, folder, lambda: sum_counters(worker.counts for worker in workers))
         commands.begin(header.start_ns, folder)
+        if tasks[0].rotate_bytes:
+            keeper.begin(folder, keep_records_s)
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
@@ -124,13 +130,14 @@ def run(
         finally:
             telemetry.stop()
             commands.end()
+            removed_parts = keeper.end(notes)
         return merge_parts(
             exits,
             header,
             folder / "run.jsonl",
             interrupted=interrupts.count > 0,
             ended_ns=ended_ns,
-            telemetry_parts=telemetry_parts,
+            telemetry_parts=[*telemetry_parts, *removed_parts],
             notes=notes,
         )
 

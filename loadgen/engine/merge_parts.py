@@ -14,6 +14,8 @@ import msgspec
 
 from loadgen.analysis.run.id_set import IdSet
 from loadgen.analysis.run.record import ErrorKind, unsent_record
+from loadgen.analysis.run.record_files import open_records, record_files
+from loadgen.analysis.run.removed_records import RemovedRecords
 from loadgen.analysis.run.runfile import Footer, Header, append_lines
 from loadgen.errors import OutputError
 from loadgen.servers.errors import DECODE_ERRORS
@@ -69,9 +71,11 @@ def merge_parts(
     """
     counts = Counter[str]()
     all_notes = list(notes)
+    removed = _removed_records(telemetry_parts)
     try:
         for worker_exit in exits:
-            append_lines(main, _all_records(worker_exit, counts, all_notes, interrupted=interrupted))
+            own = [part for part in removed if part.worker == worker_exit.task.number]
+            append_lines(main, _all_records(worker_exit, counts, all_notes, own, interrupted=interrupted))
         append_lines(main, whole_lines(telemetry_parts, all_notes, "telemetry"))
         footer = Footer(
             ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
@@ -100,31 +104,52 @@ def merge_parts(
     return footer
 
 
+def _removed_records(parts: Iterable[Path]) -> list[RemovedRecords]:
+    """Return the figures of the removed Records among the lines of several files."""
+    result = []
+    for line in whole_lines(parts, [], ""):
+        with suppress(*DECODE_ERRORS):
+            result.append(msgspec.json.decode(line, type=RemovedRecords))
+    return result
+
+
 def _all_records(
-    worker_exit: WorkerExit, counts: Counter[str], notes: list[str], *, interrupted: bool
+    worker_exit: WorkerExit,
+    counts: Counter[str],
+    notes: list[str],
+    removed: Sequence[RemovedRecords],
+    *,
+    interrupted: bool,
 ) -> Iterator[bytes]:
     """Yield the complete lines of a worker's part file, then a failed Record for each due request that has no line.
+
+    The Records of a long run (--soak) that are in separate files are counted, and stay in these files. `removed` are
+    the figures of the files that were removed.
 
     These failed Records have the error kind of a lost request, or of a cancelled request if `interrupted` is True. The
     number of measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
     """
     seen = IdSet()
     task = worker_exit.task
+    for part in removed:
+        counts.update(part.states)
+    for file in record_files(task.part.parent, task.number) if task.rotate_bytes else ():
+        with open_records(file) as stream:
+            for line in stream:
+                _count(line, seen, counts)
     lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.number}")
     for line in lines if worker_exit.convert is None else map(worker_exit.convert, lines):
-        with suppress(*DECODE_ERRORS):
-            record_head = _RECORD_HEAD.decode(line)
-            if record_head.phase == "measured":
-                seen.add(record_head.id)
-                counts[record_head.state] += 1
+        _count(line, seen, counts)
         yield line
     lost = 0
     kind: ErrorKind = "cancelled" if interrupted else "worker_lost"
     detail = f"its worker process ended with {worker_exit.exit}"
     due_instants = () if task.prompts.has_sessions else task.schedule.due_ns or ()
-    requests = islice(task.requests(), worker_exit.due if worker_exit.due > len(seen) else 0)
+    recorded = len(seen) + sum(part.requests for part in removed)
+    last_removed = max((part.max_id for part in removed), default=-1)  # Requests up to this one ended long ago.
+    requests = islice(task.requests(), worker_exit.due if worker_exit.due > recorded else 0)
     for request, due_ns in zip(requests, chain(due_instants, repeat(0)), strict=False):
-        if request.id not in seen:
+        if request.id > last_removed and request.id not in seen:
             lost += 1
             record = unsent_record(request, kind, detail)
             record.worker = task.number
@@ -134,6 +159,15 @@ def _all_records(
         counts["failed"] += lost
         number = "1 request" if lost == 1 else f"{lost} requests"
         notes.append(f"worker {task.number} ended with {worker_exit.exit}; {number} without record")
+
+
+def _count(line: bytes, seen: IdSet, counts: Counter[str]) -> None:
+    """Add the measured request of a line to the ids and to the number of requests per state."""
+    with suppress(*DECODE_ERRORS):
+        record_head = _RECORD_HEAD.decode(line)
+        if record_head.phase == "measured":
+            seen.add(record_head.id)
+            counts[record_head.state] += 1
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:

@@ -94,6 +94,12 @@ UNKNOWN_TOKENS = 1 << 15
 """Context length of a simulated server if prompt lengths are not known beforehand: for sessions and for prompts from a
 file."""
 BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
+ROTATE_BYTES = 64 << 20
+"""Size of the files of Records of a run with --soak."""
+COMPRESSED_SHARE = 0.4
+"""Size of a compressed file of Records, as a share of the size before."""
+ABOUT_FILES = "compressed files of Records"
+SECONDS_PER_DAY = 86_400
 SEVERAL_INPUTS = ("several", "pairs")
 """The `inputs` of dialects whose requests take more than one input."""
 RECORDING_METHOD = "recordings, which have no tokens"
@@ -159,7 +165,7 @@ def run(
         if plan.gpu or plan.dcgm_url or plan.server_pid:  # opened now, so that a missing library is an error
             opened = sampler()
             sampler = partial(lambda: opened)
-        folders.check_room(folder, prepared.bytes)
+        check_disk(plan, prepared, folder, say)
         targets = prepared.tasks[0].targets
         if all(target.over_ip for target in targets):
             machine.check_ports(prepared.schedule.at_once, sum(len(target.addresses) for target in targets))
@@ -167,7 +173,33 @@ def run(
         header.server |= {"launch": dict(launch)} if launch else {}
         header.client |= {"alone": dict(alone)} if alone else {}
         header.client["calibration"] = machine.load_calibration(header.host, say)
-        return coordinator.run(prepared.tasks, header, folder, on_progress, sampler, plan.at)
+        return coordinator.run(
+            prepared.tasks, header, folder, on_progress, sampler, plan.at, keep_records_s=plan.keep_records_s
+        )
+
+
+def check_disk(plan: Plan, prepared: Prepared, folder: Path, say: Say) -> None:
+    """Raise OutputError if the disk of the folder is clearly too small for the run.
+
+    For a run with --soak, report how fast its files grow. In a closed loop, the throughput decides, which is not known
+    before the run."""
+    if not plan.soak:
+        folders.check_room(folder, prepared.bytes)
+        return
+    due_ns, count = prepared.schedule.due_ns, prepared.schedule.count or prepared.schedule.clients
+    needed = prepared.bytes * COMPRESSED_SHARE
+    if not due_ns or due_ns[-1] <= 0:
+        say(f"disk: about {needed / max(1, count) / 1e3:.1f} kB per request, in {ABOUT_FILES}")
+        return
+    length_s = due_ns[-1] / NS_PER_S
+    kept = ""
+    if plan.keep_records_s is not None:
+        needed *= min(1.0, plan.keep_records_s / length_s)
+        kept = f", of which the last {plan.keep_records_s / 3600:g} h are kept"
+    day = prepared.bytes * COMPRESSED_SHARE / length_s * SECONDS_PER_DAY
+    rate = f"{len(due_ns) / length_s:,.3g} requests/s"
+    say(f"disk: about {day / 1e9:,.2g} GB per day at {rate}, in {ABOUT_FILES}{kept}; {needed / 1e9:,.2g} GB in total")
+    folders.check_room(folder, round(needed) + 2 * ROTATE_BYTES * len(prepared.tasks))
 
 
 @contextlib.contextmanager
@@ -224,6 +256,7 @@ def prepare(
                 schedule=load.task.schedule.share_for(worker, plan.workers),
                 part=folder / f"part-{len(ready) * worker + index}.jsonl",
                 canaries=canaries.get(index) if worker == 0 else None,
+                rotate_bytes=ROTATE_BYTES if plan.soak else 0,
             )
             for worker in range(plan.workers)
             for index, load in enumerate(ready)

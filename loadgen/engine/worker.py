@@ -135,6 +135,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
     client_priority: str
     """`auto`, `realtime` or `normal` (loadgen.engine.priority)."""
     part: Path
+    rotate_bytes: int = 0
+    """Size of the files of Records of a long run (--soak). 0: the worker writes a single file."""
     canaries: CanaryTask | None = None
     """The canaries that this worker asks. None: another worker asks them, or the run has none."""
     checks_texts: bool = False
@@ -333,7 +335,7 @@ def work(
         from loadgen.engine import driver  # noqa: F401
 
         stamps = opening.result()
-    part = RunWriter(task.part)
+    part = RunWriter(task.part, task.number, task.rotate_bytes)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         least_busy = LeastBusy(in_flight, share[0]) if in_flight is not None and task.least_busy else None
         runner.run(_work(task, part, pipe, counts, stamps, least_busy))

@@ -606,6 +606,8 @@ def _prompts(plan: Plan) -> Prompts:
         raise PlanError("--cold: the prefix cache of a run in virtual time is always empty", "Leave --cold out.")
     if plan.verify:
         raise PlanError("--verify: virtual time has no texts", "Leave --verify out, or use loadgen run --simulated.")
+    if plan.soak:
+        raise PlanError("--soak: a run in virtual time ends within minutes", "Leave --soak out, or use loadgen run.")
     if plan.at:
         raise PlanError("--at: virtual time runs no commands", "Leave --at out, or use loadgen run.")
     spec = WorkloadSpec(

@@ -1,0 +1,55 @@
+"""Files of Records that a worker has completed during a long run (--soak).
+
+`records-<worker>-<number>.jsonl` contains Records in the order in which the requests ended. Later it is compressed to
+`records-<worker>-<number>.jsonl.gz`. Such files stay in the folder of the run, next to `run.jsonl`.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from loadgen.workloads.input_files import open_input
+
+COMPRESSED = ".gz"
+
+
+def record_file(folder: Path, worker: int, number: int) -> Path:
+    """Return the path of the file with this number of a worker. Numbers count from 1."""
+    return folder / f"records-{worker}-{number:06}.jsonl"
+
+
+def record_files(folder: Path, worker: int | None = None) -> list[Path]:
+    """Return the files of completed Records in a folder, of one worker or of all, the oldest of each worker first.
+
+    A compressed file replaces the file with the same name.
+    """
+    files = sorted(folder.glob(f"records-{'*' if worker is None else worker}-*.jsonl*"))
+    names = {file.name for file in files}
+    return [file for file in files if file.name.endswith((".jsonl", ".jsonl.gz")) and f"{file.name}.gz" not in names]
+
+
+def worker_of(file: Path) -> int:
+    """Return the number of the worker that wrote a file of Records."""
+    return int(file.name.split("-")[1])
+
+
+@contextmanager
+def open_records(file: Path, *, pipes: bool = False) -> Iterator[IO[bytes]]:
+    """Open a run file or a file of Records for reading. A file whose name ends in `.gz` is decompressed.
+
+    If the file has been compressed since its name was read, the compressed file is opened. Raises OSError if the file
+    cannot be read.
+    """
+    compressed = file.with_name(file.name + COMPRESSED)
+    if not file.exists() and compressed.exists():
+        file = compressed
+    with open_input(file, pipes=pipes) as stream:
+        if not file.name.endswith(COMPRESSED):
+            yield stream
+            return
+        with gzip.GzipFile(fileobj=stream) as content:
+            yield cast("IO[bytes]", content)

@@ -1,0 +1,116 @@
+"""Compresses the files of Records that a long run has completed, and removes old ones (--soak, --keep-records).
+
+The work is done by a separate process of the lowest priority, so that it takes CPU time only when no measuring process
+needs it. The process ends when its standard input is closed: at the end of the run, or when the coordinator dies.
+
+    python -m loadgen.engine.record_keeper FOLDER KEEP_NS
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from loadgen.analysis.run.errors import OutputError, RunFileError
+from loadgen.analysis.run.record_files import COMPRESSED, record_files
+from loadgen.analysis.run.runfile import append_lines
+
+PART = "part-removed.jsonl"
+POLL_S = 5.0
+LEVEL = 1
+"""Level of compression. Level 1 takes a third of the time of level 6, and its files are a tenth larger."""
+END_LIMIT_S = 600.0
+
+
+class RecordKeeper:
+    """The process that compresses and removes files of Records, for the coordinator of a run."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._part: Path | None = None
+
+    def begin(self, folder: Path, keep_s: float | None) -> None:
+        """Start the process. `keep_s` is how long Records are kept in seconds. None: until the end."""
+        keep_ns = 0 if keep_s is None else round(keep_s * 1e9)
+        command = [sys.executable, "-P", "-m", "loadgen.engine.record_keeper", str(folder), str(keep_ns)]
+        self._part = folder / PART
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+
+    def end(self, notes: list[str]) -> list[Path]:
+        """Let the process compress the remaining files. Return the file with the figures of removed Records.
+
+        If the process failed, a message is added to `notes`. No Record is lost then.
+        """
+        if self._process is None:
+            return []
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            notes.append("the process that compresses files of Records failed, so some are not compressed")
+        return [self._part] if self._part is not None and self._part.exists() else []
+
+
+def keep_records(folder: Path, keep_ns: int) -> None:
+    """Compress and remove files of Records until standard input is closed. `keep_ns` is 0 if no file is removed."""
+    ended = False
+    while not ended:
+        ended = bool(select.select([sys.stdin], [], [], POLL_S)[0])
+        for file in record_files(folder):
+            if not file.name.endswith(COMPRESSED):
+                with suppress(OSError):  # If the disk is full, the next attempt may succeed.
+                    compress(file)
+        if keep_ns and not ended:
+            with suppress(OutputError, RunFileError, OSError):
+                remove_old(folder, keep_ns)
+
+
+def compress(file: Path) -> Path:
+    """Replace a file by a compressed one, which keeps its time of modification. Return the path of the new file.
+
+    A crash leaves the old file, the new file or both, but never a part of the new file."""
+    target = file.with_name(file.name + COMPRESSED)
+    temporary = file.with_name(f".{file.name}.part")
+    try:
+        with file.open("rb") as source, gzip.open(temporary, "wb", LEVEL) as compressed:
+            shutil.copyfileobj(source, compressed, 1 << 20)
+    except OSError:  # The disk is full.
+        temporary.unlink(missing_ok=True)
+        raise
+    times = file.stat()
+    os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
+    temporary.replace(target)
+    file.unlink()
+    return target
+
+
+def remove_old(folder: Path, keep_ns: int) -> None:
+    """Remove every file whose last Record is older than `keep_ns`, after its figures are on disk."""
+    for file in record_files(folder):
+        if time.time_ns() - file.stat().st_mtime_ns < keep_ns:
+            continue
+        from loadgen.analysis.removed_windows import describe_removed
+
+        append_lines(folder / PART, [msgspec.json.encode(describe_removed(file)) + b"\n"])
+        file.unlink()
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    keep_records(Path(sys.argv[1]), int(sys.argv[2]))

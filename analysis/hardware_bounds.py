@@ -21,6 +21,7 @@ MEANING = """A kernel is bound by the longest of three times: to compute at the 
 sheet's bandwidth, and to start the kernel (latency). Its time is the expected one, of a single kernel."""
 GRID = """Each cell is one kernel on one GPU: what binds it, and its expected time. The stronger the colour, the more
 of the time at the data sheet's rates is due to what binds."""
+DETAILS = "FLOP/byte of each kernel, and the size from which compute binds it"
 SHARES = """Shares of the expected time of all kernels that are bound by compute, memory or latency."""
 COLOURS: Mapping[Bound, str] = {"compute": "run-2", "memory": "run-1", "latency": "quiet"}
 LOWEST_OPACITY, HIGHEST_OPACITY = 0.16, 0.5
@@ -129,7 +130,11 @@ def bounds_document(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[st
         rows = len(_kernels(bounds, phase))
         shape: doc.Shape = "high" if rows > MANY_ROWS else "tall" if rows > MEDIUM_ROWS else "wide"
         grid = doc.ChartRef(f"grid-{phase}", f"What binds each kernel: {phase}", [GRID], shape, zoom="none")
-        sections.append(doc.Section(phase, phase.capitalize(), [grid, _table(bounds, phase, sizes[phase])]))
+        sections.append(
+            doc.Section(
+                phase, phase.capitalize(), [grid, doc.Disclosure(DETAILS, [_table(bounds, phase, sizes[phase])])]
+            )
+        )
     references = [
         doc.ChartRef(f"shares-{phase}", f"{phase.capitalize()}: time by what binds", [SHARES], zoom="none")
         for phase in phases

@@ -328,10 +328,10 @@ def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
     """Return how many tokens the client requested and how many the server reported, over all requests sent.
 
-    Output lengths are compared only for complete requests whose requested and reported lengths are known. A complete
-    response has the wrong length only if the server cannot fix the output length. On all other servers, a response that
-    is too short is recorded as truncated, and a response that is too long is recorded as failed. If `may_end` is true,
-    responses may end early, and a response that is too short is not a mismatch.
+    Output lengths are compared only for complete requests whose requested and reported lengths are known. On a server
+    that can be told to generate an exact number of tokens, a response that is too short is recorded as truncated. A
+    response that is too long is recorded as failed. On such a server, complete responses therefore always have the
+    requested length. If `may_end` is true, responses may end early, and a response that is too short is not a mismatch.
     """
     # NaN (an unknown length) is neither longer nor shorter. Some requests state no length, which is stored as 0.
     requested = np.where(frame.output_asked > 0, frame.output_asked, np.nan)

@@ -28,7 +28,11 @@ class SuspectTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete responses to requests that state an expected text (`expect` in a file of requests)."""
+    """Number and share of complete responses that contain the text that their request expects.
+
+    A request states this text as `expect` in a file of requests. `checked` is the number of complete responses to such
+    requests.
+    """
 
     checked: int
     expected: int

@@ -218,7 +218,10 @@ class Frame(msgspec.Struct, frozen=True):
         return np.where(later > 0, later, np.nan)
 
     def has_basis(self, *bases: Basis) -> Booleans:
-        """Return a mask of the rows whose streamed tokens were counted by one of `bases`, such as `chunks`."""
+        """Return a mask of the rows whose streamed tokens were counted in one of the ways in `bases`.
+
+        For example, `chunks` means that every chunk was counted as one token (loadgen.analysis.run.token_counts.Basis).
+        """
         return np.isin(self.basis, [BASES.index(basis) for basis in bases])
 
     @property

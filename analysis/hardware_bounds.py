@@ -51,7 +51,11 @@ def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str,
 
 
 def notes(sizes: Mapping[str, str]) -> list[str]:
-    """Return a sentence about the sizes from which compute binds a kernel, for units that differ between kernels."""
+    """Return the note below the tables about the unit of `compute from`.
+
+    `compute from` is the smallest size from which a kernel is bound by compute. The note names the kernels whose size
+    has another unit than in the heading. `sizes` contains the usual unit of each phase.
+    """
     if "prefill" in sizes:
         return [
             "For attention in prefill, `compute from` counts the tokens of one prompt, and for the output head prompts."
@@ -97,9 +101,11 @@ def _phase_text(bounds: Labelled, phase: str, size: str) -> str:
 
 
 def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
-    """Return the ridges of the roofline, one cell per GPU.
+    """Return the ridges of the roofline: for each row of the table, its name and one cell per GPU.
 
-    Kernels that compute in other number formats have other ridges, in a row with the name of the first such kernel.
+    The ridge of a kernel depends on the number format in which the kernel computes. The first row contains the ridges
+    of the first kernel. If further kernels have other ridges, they get another row. The name of such a row includes the
+    first of these kernels.
     """
     by_name: dict[str, list[str]] = {}
     for same in _kernels(bounds, phase):
@@ -164,7 +170,11 @@ def bounds_document(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[st
 
 
 def _table(bounds: Labelled, phase: str, size: str) -> Any:
-    """Return the table of the arithmetic intensities, and of the sizes from which compute binds a kernel."""
+    """Return the table of the arithmetic intensities of all kernels.
+
+    Under each intensity, the table shows the smallest size from which the kernel is bound by compute. `size` is the
+    unit of these sizes.
+    """
     from loadgen.analysis.report import ColumnKind, TableCell
     from loadgen.analysis.report.tables import number_columns, table
 

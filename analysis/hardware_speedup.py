@@ -102,7 +102,10 @@ def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
 
 
 def _kind_gain(dissection: Dissection, kind: str) -> float:
-    """Return the product of the gains, averaged over all orders, of the factors of one kind."""
+    """Return the product of the mean gains of all factors of one kind, such as all number formats.
+
+    The mean gain of a factor is the geometric mean over all orders in which the factors may be applied.
+    """
     return math.prod(factor.share for factor in dissection.factors if factor.kind == kind)
 
 
@@ -169,7 +172,12 @@ def _cards(dissections: Sequence[Dissection]) -> list[Any]:
 
 
 def _chart_data(dissection: Dissection) -> dict[str, Any]:
-    """Return the ends of the bars: x holds the speed without and with each factor, and a gap between two bars."""
+    """Return the values of the chart, in which each factor is a bar.
+
+    `up` contains the bars of factors with a gain of 1 or more, and `down` contains the other bars. In both, `x`
+    contains three entries per bar: the speed without the factor, the speed with the factor, and None. None separates
+    the bar from the next one. `end` contains the larger speed of each bar.
+    """
     factors = dissection.factors
     up: dict[str, list[Any]] = {"x": [], "y": []}
     down: dict[str, list[Any]] = {"x": [], "y": []}

@@ -26,9 +26,11 @@ ALONE = "alone"
 
 
 def add_interference(run: Run, frame: Frame, summary: Summary) -> None:
-    """Add the comparison with the runs of single classes to the figures of each class of traffic.
+    """Compare each class of traffic with a run that had only this class, and add the result to the figures of the
+    class.
 
-    A class whose run is missing or unreadable gets a note in the summary instead."""
+    If the run of a class is missing or unreadable, the summary gets a note instead.
+    """
     folders = run.header.client.get(ALONE) or {}
     for figures in summary.traffic:
         folder = folders.get(figures.name)

@@ -270,9 +270,10 @@ def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
     """Return the limit of the normal range of a figure. A figure beyond this limit is disturbed.
 
     `normal` contains the values of the figure in the normal windows, and `windows_after` is the number of windows after
-    the command. The limit is a prediction limit (see the docstring of this module). Its distance from the worst normal
-    value is at least the share MARGIN of the median. If larger values are better, the limit may be 0 or less, and the
-    figure can then never be beyond the limit.
+    the command. The limit is a prediction limit (see the docstring of this module). If the prediction limit is too
+    close to the worst value in `normal`, the limit is moved away from this value. The minimum distance is MARGIN times
+    the median of `normal`. If larger values of the figure are better, the limit may be 0 or less. The figure is then
+    never beyond the limit.
     """
     sign = 1 if figure.direction == "lower" else -1
     confidence = 1 - (FALSE_ALARMS / windows_after) ** (1.0 if figure.windows_needed == 1 else PAIR_EXPONENT)

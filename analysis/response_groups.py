@@ -1,9 +1,10 @@
 """Detects that TTFT forms two separate groups, as it does behind a URL with a fast and a slow replica.
 
-Means and percentiles over such a run describe neither group. A batch that waits for another batch also forms two
-groups, but one of these groups was sent or served completely before the other one. The requests that a load balancer
-deals to replicas are mixed instead. Two tests distinguish the cases: the groups must be far apart, and their order in
-time must look like that of a random or alternating choice.
+Means and percentiles over such a run describe neither group. TTFT also forms two groups if the server computes one
+batch of requests after another. The requests of one group were then sent or served completely before those of the other
+group. If a load balancer distributes the requests to replicas, the two groups alternate or are mixed at random. Two
+tests distinguish these cases: the groups must be far apart, and their order in time must look like that of a random or
+alternating choice.
 """
 
 from __future__ import annotations

@@ -222,7 +222,10 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
 
 class LengthDifference(msgspec.Struct, kw_only=True):
-    """Number and mean length of the complete responses that are shorter than requested, or of those that are longer."""
+    """Number and mean lengths of complete responses whose length differs from the requested one.
+
+    One object covers the responses that are too short, and another one the responses that are too long.
+    """
 
     responses: int
     tokens_mean: float
@@ -647,12 +650,12 @@ class TurnLatency(msgspec.Struct, kw_only=True):
 
 
 class EdgeFigures(msgspec.Struct, kw_only=True):
-    """Delays of those edges of session graphs that count from the end of a request, or of those that count from its
-    start.
+    """Delays between requests of session graphs.
 
-    An edge says that one request is due a certain time after another request has ended or started. If a request has
-    several edges, the edge that is met last decides when the request is due. The distributions cover only edges that
-    decided.
+    An edge of a session graph says that one request is due a certain time after another request has ended or started.
+    One object covers either all edges after the end of a request, or all edges after the start of a request (`after`).
+    If a request has several edges, the edge that is met last decides when the request is due. The distributions cover
+    only the edges that decided.
     """
 
     after: str

@@ -196,7 +196,12 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
 
 
 def _cards(sweep: TechnologySweep) -> list[doc.Card]:
-    """Return cards about each time: the first node with the first memory, and the last node with the last memory."""
+    """Return the cards at the top of the page. They compare the first GPU of the sweep with the last GPU.
+
+    The first GPU has the first technology node, memory and network, and the last GPU has the last ones. There is one
+    card per time with the speed-up from the first GPU to the last. Two further cards say what binds the first time on
+    each of the two GPUs.
+    """
     from loadgen.analysis.report import Card
 
     cards = []

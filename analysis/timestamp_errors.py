@@ -48,11 +48,12 @@ class StampError(msgspec.Struct, frozen=True):
 
 
 def timestamp_error(health: ClientHealth) -> StampError | None:
-    """Return the maximum timestamp errors of tokens whose read contained no other token, or None if they are unknown.
+    """Return the maximum timestamp errors of tokens that were read alone, or None if they are unknown.
 
-    If the error of the timestamp source is known, the result is this error plus the steps of the wall clock during the
-    run. Otherwise, a timestamp may be late by the longest stall of the event loop. This bound also covers
-    tokens that were read together.
+    A token is read alone if no other token of the response arrived in the same read. If the error of the timestamp
+    source is known, the maximum error is the sum of this error and of the steps of the wall clock during the run. If it
+    is not known, a timestamp may be late by the longest stall of the event loop. This bound also holds for tokens that
+    were read together.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:

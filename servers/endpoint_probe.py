@@ -127,7 +127,8 @@ def choose_endpoint(
 def accepts_request(client: JsonClient, dialect: Dialect, facts: ServerFacts) -> bool:
     """Return True if the server answers a request for one token as an OpenAI server does.
 
-    The request may lack fields that the server refuses."""
+    If the server refuses a field of the request, the request is sent again without this field.
+    """
     trial = _fit(client, dialect, facts, Request(0, "Hello", 0, 1))
     return trial.accepted and b'"choices"' in trial.response.content
 

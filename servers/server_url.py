@@ -144,9 +144,11 @@ def fixed_number(urls: Sequence[str]) -> int | None:
 
 
 def has_fixed_address(url: str) -> bool:
-    """Return True if the host is an IP address, `localhost` or a Unix socket.
+    """Return True if the host of a URL is an IP address, `localhost` or a Unix socket, and not any other host name.
 
-    Two such URLs with the same address are the same server. A gateway can distinguish servers only by host names.
+    If two URLs lead to the same address, they may still lead to two servers behind one gateway. The gateway then tells
+    the servers apart by the host names. An IP address, `localhost` or a socket is not such a name, so the two URLs lead
+    to the same server.
     """
     host = parse_host(url)
     return url.lower().startswith(UNIX_SCHEME) or host == "localhost" or _is_ip_address(host)

@@ -55,12 +55,13 @@ def text_prompt(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> tuple[Prompt, list[TextSpec]]:
-    """Return a prompt builder (`Prompt`) for the text prompts of a run. Also return the specs of a few of the texts
-    (the sample).
+    """Return a prompt builder (`Prompt`) for the text prompts of a run, and the specs of a few of the texts (the
+    sample).
 
-    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run
-    without texts. The sample is empty if the run needs no generated text. Raises PromptError if a length cannot be
-    exact, and WorkloadError if a file is malformed."""
+    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run.
+    These requests have no texts yet. If the run needs no generated text, the sample is empty. Raises PromptError if a
+    length cannot be exact, and WorkloadError if a file is malformed.
+    """
     builder = _TextBuilder(prompts, counter, progress)
     if counter.offline:
         store = None  # without requests to the server, counting is so fast that nothing needs to be stored

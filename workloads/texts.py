@@ -243,8 +243,9 @@ def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
 def pair_texts(first: str, words: Sequence[str]) -> list[str]:
     """Return texts that together contain every pair of `words`, including each word twice in a row.
 
-    There is one text per word. The text begins with `first` and with its word twice. For each later word in `words`,
-    the later word and the text's own word follow.
+    There is one text per word. The text begins with `first`, and then contains its word twice. Then, for every word
+    that comes later in `words`, the text contains the later word and its own word. For example, the first text for the
+    words a, b and c is `first a a b a c a`.
     """
     texts = []
     for position, word in enumerate(words):
@@ -341,9 +342,11 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the position (from 0) of the prompt prefix that begins with a text or a shared span.
+        """Return the position of a prompt prefix in the list of all prefixes, from 0. Shared spans precede texts.
 
-        `number` is the number of the text (0 or more) or of the span (negative), and `tokens` is its length."""
+        If `number` is 0 or more, the prefix is the text with this number. If `number` is negative, the prefix is the
+        shared span with this number. `tokens` is the length of the text or span.
+        """
         if number >= 0:
             return self.total - self._texts + number
         return self._span_positions.get((number, tokens), -1 - number)
@@ -378,11 +381,12 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give one prompt its rank if the prompt is too short to encode its position. Return an empty string.
+        """Give a rank to one prompt if it is too short to encode its position. Return an empty string.
 
-        The rank is the next number among the prompts of the same length. A prompt is too short if its length is in
-        `short`. For a prompt that begins with shared spans, the length of its first span is looked up in `short`
-        instead. All prompts that begin with the same span have the same rank.
+        The rank is the next number among the prompts of the same length. `short` contains the lengths in tokens that
+        are too short. If the prompt begins with shared spans, the length of the first span must be in `short`.
+        Otherwise, the length of the whole prompt must be in `short`. All prompts that begin with the same span have the
+        same rank.
 
         The method has the interface of a prompt builder (`Prompt`). It replaces the prompt builder when all prompts of
         a run are counted in advance.

@@ -216,11 +216,12 @@ def _one_token_words(
 ) -> list[str]:
     """Return the words that are one token each.
 
-    Words are tested in groups. To test a group, the server counts the tokens of a text with the words of the group
-    between two words `frame`. All words of a group are one token each if the text has one token per word in addition to
-    `frame_tokens`, the tokens of the two frame words. A group that fails the test is halved, and both halves are
-    tested, until a failed group has a single word. The first group contains all of `words`, and its text has `tokens`
-    tokens.
+    Words are tested in groups. The text of a group consists of the word `frame`, all words of the group, and the word
+    `frame` again. The server counts the tokens of this text. `frame_tokens` is the number of tokens of the two frame
+    words. If the rest of the text has as many tokens as the group has words, every word of the group is one token. A
+    group that fails this test is halved, and both halves are tested. A single word that fails is not returned.
+
+    The first group contains all of `words`. `tokens` is the number of tokens of its text, which was counted before.
     """
     usable: set[str] = set()
     groups = [words]

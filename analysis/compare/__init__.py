@@ -905,9 +905,11 @@ def _row_title(figure: str) -> str:
 
 
 def _ratio_with_interval(row: ComparedFigure) -> tuple[float | None, tuple[float, float] | None]:
-    """Return B / A of a figure, with its interval. Both are None if they are unknown.
+    """Return the ratio B / A of a figure, with its confidence interval. Both are None if they are unknown.
 
-    For a share, the ratio and its interval follow from the difference B - A."""
+    A figure in the unit `share`, such as the share of failed requests, is compared by its difference B - A. The ratio
+    is then computed as `1 + difference / A`, and the ends of its interval in the same way.
+    """
     if row.ratio is not None:
         return row.ratio, row.ratio_ci95
     if row.unit != "share" or row.difference is None or not row.a:

@@ -54,8 +54,8 @@ def classes_method(classes: Sequence[ComparedClass]) -> str:
     """Return a sentence about the error rate of the verdicts on classes of traffic, or "" if no verdict is tested.
 
     The verdicts on classes are corrected for multiple tests separately from the verdicts on whole runs. The verdicts on
-    whole runs therefore do not depend on the number of classes. The price is a second chance of 5% for a false verdict,
-    which the sentence states.
+    whole runs therefore do not depend on the number of classes. A disadvantage is that each of the two tables has a
+    false verdict with a probability of up to 5%. The sentence states this probability.
     """
     tested = sum(row.p_value is not None for part in classes for row in part.rows)
     if not tested:

@@ -129,10 +129,10 @@ class Samples(NamedTuple):
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
     """Return the samples of the latency `metric` of a run.
 
-    Latencies of a burst are divided into strata of neighbouring requests, because the latency of a request depends on
-    its position in the order sent. All other samples are divided into batches. Metrics in seconds per token also get
-    batches. Such a metric does not depend on the position, because requests that are in flight together receive tokens
-    at the same pace.
+    Latencies in seconds of a burst are divided into strata of neighbouring requests, because the latency of a request
+    depends on its position in the burst. All other samples are divided into batches. Metrics in seconds per token are
+    divided into batches even in a burst. Their values do not depend on the position, because requests that are in
+    flight together receive tokens at the same pace.
     """
     frame = run.frame
     if metric.per != "request":
@@ -329,9 +329,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
-    """Return, for A and B, the times in seconds from which the values of a metric are computed.
+    """Return two durations in seconds, one for run A and one for run B, that determine the value of a metric.
 
-    A real-time factor is computed from the E2E latency. For other metrics, `values` are the times themselves.
+    For a real-time factor, which is the ratio of a latency to the length of audio, the duration is the median E2E
+    latency of the run. For any other metric, the function returns `values`, which are durations themselves.
     """
     if metric.unit == "ratio":
         return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]

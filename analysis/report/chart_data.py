@@ -256,7 +256,10 @@ def throughput_series(frame: Frame) -> dict[str, Any]:
 
 
 def _bins_of(instants: Floats, first_ns: float, bin_ns: float) -> Integers:
-    """Return the interval of each time in ns. The first interval begins at `first_ns` and lasts `bin_ns`."""
+    """Return the index of the time bin that contains each instant. Instants are in ns.
+
+    Bin 0 begins at `first_ns`, and each bin lasts `bin_ns`.
+    """
     return ((instants - first_ns) / bin_ns).astype(np.int64)
 
 

@@ -456,7 +456,10 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
 
 
 def _has_other_panels(series: Sequence[Series]) -> bool:
-    """Return True if a telemetry curve that the chart of the run over time does not show has a value other than 0."""
+    """Return True if there is a telemetry curve that the chart of the run over time omits.
+
+    A curve whose values are all 0 or unknown does not count.
+    """
     panels = chart_data.telemetry_panels(series)
     return any(any(panel["y"]) and panel["panel"] not in chart_data.MAIN_PANELS for panel in panels)
 

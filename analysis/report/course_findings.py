@@ -60,9 +60,9 @@ def course_marks(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _groups(course: RunCourse) -> list[list[FigureChange]]:
-    """Return the level changes of all figures in groups. The changes of a group happened at about the same time.
+    """Divide the level changes of all figures into groups of changes that happened at about the same time.
 
-    Such changes often have one cause.
+    Changes that happen at the same time often have one cause.
     """
     groups: list[list[FigureChange]] = []
     for change in course.changes:
@@ -74,7 +74,11 @@ def _groups(course: RunCourse) -> list[list[FigureChange]]:
 
 
 def _command_event(command: CommandEffect) -> CourseEvent:
-    """Return the event of a command of --at, with its exit code and the time to recover of each figure."""
+    """Return the event of a command of --at.
+
+    The text of the event contains the exit code of the command. For each disturbed figure, it contains the time until
+    the figure recovered.
+    """
     lost = any(figure.disturbed and figure.recovered_s is None for figure in command.figures)
     did_not_start = command.exit_code is None and not command.ended_with_run
     level: Level = "warning" if did_not_start or command.exit_code or lost else "note"

@@ -1102,7 +1102,8 @@ def goodput_sentences(summary: Summary) -> list[str]:
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    Bounds of 0 are omitted. A bound is 0 if enough requests would have met even an arbitrarily small bound.
+    Bounds of 0 are omitted. A bound in `met` is the smallest one that the required share of the requests would have
+    met. Such a bound is 0 if the value of these requests is 0, such as 0 reasoning tokens.
     """
     texts = []
     for name, bound in met.bounds_s.items():

@@ -407,9 +407,11 @@ def scan(
 ) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
-    The header is passed to `on_header` before the first Record. If `on_block` is given, it takes several Records at
-    once, whose chunks are still JSON text, which is much faster. If it returns False, the Records are passed to
-    `on_record` one by one. With `on_block`, the caller must check that no request has two Records.
+    The header is passed to `on_header` before the first Record.
+
+    `on_block` is an optional function for several Records at once. It is much faster than `on_record`, because the
+    chunks of these Records are not decoded: they are JSON text. If `on_block` returns False, the Records of the block
+    are passed to `on_record` one by one. A caller that uses `on_block` must check that no request has two Records.
 
     `span` restricts the reading to a part of `run.jsonl`. Its two values are byte offsets: the beginning of the first
     line to read, and the end of the last line to read (None: the end of the file). The header is read even if it is

@@ -292,8 +292,11 @@ def _configuration_name(summary: Summary, gpus: int | None) -> str:
 
 
 def _lengths_text(summary: Summary, traffic: Sequence[Mapping[str, Any]]) -> str:
-    """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`, or the names of the
-    classes in `traffic`, the `[[traffic]]` tables of the plan."""
+    """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`.
+
+    `traffic` contains the `[[traffic]]` tables of the plan. If there are such tables, the text contains the names of
+    their classes of traffic instead. If a length is unknown, the text is empty.
+    """
     run = summary.run
     if traffic:
         return f"classes {', '.join(table['name'] for table in traffic)}"

@@ -184,9 +184,11 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is True if at least one run met the objectives and at least one run violated them. Even then, an end
-        of the capacity's confidence interval may differ from the median by more than a factor of 2. In this case, the
-        result is a load between this end and the median, because a run at such a load has a clear result."""
+        `bracketed` is True if at least one run met the objectives and at least one run violated them. If `bracketed` is
+        True, one end of the confidence interval of the capacity may still be far from the median of the capacity: by
+        more than a factor of 2. The method then returns a load between this end and the median, because a run at such a
+        load clearly meets or violates the objectives. An exception is a load near which a run was already made.
+        """
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
         distant = None

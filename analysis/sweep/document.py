@@ -349,7 +349,8 @@ def _subtitle(sweeps: Sequence[SweepResult]) -> str:
 def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
     """Return the status strip: validity, the capacity, the objectives, and the requests at loads within the capacity.
 
-    A step is the run at one load."""
+    The validity says how many steps of the sweep were measured validly. A step is the run at one load.
+    """
     steps = [step for sweep in sweeps for step in sweep.steps]
     valid = sum(step.client == "ok" for step in steps)
     validity: doc.Level = "ok" if valid == len(steps) else "error"

@@ -186,8 +186,9 @@ def bounds(
 ) -> None:
     """Say what binds each GEMM and attention kernel of a model.
 
-    Compute, memory or latency binds. For each GPU, the command computes the arithmetic intensity, the ridge of the
-    roofline, the expected time, and the batch from which compute binds. Exit codes: 0 computed, 2 usage error.
+    A kernel is bound by compute, memory or latency. For each GPU, the command computes the arithmetic intensity, the
+    ridge of the roofline, the expected time, and the smallest batch that is bound by compute. Exit codes: 0 computed, 2
+    usage error.
     """
     from loadgen.servers.hardware.bounds import serving_bounds, training_bounds
     from loadgen.servers.hardware.dissection import NATIVE, native_format

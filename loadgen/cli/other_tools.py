@@ -729,8 +729,11 @@ def _compose_profile(draft: Draft, profile: str) -> None:
 
 
 def _compose_rate(draft: Draft, *, constant: bool) -> None:
-    """Set the arrivals of a load with a request rate. The intervals are constant, or random with the given
-    burstiness."""
+    """Set the option for arrivals (`--rate` or `--arrivals`) of a load that has a request rate.
+
+    If `constant` is True, the intervals between arrivals are constant. Otherwise, they are random. The other tool's
+    option for burstiness determines how much they vary.
+    """
     rate, concurrency = draft.first("--rate"), _number(draft.first("--concurrency"))
     per_worker = _number(rate)
     if draft.tool == "hey" and per_worker and concurrency:

@@ -21,7 +21,11 @@ Mistake = tuple[str, str]
 
 
 def check_audio(plan: Plan, dialect: Dialect) -> None:
-    """Raise PlanError for an option about audio that the endpoint lacks, or that an audio endpoint excludes."""
+    """Raise PlanError if an option of the plan does not fit an endpoint for audio or text.
+
+    An endpoint for texts does not accept options about recordings. An endpoint for audio does not accept options about
+    tokens.
+    """
     if dialect.inputs == "recording":
         mistakes = [*_recording_mistakes(plan), *_token_mistakes(plan, dialect)]
     elif dialect.count_by_running is None:

@@ -91,8 +91,8 @@ class Dealer:
     def spare(self, replica: int, spare: int) -> int:
         """Return the number of connections to keep spare for a replica, at least 1.
 
-        `spare` is the number of spare connections of this worker to all replicas together. The replicas share these
-        connections in the same way as the worker's first requests.
+        `spare` is the number of spare connections of this worker to all replicas together. These connections are
+        divided among the replicas in the same proportions as the worker's first `spare` requests.
         """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))

@@ -3,10 +3,16 @@
 Each worker process has one driver and one recorder. Requests that are due at the same instant form a group. The driver
 prepares one group ahead, called the waiting group.
 
-    next due ──> bytes encoded and encrypted, connection attached (before its instant; for a burst, before the start)
-    instant  ──> send, send, send ... ──> listen                  (a burst only makes `send` calls)
-    readable ──> recvmsg, append, "ended?"                        (loadgen.servers.wire.transport.Exchange)
-    ended    ──> Recorder                                         (decodes one per turn of the loop; BACKLOG)
+The life of a request:
+
+1. Before it is due, the driver encodes and encrypts the request, and attaches a connection. The requests of a burst are
+   prepared before the run starts.
+2. When it is due, the driver sends all requests of its group, and then listens for responses. A burst only makes `send`
+   calls.
+3. When data arrives, the driver receives and appends the data, and checks whether the response has ended
+   (loadgen.servers.wire.transport.Exchange).
+4. After the response has ended, the recorder decodes it and creates the Record. The recorder normally handles one
+   response per turn of the event loop. If more than BACKLOG responses wait, it handles several.
 
 The due times of an open loop never change. A request without a free connection is sent late, and its Record shows the
 delay. When the maximum number of requests is in flight, a request that becomes due is recorded as dropped. With

@@ -735,11 +735,11 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 
 
 def with_file_endpoint(plan: Plan) -> Plan:
-    """Return the plan, with the endpoint that its file requires if the plan names no endpoint.
+    """Return the plan. If the plan names no endpoint, set the endpoint that the file of the plan requires.
 
     A file with lists of chat messages requires the chat endpoint, and recordings require the endpoint for
     transcriptions. For a file of whole requests, the path of the first request determines the endpoint. The responses
-    to whole requests may have any length, because loadgen does not change their bodies.
+    to whole requests may have any length, because loadgen does not change the bodies of these requests.
     """
     source = plan.prompt_source
     if isinstance(source, RawRequests):

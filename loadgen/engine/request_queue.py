@@ -136,10 +136,10 @@ class ScheduledRequest:
 
     @property
     def turns(self) -> int:
-        """Return by how much this request increases the number of due requests when it becomes due.
+        """Number of requests that count as due when this request becomes due.
 
-        The result is 1 for a single request. For the first request of a session, the result is the number of the
-        session's requests, because all of them count as due when the session starts.
+        The number is 1 for a single request. When a session starts, all requests of the session count as due. For the
+        first request of a session, the number is therefore that of the requests of the session.
         """
         if self.progress is not None:
             return len(self.progress.graph.nodes)

@@ -391,9 +391,10 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
 
 
 def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
-    """Return the server model with the values that it does not set taken from a twin.
+    """Complete a server model with the values of a twin, and return the result.
 
-    `draw` selects one bootstrap draw of the twin's constants.
+    Values that the server model sets take precedence over those of the twin. `draw` selects one bootstrap draw of the
+    constants of the twin.
     """
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
     measured_deployment = twin.deployment(engine)

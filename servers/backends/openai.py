@@ -498,7 +498,7 @@ def _last_usage(
 ) -> tuple[UsageDetails, int]:
     """Return the last nonempty `usage` object of a stream, and the entry of `runs` for its event.
 
-    `runs[i]` is the number of events that repeated event `i` and were dropped.
+    `runs[i]` is the number of later events that were dropped because they had the same content as event `i`.
     """
     for index in reversed(range(len(usages))):
         usage = usages[index]
@@ -601,8 +601,9 @@ def _read_running_totals(
 def _totals_of_text(with_choice: list[int], usages: list[Usage | None], tokens: list[int]) -> list[int]:
     """Return the server's running total of generated tokens after each event that has a choice.
 
-    `with_choice` contains the indices of these events. The list is empty if an event with text has no total, or if no
-    event has text."""
+    `with_choice` contains the indices of these events. The function returns an empty list if an event with text has no
+    total, or if no event has text.
+    """
     totals: list[int] = []
     total = 0
     any_text = False

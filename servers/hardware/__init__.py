@@ -154,7 +154,10 @@ class MixtureOverheads:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of a GPU that a derivation changed, as text, and the reason."""
+    """One figure of a GPU before and after another node, memory or network replaced the original one.
+
+    `before` and `after` are values with units, and `reason` explains the difference.
+    """
 
     figure: str
     before: str

@@ -70,7 +70,10 @@ class PhaseKernels:
     by_length: Callable[[int], list[KernelWork]] | None  # For the size that attention grows with
 
     def by_size(self, index: int) -> Callable[[int], KernelWork] | None:
-        """Return the function that returns one kernel for another size. None if the kernel has no size."""
+        """Return a function that takes a size and returns the kernel `index` of the phase for this size.
+
+        The result is None if the kernel does not depend on a size.
+        """
         is_attention = self.works[index].kernel in ATTENTION_NAMES.values()
         kernels = self.by_length if is_attention else self.by_tokens
         return None if kernels is None else lambda size: kernels(size)[index]
@@ -134,10 +137,12 @@ def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, conte
 
 
 def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> GpuBounds:
-    """Return what binds each kernel of the forward and backward pass of one micro-batch, and the optimiser.
+    """Return what binds each kernel of the training of one micro-batch: compute, memory or latency.
 
-    The micro-batch has `micro_batch` sequences of `sequence` tokens. `compute_from` is a number of tokens of the whole
-    micro-batch, or of one sequence for attention.
+    The kernels are those of the forward pass, the backward pass and the optimiser step. The micro-batch has
+    `micro_batch` sequences of `sequence` tokens. `KernelBound.compute_from` is the number of tokens from which a kernel
+    is bound by compute. For attention, the tokens of one sequence count. For other kernels, the tokens of the whole
+    micro-batch count. For the optimiser, `compute_from` is None.
     """
     if not deployment.model.plain:
         raise HardwareError(f"training is modelled for dense models only, and {deployment.model.name} is none")
@@ -305,7 +310,10 @@ def _gemm(gpu: Gpu, gemm: Gemm, rows: int) -> KernelWork:
 
 
 def _gemm_start_s(gpu: Gpu, stored: Format) -> float:
-    """Return the time to start and end a GEMM, with one tile, and with the kernel that quantises activations."""
+    """Return the time to start and end a GEMM and one of its tiles.
+
+    If a separate kernel quantises the activations, the result includes the time of this kernel.
+    """
     start = gpu.architecture.launch_s + gpu.architecture.tile_s
     return start + (stored.quantise_s if quantises_separately(stored) else 0.0)
 

@@ -55,7 +55,7 @@ class ServedBy:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """One combination of properties of two GPUs, and the load on it."""
+    """A server whose properties come partly from the first GPU and partly from the second GPU, with its load."""
 
     deployment: Deployment
     load: Load
@@ -134,7 +134,10 @@ def _unlimited(state: ServingState) -> ServingState:
 
 
 def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingState]]:
-    """Return the factors between two GPUs in the order in which they are applied."""
+    """Return the changes that turn the state `old` into the state `new`, in the order in which they are applied.
+
+    Each change replaces one property of the first GPU, or of its use, by that of the second GPU.
+    """
     before, after = old.deployment, new.deployment
     changes = [
         _on_gpu(compute_change(before.gpu, after.gpu, before.weights.name)),
@@ -169,7 +172,7 @@ def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[Serv
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[ServingState]:
-    """Return a change of a state that changes its GPU."""
+    """Return a change of a serving state that applies `change` to the GPU of the state."""
 
     def apply(state: ServingState) -> ServingState:
         return _with_deployment(state, gpu=change.apply(state.deployment.gpu))

@@ -98,7 +98,7 @@ def dissect_training(uses: Sequence[TrainedOn], job: TrainingJob) -> list[Dissec
 
 
 def training_speed(setup: TrainingSetup) -> float:
-    """Return the tokens per second that all GPUs train."""
+    """Return the speed of a training job, in trained tokens per second of all GPUs together."""
     return setup.batch * setup.sequence / predict_iteration(setup).total_s
 
 
@@ -182,9 +182,10 @@ def _compared(setup: TrainingSetup, name: str) -> ComparedGpu:
 
 
 def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> list[FactorChange[TrainingSetup]]:
-    """Return the factors between two GPUs in the order in which they are applied.
+    """Return the changes that turn the setup `old` into the setup `new`, in the order in which they are applied.
 
-    `middle` is the fastest setup on the second GPU, with the batch and the number of GPUs of the first.
+    Each change replaces one property of the first GPU, or of the training job on it, by that of the second GPU.
+    `middle` is the fastest setup on the second GPU with the batch and the number of GPUs of `old`.
     """
     changes = [
         _on_gpu(compute_change(old.gpu, new.gpu, old.number)),
@@ -209,7 +210,10 @@ def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> l
 
 
 def _scale_change(old: TrainingSetup, new: TrainingSetup) -> FactorChange[TrainingSetup]:
-    """Return the change of the number of GPUs and of the batch. The settings are those of the second GPU."""
+    """Return the change that replaces the number of GPUs and the batch of `old` by those of `new`.
+
+    The change also sets the other settings of `new` that depend on the number of GPUs, such as the pipeline stages.
+    """
     if old.gpus == new.gpus:
         name, sizes = "batch", (old.batch, new.batch)
     else:
@@ -231,7 +235,7 @@ def _settings_of(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[TrainingSetup]:
-    """Return a change of a training job that changes its GPU."""
+    """Return a change of a training setup that applies `change` to the GPU of the setup."""
 
     def apply(setup: TrainingSetup) -> TrainingSetup:
         return replace(setup, gpu=change.apply(setup.gpu))

@@ -37,7 +37,11 @@ UNLIMITED_BYTES = 1e18
 
 @dataclass(frozen=True, slots=True)
 class FactorChange(Generic[State]):
-    """One factor before it is applied: its name, the values of the property, and the function that replaces them."""
+    """A change that replaces one property of the first GPU by the same property of the second GPU.
+
+    `before` and `after` are the values of the property on the two GPUs, as text. `apply` takes a state and returns the
+    state with the new value.
+    """
 
     name: str
     before: str
@@ -108,7 +112,7 @@ class Dissection:
 def dissection(
     before: ComparedGpu, after: ComparedGpu, factors: Sequence[SpeedFactor], accuracy: Accuracy
 ) -> Dissection:
-    """Return the result for two GPUs."""
+    """Return the Dissection of the speed-up from the GPU `before` to the GPU `after`."""
     peaks = [factor.grew or 1.0 for factor in factors if factor.kind in (COMPUTE_RATE, NUMBER_FORMAT)]
     speed_up = after.tokens_per_s / before.tokens_per_s
     return Dissection(before, after, speed_up, math.prod(peaks), factors, str(accuracy))
@@ -117,7 +121,7 @@ def dissection(
 def divide_speed_up(
     start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
 ) -> list[SpeedFactor]:
-    """Apply the changes one after the other, and return the gain of each."""
+    """Apply the changes to the state `start` one after the other, and return one factor with its gain per change."""
     logarithms = _log_speeds(start, changes, speed)
     shares = _mean_gains(changes, logarithms)
     factors = []
@@ -141,9 +145,10 @@ def divide_speed_up(
 def _log_speeds(
     start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
 ) -> dict[int, float]:
-    """Return the logarithm of the speed for every allowed set of changes. Bit i of a key says if change i is applied.
+    """Return the logarithm of the speed for every allowed set of changes. Bit i of a key is 1 if change i is applied.
 
-    A set is allowed if it holds, for each of its changes, all changes that this one needs.
+    A change may need other changes (`FactorChange.needs`). A set is allowed if it contains everything that its changes
+    need.
     """
     bits = {change.name: 1 << index for index, change in enumerate(changes)}
     logarithms = {}
@@ -203,7 +208,10 @@ def compute_name(format_name: str) -> str:
 
 
 def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
-    """Return the change of the compute rate, in the number format of the first GPU."""
+    """Return the change that replaces the compute rate by that of the second GPU.
+
+    `format_name` is the number format of the first GPU. The result shows the peak rates of both GPUs in this format.
+    """
     compute_type = number_format(format_name).compute_type
     before = old.peaks.get(compute_type, old.flops_per_s)
     after = new.peaks.get(compute_type, new.flops_per_s)
@@ -230,7 +238,7 @@ def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
 
 
 def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change of the memory bandwidth, with the size of the L2 cache."""
+    """Return the change that replaces the memory bandwidth and the size of the L2 cache by those of the second GPU."""
 
     def apply(card: Gpu) -> Gpu:
         architecture = replace(card.architecture, memory_share=new.architecture.memory_share)
@@ -243,7 +251,10 @@ def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
-    """Return the change of the link over which `gpus` GPUs communicate. The rates are those of both directions."""
+    """Return the change that replaces the links within a machine by those of the second GPU.
+
+    The result shows the bandwidth of the link over which `gpus` GPUs communicate, as the sum of both directions.
+    """
 
     def apply(card: Gpu) -> Gpu:
         return replace(card, link=new.link, pcie=new.pcie)
@@ -259,7 +270,10 @@ def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
 
 
 def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change of the link to GPUs of other machines. The rates are those of both directions."""
+    """Return the change that replaces the link to GPUs of other machines by that of the second GPU.
+
+    The result shows the bandwidth of this link, as the sum of both directions.
+    """
     before, after = old.machine_link, new.machine_link
     return FactorChange(
         "network",
@@ -271,13 +285,19 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
-    """Return the change of the memory capacity. `apply` gives a state what fits into the memory of the second GPU."""
+    """Return the change that replaces the memory capacity by that of the second GPU.
+
+    `apply` returns a state whose requests in flight or training settings fit into the memory of the second GPU.
+    """
     before, after = old.memory_bytes, new.memory_bytes
     return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)
 
 
 def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change of the times to start and end kernels. The value is the time to start and end attention."""
+    """Return the change that replaces the times to start and end kernels by those of the second GPU.
+
+    The times of all kernels are replaced. The result shows only the time to start and end attention.
+    """
 
     def apply(card: Gpu) -> Gpu:
         architecture = replace(
@@ -297,10 +317,12 @@ def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def format_changes(
     formats: tuple[str, str], cards: tuple[Gpu, Gpu], with_format: Callable[[State, str], State]
 ) -> list[FactorChange[State]]:
-    """Return a change for each step between two number formats. `with_format` returns a state with another format.
+    """Return a change for each step from one number format to another.
 
-    16 bits become 8 bits and then 4 bits, if the second GPU computes in each of them. Other formats have one step. Each
-    step needs the step before. A format that the first GPU does not compute in needs the compute rate of the second.
+    `formats` are the number formats of the first and the second GPU, and `cards` are the two GPUs. `with_format` takes
+    a state and a format, and returns the state in this format. 16 bits become 8 bits and then 4 bits, if the second GPU
+    computes in each of these formats. From or to any other format, there is one step. Each step needs the step before
+    it. If the two GPUs compute differently with the new format, the step also needs the change of the compute rate.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []
@@ -321,7 +343,12 @@ def _apply_format(state: State, with_format: Callable[[State, str], State], name
 
 
 def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
-    """Return the formats from `old` to `new`, including both. There is nothing between formats of unknown order."""
+    """Return the number formats on the way from `old` to `new`, including these two.
+
+    From 16 bits to fewer bits, the formats of FORMATS_BY_BITS that lie between `old` and `new` are included if the
+    tensor cores of `card` compute in them. bf16 counts as fp16. If `old` or `new` is any other format, the result
+    contains only `old` and `new`.
+    """
     names = ["fp16" if name in SIXTEEN_BITS else name for name in (old, new)]
     if any(name not in FORMATS_BY_BITS for name in names):
         return [old, new]

@@ -80,9 +80,10 @@ def route(experts: Experts, tokens: Any, groups: int) -> Routing:
 
 
 def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: float, k: float) -> Any:
-    """Return the duration of a single kernel that computes one GEMM, `[rows, k] @ [k, n]`, per expert with tokens.
+    """Return the duration of a grouped GEMM: one kernel that computes a GEMM for every expert that has tokens.
 
-    The kernel computes whole tiles of rows, which adds half a tile per expert on average.
+    The GEMM of an expert is `[rows, k] @ [k, n]`, with one row per token of the expert. The kernel computes whole tiles
+    of rows, which adds half a tile per expert on average.
     """
     gpu = deployment.gpu
     rate = rates(gpu, stored)

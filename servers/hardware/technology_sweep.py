@@ -52,7 +52,11 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class TechnologySweep:
-    """Result of `loadgen hardware sweep`. `points` has one entry per node, memory and network, in this order."""
+    """Result of `loadgen hardware sweep`.
+
+    `points` has one entry for every combination of a technology node, a memory and a network. The networks vary
+    fastest, and the nodes vary slowest.
+    """
 
     gpu: str
     purpose: str
@@ -71,11 +75,11 @@ class TechnologySweep:
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of the times."""
+        """Names of the times that the sweep predicts: DECODE and PREFILL, or TRAINING_STEP for training."""
         return (TRAINING_STEP,) if self.purpose == "training" else (DECODE, PREFILL)
 
     def point(self, technology_name: str, memory: str, network: str) -> SweepPoint:
-        """Return the point with these parts."""
+        """Return the point of the GPU with this technology node, memory and network."""
         names = (technology_name, memory, network)
         return next(point for point in self.points if (point.technology, point.memory, point.network) == names)
 
@@ -91,7 +95,11 @@ class SweepAxes:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Work on a GPU: functions that predict its times, and the number of requests that fit."""
+    """The work whose times are predicted on one GPU.
+
+    `times` contains one function per named time, which returns the time in seconds on a GPU. `running` is the number of
+    requests whose KV cache fits into memory at the same time (0 for training).
+    """
 
     times: Mapping[str, TimeOf]
     running: int = 0
@@ -100,10 +108,11 @@ class _Work:
 def sweep_inference(
     deployment: Deployment, load: Load, axes: SweepAxes, memory_fraction: float = 0.9
 ) -> TechnologySweep:
-    """Return the time per output token and the time of one prompt on every hypothetical GPU.
+    """Return the time per output token and the time to prefill one prompt, for every hypothetical GPU.
 
-    A step decodes one token for every request in flight that fits into memory, halfway through its response. Prompts of
-    other requests are not part of this step.
+    The time per output token is the time of a step that decodes one token for every running request. All requests in
+    flight run if they fit into memory. Otherwise, as many run as fit. Every request has generated half of its response.
+    The step prefills no prompts.
     """
 
     def work_on(gpu: Gpu) -> _Work:
@@ -159,9 +168,10 @@ def sweep_training(setup: TrainingSetup, axes: SweepAxes) -> TechnologySweep:
 
 
 def _points(original: Gpu, axes: SweepAxes, work_on: Callable[[Gpu], _Work]) -> Iterable[SweepPoint]:
-    """Yield the points of all hypothetical GPUs.
+    """Predict the times on every hypothetical GPU, and yield one SweepPoint per GPU.
 
-    `work_on` returns the work of the sweep on a GPU, and raises HardwareError if the model does not fit.
+    `work_on` takes a GPU and returns the functions that predict the times. It raises HardwareError if the model does
+    not fit into the memory of the GPU.
     """
     for names in product(axes.technologies, axes.memories, axes.networks):
         scaled = scaled_gpu(original, *names)

@@ -140,7 +140,11 @@ def _structure(state: ServerState, request: CompletionRequest) -> tuple[Literal[
 
 
 def _json_text(schema: Any, word: str, fault: str) -> str:
-    """Return a JSON document that fits the schema, or another text for a fault of SCHEMA_FAULTS. Raises ErrorReply."""
+    """Return a JSON document that fits the schema.
+
+    If `fault` is `invalid-json`, the last character of the document is missing. If `fault` is `wrong-json`, the
+    document does not fit the schema. Raises ErrorReply if the server does not support the schema.
+    """
     if fault == "wrong-json":
         return WRONG_JSON
     try:

@@ -228,9 +228,12 @@ def _text_encoder(
 ) -> EventEncoder:
     """Return an encoder for events with one or more tokens.
 
-    `inner` is an event before the last one, and `final` is the last event. In both, protocol.TEXT stands for the text,
-    and the field `usage` is missing. The argument `usage` decides how this field is added: `usage` adds the running
-    totals, `null` adds null, and an empty string adds no field.
+    `final` is the last event, and `inner` is any earlier event. In both, protocol.TEXT stands for the text. Neither has
+    the field `usage` of the API, which the encoder adds. The argument `usage` determines the value of this field:
+
+    - "usage": the running totals of tokens.
+    - "null": null.
+    - "": the field is not added.
     """
     placeholder = protocol.dumps(protocol.TEXT)[1:-1]
     parts = [protocol.json_event(event).removesuffix(b"}\n\n").partition(placeholder) for event in (inner, final)]

@@ -117,7 +117,8 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
 def _check_stop(path: str, stop: Any) -> None:
     """Raise ErrorReply if the parameter `stop` of a request is not a text, a list of texts or null.
 
-    SGLang checks the value against both types. Its error response states why each type does not fit.
+    For an invalid value, the error response of SGLang has several parts. One part says why the value is no text, and
+    the other parts say why the value is no list of texts.
     """
     if stop is None or isinstance(stop, str):
         return

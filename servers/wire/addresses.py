@@ -186,9 +186,10 @@ class Connector:
         return self._attempt(self._rotation.order(), [])
 
     def _named(self, opening: Connection | Awaitable[Connection]) -> Connection | Awaitable[Connection]:
-        """Return a connection, or an awaitable of a connection, whose address is the name of the replica.
+        """Replace the address of a connection by the name of the replica, and return the connection.
 
-        If the connection is open already, its address is set immediately.
+        If `opening` is an open connection, its address is replaced at once. If `opening` is an awaitable, the result is
+        an awaitable too, and the address is replaced when the connection is open.
         """
         if isinstance(opening, Connection):
             opening.address = self._name

@@ -1,8 +1,9 @@
 """Turns the body of a request into one text. Bodies with the same beginning become texts with the same beginning.
 
-A server combines the tools, the system prompt and the messages into one prompt with its chat template. Two of its
-prompts are equal up to the first difference in the tools, the system prompt or the messages, in this order. Two texts
-of this module are equal up to the same difference. The module does not need the chat template for this.
+The chat template of a server combines the tools, the system prompt and the messages into one prompt, in this order. The
+prompts of two requests are therefore equal up to the first difference in these parts. This module combines the parts in
+the same order, so the texts of two requests are equal up to the same difference. The module does not need the chat
+template.
 """
 
 from __future__ import annotations

@@ -41,7 +41,10 @@ MIN_CHECKED_ROWS = 10
 
 
 class MooncakeRow(msgspec.Struct):
-    """One request of a Mooncake trace. A session's first row has a timestamp, and later rows have one or a delay."""
+    """One request of a Mooncake trace.
+
+    The first row of a session has a timestamp. Each later row has a timestamp or a delay.
+    """
 
     input_length: int
     output_length: int

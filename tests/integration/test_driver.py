@@ -15,7 +15,7 @@ from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import RunWriter
 from loadgen.engine.client_health import LiveCounters
 from loadgen.engine.clock import SystemClock
-from loadgen.engine.driver import Driver, Recorder
+from loadgen.engine.driver import CHECKED_GROUP, Driver, Recorder
 from loadgen.engine.record_builder import raw_offsets
 from loadgen.engine.request_queue import OpenLoop, ScheduledRequest
 from loadgen.servers.target import resolve_target
@@ -162,20 +162,27 @@ async def test_a_silent_server_is_given_up_in_time(tmp_path: Path) -> None:
     assert sum(record.chunk_tokens) == 1
 
 
-async def test_a_connection_closed_while_idle_is_opened_again_and_counted(tmp_path: Path) -> None:
-    """The server closed a pre-opened connection before the start: the request goes out on a new one."""
+@pytest.mark.parametrize("requests", [1, CHECKED_GROUP + 1])
+async def test_a_connection_closed_while_idle_is_opened_again_and_counted(requests: int, tmp_path: Path) -> None:
+    """The server closed a connection that was opened before the start. Its request is sent once, on a new connection.
+
+    Connections of a large group are not checked when the group is sent, but before the start.
+    """
     async with playing(ANSWER, on_accept=[CLOSE]) as server:
-        slot, part = slot_of(server.url, 0), RunWriter(tmp_path / "part")
-        driver = driver_of([slot], server.url, part, LiveCounters())
+        slots, part = [slot_of(server.url, number) for number in range(requests)], RunWriter(tmp_path / "part")
+        driver = driver_of(slots, server.url, part, LiveCounters())
         await driver.open()
-        assert slot.exchange is not None
-        assert slot.exchange.connection is not None
-        while not slot.exchange.connection.closed_by_peer():
+        connections = [slot.exchange.connection for slot in slots if slot.exchange is not None]
+        assert len(connections) == requests
+        while not any(connection is not None and connection.closed_by_peer() for connection in connections):
             await asyncio.sleep(0.005)
         await asyncio.wait_for(driver.run(time.monotonic_ns()), 20)
         part.close()
-        record = msgspec.json.decode((tmp_path / "part").read_bytes().splitlines()[0], type=Record)
-    assert (record.state, record.reopened) == ("complete", 1)
+        lines = [msgspec.json.decode(line) for line in (tmp_path / "part").read_bytes().splitlines()]
+    records = [msgspec.convert(line, Record) for line in lines if line["type"] == "request"]
+    assert {record.state for record in records} == {"complete"}
+    assert [record.reopened for record in records if record.reopened] == [1]
+    assert [record for record in records if record.first_sent_ns is not None] == []
 
 
 async def test_no_connection_is_a_record_not_an_exception(tmp_path: Path) -> None:

@@ -202,10 +202,6 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
         doc.ChartRef("curve", "TPOT by throughput", [CURVE]),
     ]
     explained: list[doc.Block] = [figures, *map(doc.Paragraph, notes), doc.Paragraph(MEANING)]
-    if result.gpu_changes:
-        heads = {"figure": "head", **number_columns("original", "hypothetical"), "reason": "text"}
-        changes = [(change.figure, change.before, change.after, change.reason) for change in result.gpu_changes]
-        explained.append(table("The hypothetical GPU", heads, changes, several=True))
     sections = [
         doc.Section("answer", "Expected performance", [cards, *charts]),
         doc.Section("expected", "Figures", explained),
@@ -213,6 +209,8 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
             "roofline", "Roofline", [doc.ChartRef("roofline", "What each GEMM reaches", [ROOFLINE], "wide"), gemms]
         ),
     ]
+    if result.gpu_changes:
+        sections.append(doc.Section("hypothetical", "Hypothetical GPU", [_changes_table(result.gpu_changes)]))
     look = doc.RunStyle(title)
     data = {
         "runs": [_run(result, deployment, title)],
@@ -226,6 +224,19 @@ def build_document(result: Limits, deployment: Deployment) -> Document:
     return doc.Document(
         "loadgen limits", title, sections, load, "", [look], [], data, version("llm-loadgen"), chips=chips
     )
+
+
+def _changes_table(changes: Sequence[Change]) -> Any:
+    """Return the table of the figures of a hypothetical GPU, each with the original value and the reason."""
+    from loadgen.analysis.report import ColumnKind, TableCell
+    from loadgen.analysis.report.tables import number_columns, table
+
+    heads: dict[str, ColumnKind] = {"figure": "head", **number_columns("original", "hypothetical")}
+    rows = [
+        [TableCell(change.figure, note=change.reason), TableCell(change.before), TableCell(change.after)]
+        for change in changes
+    ]
+    return table("Figures that differ from the original GPU", heads, rows, several=True)
 
 
 def _ttft_card(result: Limits) -> Any:

@@ -1,4 +1,4 @@
-"""Takes the screenshots of reports, comparisons, a matrix, `loadgen limits` and `loadgen ui`, on simulated servers.
+"""Takes the screenshots of reports, comparisons, a matrix, `loadgen limits`, `hardware sweep` and `loadgen ui`.
 
     python docs/make_pictures.py          # needs Chromium and the extra `ui`; takes six minutes
 
@@ -29,6 +29,7 @@ SWEEP = [
     *("sweep", "--server", "vllm", "--model", "llama-3.1-8b", "--duration", "2min", "--quiet"),
     *("--objective", "ttft.p99 < 500ms", "--objective", "tpot.p99 < 50ms"),
 ]
+TECHNOLOGY = ["hardware", "sweep", "--page"]
 LIMITS = ["limits", "--model", "llama-2-70b", "--tp", "8", "--page"]
 LOAD = [
     *("run", "--server", "lightllm", "--arrivals", "poisson:30", "--n", "600", "--quiet", "--seed", "3"),
@@ -68,6 +69,7 @@ ALL = (
     Picture("report", "burst", "", 1280),
     Picture("matrix", "matrix", "", 1280),
     Picture("limits", "limits", "#roofline"),
+    Picture("technology", "technology", "figure:has(#chart-parts-0-0)", 720),
     Picture("frontier", "frontier", "figure:has(#chart-frontier)"),
 )
 
@@ -86,6 +88,8 @@ def main() -> None:
         subprocess.run([*LOADGEN, "matrix", MATRIX, "--quiet", "--out", f"{folder}/matrix"], check=False)
         pages["matrix"] = Path(folder) / "matrix/matrix.html"
         pages["frontier"] = swept(Path(folder))
+        pages["technology"] = Path(folder) / "technology.html"
+        subprocess.run([*LOADGEN, *TECHNOLOGY, pages["technology"]], check=True)
         system = shutil.which("chromium-headless-shell") or shutil.which("chromium")  # else Playwright's own build
         browser = playwright.chromium.launch(executable_path=system, args=["--no-sandbox"])
         for picture in ALL:

@@ -36,3 +36,21 @@ def test_it_has_a_roofline_and_a_curve(browser: Browser, tmp_path: Path) -> None
         expect(page.get_by_text("A decode step is expected to spend its time on:")).to_be_visible()
         expect(page.get_by_text("bound by memory").first).to_be_visible()
         assert errors == []
+
+
+@pytest.mark.parametrize("width", [360, 1024, 1600])
+def test_a_hypothetical_gpu_has_a_section(browser: Browser, tmp_path: Path, width: int) -> None:
+    """A row per changed figure with its reason; the page stays as narrow as the window, and is not stretched."""
+    made = make_deployment("A100 (3nm, HBM4, NVLink 5)", "llama-2-70b", tensor=8)
+    file = tmp_path / "limits.html"
+    file.write_text(render(build_document(compute_limits(made, Load(512, 128, 64)), made)), "utf-8")
+    with browser.new_context(offline=True, viewport={"width": width, "height": 780}) as context:
+        page = context.new_page()
+        page.goto(file.as_uri())
+        section = page.locator("#hypothetical")
+        assert section.locator("tbody tr").count() == 7
+        expect(section.get_by_text("power is the limit: 1.33 times the power at the old clock")).to_be_visible()
+        box = section.bounding_box()
+        assert box
+        assert box["height"] < 900
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -104,11 +104,13 @@ def training_speed(setup: TrainingSetup) -> float:
 
 def _fastest_setup(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> TrainingSetup:
     """Return the training job with the settings that train fastest among those that fit into memory."""
-    fitting = [
-        setup
-        for setup in _possible_setups(use, job, shape)
-        if predict_memory(setup).total <= MEMORY_SHARE * setup.gpu.memory_bytes
-    ]
+    possible = list(_possible_setups(use, job, shape))
+    if not possible:
+        raise HardwareError(
+            f"{use.gpus} GPUs cannot divide {shape.layers} layers and {shape.heads} heads of {shape.name}, and a batch "
+            f"of {use.batch}, into equal parts: choose other numbers (--gpus, --batch, --tp), such as powers of 2"
+        )
+    fitting = [setup for setup in possible if predict_memory(setup).total <= MEMORY_SHARE * setup.gpu.memory_bytes]
     if not fitting:
         raise HardwareError(
             f"training {shape.name} does not fit {use.gpus} x {use.gpu} with a batch of {use.batch}: choose more GPUs "

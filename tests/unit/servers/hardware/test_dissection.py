@@ -195,6 +195,7 @@ def test_training_uses_the_fastest_settings_that_fit() -> None:
         (lambda: dissect_serving([ServedBy("A100")] * 2, "llama-3.1-70b", 512, 128), "does not fit 1 x A100"),
         (lambda: dissect_serving([ServedBy("H100")] * 2, "llama-3.1-8b", 500_000, 128), "not even one request"),
         (lambda: dissect_training([TrainedOn("A100", gpus=8)] * 2, GPT), "does not fit 8 x A100"),
+        (lambda: dissect_training([TrainedOn("A100", gpus=7)] * 2, GPT), "7 GPUs cannot divide 96 layers and 96 heads"),
         (lambda: dissect_training([TrainedOn("A100")] * 2, TrainingJob("deepseek-r1")), "dense models only"),
         (lambda: dissect_serving([ServedBy("A10000")] * 2, "llama-3.1-8b", 512, 128), "unknown GPU"),
     ],

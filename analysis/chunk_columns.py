@@ -142,6 +142,17 @@ class OrderStatistics:
         self._first_counts: Integers | None = None
         """Number of samples by their most significant digit, after the first search."""
 
+    def with_zeros(self, zeros: int) -> OrderStatistics:
+        """Return the statistics of these samples and of `zeros` further samples with the value 0.
+
+        What a search has learned about these samples is used for both.
+        """
+        if self._first_counts is None:
+            self._counts(np.zeros(1, np.int64), self._bits, _digit_bits(self._bits, groups=1))
+        result = OrderStatistics(self._blocks, self._count + zeros, self._zeros + zeros, 0, self._scale)
+        result._bits, result._first_counts = self._bits, self._first_counts
+        return result
+
     def __len__(self) -> int:
         """Return the total number of samples."""
         return self._count
@@ -176,7 +187,7 @@ class OrderStatistics:
             groups, group_of_rank = np.unique(prefixes, return_inverse=True)
             if bits < self._bits and selected <= MAX_GATHERED:
                 return self._gathered(groups, bits, prefixes, remaining)
-            digit = min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // len(groups)).bit_length() - 1))
+            digit = _digit_bits(bits, len(groups))
             counts = self._counts(groups, bits, digit)
             cumulative = np.cumsum(counts, axis=1)
             sizes = dict[tuple[int, int], int]()
@@ -217,6 +228,14 @@ class OrderStatistics:
         samples = np.sort(np.concatenate(parts)).astype(np.int64)
         result: Integers = samples[np.searchsorted(samples >> bits, prefixes) + ranks]
         return result
+
+
+def _digit_bits(bits: int, groups: int) -> int:
+    """Return the number of bits of the next digit of a search, if `bits` bits of the samples are still unknown.
+
+    The samples are in `groups` groups, each of which needs a counter per value of the digit.
+    """
+    return min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // groups).bit_length() - 1))
 
 
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:

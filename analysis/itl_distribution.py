@@ -36,19 +36,18 @@ def describe_metrics(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distr
     one_token_chunks = bool((frame.later_counts == frame.gap_counts).all())
     distributions: dict[str, Distribution] = {}
     known = dict[str, Distribution]()
+    ranked: OrderStatistics | None = None
     for metric in metrics:
         key = "gaps" if one_token_chunks and metric.per in ("chunk", "token") else metric.name
         if key not in known:
-            known[key] = _describe_metric(metric, frame)
+            zeros = metric.zero_counts(frame)
+            if zeros is None:
+                known[key] = describe(metric.values(frame), metric.groups(frame), sorted_values(metric, frame))
+            else:
+                ranked = ranked_gaps(frame, 0) if ranked is None else ranked
+                known[key] = describe_gaps(frame, zeros, ranked)
         distributions[metric.name] = known[key]
     return distributions
-
-
-def _describe_metric(metric: Metric, frame: Frame) -> Distribution:
-    zeros = metric.zero_counts(frame)
-    if zeros is not None:
-        return describe_gaps(frame, zeros)
-    return describe(metric.values(frame), metric.groups(frame), sorted_values(metric, frame))
 
 
 def sorted_values(metric: Metric, frame: Frame) -> Floats:
@@ -66,12 +65,13 @@ def sorted_samples(metric: Metric, frame: Frame) -> Floats | OrderStatistics:
     return sorted_values(metric, frame) if zeros is None else ranked_gaps(frame, int(zeros.sum()))
 
 
-def describe_gaps(frame: Frame, zeros: Integers) -> Distribution:
+def describe_gaps(frame: Frame, zeros: Integers, ranked: OrderStatistics) -> Distribution:
     """Return the distribution of the gaps between chunks, computed block by block.
 
-    In addition to its gaps, row i contributes `zeros[i]` samples with the value 0.
+    In addition to its gaps, row i contributes `zeros[i]` samples with the value 0. `ranked` contains the gaps without
+    these samples.
     """
-    gaps, ordered = frame.gap_counts, ranked_gaps(frame, int(zeros.sum()))
+    gaps, ordered = frame.gap_counts, ranked.with_zeros(int(zeros.sum()))
     counts, count = gaps + zeros, len(ordered)
     has_gaps = gaps > 0
     total_ns = (frame.last_ns - frame.first_ns)[has_gaps].astype(np.int64).sum()  # the sum of all gaps

@@ -87,6 +87,8 @@ class ChartInput(msgspec.Struct, frozen=True):
     series: Sequence[Series] = ()
     phases: Mapping[str, float] = {}
     """Mean duration in s of each phase of a request, by the server's metrics (telemetry.mean_phases)."""
+    curves: Mapping[str, dict[str, Any]] = {}
+    """Distributions that have already been computed, by name of the latency."""
 
 
 class FrameInput(msgspec.Struct, frozen=True):
@@ -151,6 +153,15 @@ def build_chart_data(chart_input: ChartInput, known: Mapping[str, Data | None] |
         if data is not None:
             result[chart.id] = data
     return result
+
+
+def distribution_curves(frame: Frame) -> dict[str, dict[str, Any]]:
+    """Return the curve of each latency whose distribution has a chart, by name of the latency."""
+    return {name: _distribution_curve(name, frame) for name in DISTRIBUTIONS}
+
+
+def _distribution_curve(name: str, frame: Frame) -> dict[str, Any]:
+    return chart_data.distribution(sorted_samples(METRICS[name], frame), int(frame.sampled.sum()))
 
 
 def data_without_summary(frame_input: FrameInput) -> dict[str, Data | None]:
@@ -293,7 +304,7 @@ def _distribution_chart(name: str) -> Chart:
         frame, summary = chart_input.frame, chart_input.summary
         if not summary.latency[name].n and (metric.optional or not summary.generates):
             return None
-        curve = chart_data.distribution(sorted_samples(metric, frame), int(frame.sampled.sum()))
+        curve = chart_input.curves[name] if name in chart_input.curves else _distribution_curve(name, frame)
         marks = chart_data.percentile_marks(chart_input.summary.latency[name])
         return curve | chart_data.confidence_band(curve) | marks
 

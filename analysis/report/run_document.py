@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -38,6 +38,7 @@ from loadgen.analysis.report.charts import (
     build_chart_data,
     chart_spec,
     data_without_summary,
+    distribution_curves,
     visible_charts,
 )
 from loadgen.analysis.report.packing import packed
@@ -121,20 +122,29 @@ class ReportedRun(msgspec.Struct, frozen=True):
     """Data of each chart, by chart id."""
 
 
-def prepare_run(
-    run: Run, frame: Frame, summary: Summary, known: Mapping[str, Mapping[str, Any] | None] | None = None
-) -> ReportedRun:
+class EarlyCharts(NamedTuple):
+    """The part of the charts of a run that does not need its summary."""
+
+    data: Mapping[str, Mapping[str, Any] | None]
+    """Data of each chart, by chart id. None: the chart does not apply."""
+    curves: Mapping[str, dict[str, Any]]
+    """Distributions, by name of the latency."""
+
+
+def prepare_run(run: Run, frame: Frame, summary: Summary, early: EarlyCharts | None = None) -> ReportedRun:
     """Compute the chart data of a run and return it with the run and its summary.
 
-    `known` is the result of `prepare_charts` for this run, if the caller has it.
+    `early` is the result of `prepare_charts` for this run, if the caller has it.
     """
-    chart_input = ChartInput(frame, summary, all_series(run), mean_phases(run))
-    return ReportedRun(run, summary, build_chart_data(chart_input, known))
+    early = early or EarlyCharts({}, {})
+    chart_input = ChartInput(frame, summary, all_series(run), mean_phases(run), early.curves)
+    return ReportedRun(run, summary, build_chart_data(chart_input, early.data))
 
 
-def prepare_charts(run: Run, frame: Frame) -> dict[str, Mapping[str, Any] | None]:
-    """Compute the data of the charts that do not need the summary of the run, by chart id."""
-    return data_without_summary(FrameInput(frame, all_series(run), mean_phases(run)))
+def prepare_charts(run: Run, frame: Frame) -> EarlyCharts:
+    """Compute the part of the charts that does not need the summary of the run."""
+    data = data_without_summary(FrameInput(frame, all_series(run), mean_phases(run)))
+    return EarlyCharts(data, distribution_curves(frame))
 
 
 def brief_document(summary: Summary) -> Document:

@@ -57,10 +57,12 @@ def find_cached_prompts(
 ) -> CachedPrompts | None:
     """Return the cached prompt tokens of a run, or None if the server does not report them.
 
-    The numbers come from the responses, or from the server's `counters` if the responses do not state them. The
-    counters include the `canaries`, whose tokens are subtracted. Canaries during the load repeat earlier prompts, so
-    all of their tokens are assumed to be cached. In a run with canaries, the share from the counters is therefore a
-    lower bound.
+    The numbers come from the responses. If the responses do not state them, the numbers come from the server's
+    `counters`.
+
+    The counters include the prompts of the `canaries`, so the tokens of these prompts are subtracted. The canaries
+    during the load repeat earlier prompts. All of their tokens were probably cached, so all of them are also subtracted
+    from the cached tokens. If some of these tokens were not cached, the share from the counters is too low.
     """
     source: Literal["responses", "counters"] = "responses"
     tokens, prompt_tokens = count_in_responses(frame)

@@ -201,9 +201,13 @@ class OrderStatistics:
         return prefixes
 
     def _counts(self, groups: Integers, bits: int, digit: int) -> Integers:
-        """Return how many samples of each group have each value of the next digit. Each group has one row.
+        """Return how many samples of each group have each value of the next digit, with one row per group.
 
-        The counts of the first digit are computed once, because every search begins with them."""
+        A group contains the samples with equal leading bits, and `groups` contains these bits of each group. The last
+        `bits` bits of a sample are not leading bits. The next digit consists of the first `digit` of these last bits.
+
+        The counts of the first digit are computed once, because every search begins with them.
+        """
         if bits == self._bits and self._first_counts is not None:
             return self._first_counts
         counts = np.zeros((len(groups), 1 << digit), np.int64)
@@ -214,8 +218,11 @@ class OrderStatistics:
         return counts
 
     def _gathered(self, groups: Integers, bits: int, prefixes: Integers, ranks: Integers) -> Integers:
-        """Return the sample at each rank among the samples with the same prefix. The last `bits` bits are not in a
-        prefix.
+        """Sort the samples that are still candidates, and return the sample at each rank.
+
+        A prefix contains all bits of a sample except the last `bits` bits. `groups` contains each prefix of a candidate
+        once, in ascending order. Entry i of the result is the sample at rank `ranks[i]` among the samples with the
+        prefix `prefixes[i]`.
         """
         is_wanted: Callable[[NDArray[np.integer]], NDArray[np.bool_]]
         if self._bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.
@@ -241,9 +248,10 @@ def _digit_bits(bits: int, groups: int) -> int:
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
     """Count the values of the next digit in one step of a radix search.
 
-    Each number in `block` has `total_bits` bits. Only numbers whose leading bits are in `groups` are counted. The last
-    `bits` bits of each number are still unknown. The next digit is the first `digit` of these bits. The result is a
-    flat array with one counter per group and digit value.
+    Each number in `block` has `total_bits` bits: leading bits that the search knows, and then `bits` bits that are
+    still unknown. The next digit consists of the first `digit` of the unknown bits. A group contains the numbers with
+    equal leading bits, and `groups` contains these bits of each group. Numbers without a group are not counted. The
+    result is a flat array with one counter per group and value of the digit.
     """
     length = len(groups) << digit
     if bits == total_bits:

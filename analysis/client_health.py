@@ -331,8 +331,8 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 def _stamps(run: Run, frame: Frame) -> StampFacts:
     """Return the timestamp source of the run's complete responses, or of all responses if none is complete.
 
-    If the responses have several sources, return the least exact of them. Sources of less than the share
-    MIN_SOURCE_SHARE of the responses are ignored: the sentence about the client counts these responses.
+    If the responses have several sources, the result is the least exact of these sources. A source is ignored if less
+    than the share MIN_SOURCE_SHARE of the responses has it.
     """
     sources = {source: count for source, count in frame.sources.items() if source.measured and source.stamps}
     complete = {source: count for source, count in sources.items() if source.state == "complete"}

@@ -147,10 +147,12 @@ def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: flo
 def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tuple[float, float] | None:
     """Return when a figure first exceeded the drift that an objective allows: start and end of a window, in seconds.
 
-    The bound of the objective is a drift per hour, as a share of the level in `drift`. The allowed change is this drift
-    over the duration of the run. It is counted from the median of the first FIRST_WINDOWS windows. The result is the
-    first of LASTING_WINDOWS windows in a row that exceed the allowed change by more than the noise. The result is None
-    if there are no such windows. Even then, the drift of the whole run may be too large.
+    The bound of the objective is the allowed drift per hour, as a share of `drift.level`. Multiplied by the duration of
+    the run, this drift is the allowed change of the figure. The figure is compared with its median over the first
+    FIRST_WINDOWS windows plus the allowed change.
+
+    The result is the first window of LASTING_WINDOWS windows in a row whose figures are beyond this limit by more than
+    the noise. The result is None if no such windows exist. Even then, the drift of the whole run may be too large.
     """
     values, _ = _known_windows(series)
     allowed = float(np.median(values[:FIRST_WINDOWS])) + objective.bound * drift.level * hours_between_ends(series)

@@ -707,12 +707,13 @@ def _tokens_of(records: Sequence[Record], chunks: ChunkLists, offsets: Integers)
 
 
 def _token_flags(records: Sequence[Record]) -> tuple[Booleans, Booleans, Booleans]:
-    """Return three Boolean columns for these Records.
+    """Return three Boolean columns with one row per Record.
 
     - The first column is True if the token counts of the chunks are unknown.
-    - The second is True if the server reported the output length.
-    - The third is True if the server generated hidden tokens, or reported a total that was refuted. Such a Record is
-      examined even if its token counts agree.
+    - The second column is True if the server reported the output length.
+    - The third column is True if the server generated hidden tokens, or if the stream contradicts the server's total.
+      The tokens of such a response must be computed by `streamed_tokens`, even if the sum over its chunks equals the
+      total.
     """
 
     def flags_of(chunk_counts: str, counted_by: str, hidden_tokens: int, refuted_total: int | None) -> tuple[bool, ...]:

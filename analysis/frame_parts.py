@@ -115,8 +115,8 @@ def _selected(labels: RowLabels | None, rows: Booleans) -> RowLabels | None:
 def _outcomes(frame: Frame, rows: Booleans) -> dict[Outcome, OutcomeCount]:
     """Count the outcomes of the rows that a mask selects.
 
-    The result has the keys of the whole Frame in the same order, because a row stores its outcome as a position among
-    these keys.
+    A row of a Frame does not store its outcome, but an index into the keys of `frame.outcomes`. The result therefore
+    contains the same keys in the same order, even if no selected row has the outcome.
     """
     index, ids = frame.outcome_index[rows], frame.id[rows]
     counts = np.bincount(index, minlength=len(frame.outcomes))

@@ -38,7 +38,8 @@ Labelled = Mapping[str, "GpuBounds"]
 def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str, str]) -> str:
     """Format the result of `loadgen hardware bounds` as text for a terminal.
 
-    `titles` are two heading lines. `sizes` says by phase in which unit the size is from which compute binds a kernel.
+    `titles` are two heading lines. A kernel has a smallest size at which compute binds it, for example 300 tokens.
+    `sizes` contains the unit of this size for each phase, such as `prefill` or `decode`.
     """
     blocks = ["\n".join(fill(title, WIDTH) for title in titles)]
     names = list(bounds)
@@ -196,7 +197,11 @@ def _table(bounds: Labelled, phase: str, size: str) -> Any:
 
 
 def _grid_data(bounds: Labelled, phase: str) -> dict[str, Any]:
-    """Return the cells of the grid: one row per kernel with a bar per GPU, and all cells as columns of a table."""
+    """Return the data of the grid of kernels and GPUs, both for its chart and for its table.
+
+    The entry `rows` is for the chart. It contains one series of bars per kernel, with one bar (a cell of the grid) per
+    GPU. Every other entry is a column of the table, which has one row per cell.
+    """
     kernels = _kernels(bounds, phase)
     rows = [
         {
@@ -279,7 +284,12 @@ def _grid_chart(bounds: Labelled, phase: str) -> dict[str, Any]:
 
 
 def _cell_colour(kernel: KernelBound) -> str:
-    """Return the colour of what binds a kernel. It is stronger if the other resources need much less time."""
+    """Return the colour of a cell of the grid, which shows the resource that binds the kernel.
+
+    Compute, memory and latency have different colours. For compute and memory, the opacity of the colour grows with the
+    share of this resource in the sum of the compute time and the memory time. For latency, the opacity is always the
+    lowest.
+    """
     shares = {"compute": kernel.compute_share, "memory": 1 - kernel.compute_share, "latency": 0.5}
     opacity = LOWEST_OPACITY + (HIGHEST_OPACITY - LOWEST_OPACITY) * max(0.0, 2 * shares[kernel.bound] - 1)
     return f"@{COLOURS[kernel.bound]}:{round(255 * opacity):02x}"

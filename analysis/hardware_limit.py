@@ -197,7 +197,8 @@ def _hardware(run: Run) -> _Hardware | None:
     """Return the GPUs and the model of a run.
 
     Return None if the GPUs are unknown, if the value of `--gpu-model` is not valid, or if the GPUs in use are of
-    different models. Return None too if the GPUs of a simulated server do more than sharing each layer.
+    different models. Return None too if a simulated server does not use all of its GPUs for one group of tensor
+    parallelism, for example because it has a pipeline.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")

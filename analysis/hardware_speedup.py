@@ -87,9 +87,11 @@ def _factor_row(factor: SpeedFactor) -> tuple[str, ...]:
 
 
 def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
-    """Return a table with one row per kind of factor, one column per step, and a column with the product of all steps.
+    """Return a table of gains: a row per kind of factor, a column per step, and a column with the product of all steps.
 
-    The gains are those that do not depend on the order.
+    A gain is the growth of the speed that the factors of one kind cause in one step. The gain depends on the order in
+    which all factors are applied, so each cell contains the geometric mean over all orders. The last row is the
+    speed-up.
     """
     longest_first = sorted(dissections, key=lambda dissection: -len(dissection.factors))
     kinds = dict.fromkeys(factor.kind for dissection in longest_first for factor in dissection.factors)

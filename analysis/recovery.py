@@ -136,9 +136,9 @@ def _started(record: CommandRecord) -> bool:
 
 
 def _figures(frame: Frame, bounds: Sequence[Objective]) -> Iterator[_Figure]:
-    """Yield the figures of a run from which the recovery after a command is determined, in time windows.
+    """Yield the figures that show whether the server has recovered after a command, with their values in time windows.
 
-    `bounds` are the bounds of --goodput. A run that is too short for time windows yields nothing.
+    `bounds` are the bounds of --goodput. A run that is too short for time windows yields no figures.
     """
     span_ns = loaded_span_ns(frame)
     if span_ns is None:
@@ -239,10 +239,10 @@ def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[Recov
 
 
 def _recovery(figure: _Figure, at_s: float, windows: Integers, limit: float) -> tuple[RecoveredFigure, int | None]:
-    """Return how one figure recovered after a command, and the first window from which it was normal again.
+    """Return how one figure recovered after a command, and the index of the first window with a normal value.
 
-    `windows` contains the indices of the windows with a value after the command, and `limit` ends the normal range. The
-    second result is None if the figure did not recover.
+    `windows` contains the indices of the windows with a value after the command. A value beyond `limit` is not normal.
+    If the figure did not recover, the second result is None.
     """
     values = figure.series.values[windows]
     outside = values > limit if figure.direction == "lower" else values < limit

@@ -33,15 +33,19 @@ number of requests of the replica that has fewer."""
 
 
 def compare_replicas(frame: Frame) -> ReplicaDifference | None:
-    """Return the difference between the replicas, or None if they do not differ, or if there are fewer than two
-    replicas.
+    """Return the difference between the fastest and the slowest replica, or None if they do not differ.
 
-    TTFTs are compared by the test of Kruskal and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The
-    test assumes independent requests. Requests that wait for each other in one queue are not independent. A minimum
-    ratio of the medians is therefore required too, and the difference must exist in most of the run. It must also exist
-    among requests that met equally many requests in flight at their replica, because the queue of one of two equal
-    replicas may be longer by chance for most of a run. If all requests were sent together, these two conditions are not
-    checked, and the field `together` of the result is True.
+    The result is None too if fewer than two replicas have enough requests. TTFTs are compared by the test of Kruskal
+    and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The test assumes independent requests, but
+    requests that wait in one queue depend on each other. Three more conditions must therefore hold:
+
+    - The ratio of the medians is at least MIN_RATIO.
+    - The slowest replica is slower in most of the run.
+    - The slowest replica is also slower at an equal load (`_is_slower_at_equal_load`). Otherwise, its queue may only
+      have been longer by chance.
+
+    If all requests were sent together, the last two conditions are not checked, and the field `together` of the result
+    is True.
     """
     if frame.replicas is None:
         return None
@@ -81,11 +85,13 @@ def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Boolea
     """Return True if one replica is slower than the other in most of the run.
 
     The requests are divided into intervals of equal size in order of time, with at least REQUESTS_PER_INTERVAL requests
-    of each replica on average. A pause of a replica makes many of its requests slow, but only in some intervals. A rank
-    sum compares the replicas in each interval. The share LEFT_OUT of the intervals is left out: those in which the
-    slower replica is slowest. The test of van Elteren, "On the combination of independent two sample tests of
-    Wilcoxon", 1960, combines the rank sums of the remaining intervals. An interval with requests of only one replica is
-    ignored.
+    of each replica on average. An interval with requests of only one replica is ignored. For each other interval, a
+    rank sum compares the replicas.
+
+    A pause of a replica makes many of its requests slow, but only in some intervals. The intervals with the largest
+    disadvantage of the slower replica are therefore left out. LEFT_OUT is the share of these intervals. The test of van
+    Elteren, "On the combination of independent two sample tests of Wilcoxon", 1960, combines the rank sums of the
+    remaining intervals.
     """
     from scipy.stats import norm, rankdata
 
@@ -108,15 +114,16 @@ def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Boolea
 
 
 def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
-    """Return True if one replica is slower than the other among requests that met equally many requests in flight.
+    """Return True if one replica is slower than the other for requests with an equal load.
 
-    `faster` and `slower` select the compared requests of the two replicas. A rank sum compares the replicas for each
-    number in flight. Requests that follow each other are not independent, so the variance of the sum is estimated from
-    the sums of blocks of consecutive requests. The p-value is multiplied by the number of pairs of replicas
-    (Bonferroni), because the fastest and the slowest replica were selected from all of them.
+    The load of a request is the number of requests that were in flight at its replica when the request was sent.
+    `faster` and `slower` select the compared requests of the two replicas. For each load, a rank sum compares the
+    replicas. Requests that follow each other are not independent, so the variance of the sum is estimated from the sums
+    of blocks of consecutive requests. The p-value is multiplied by the number of pairs of replicas (Bonferroni),
+    because the fastest and the slowest replica were selected from all replicas.
 
-    Also returns True if one of the replicas almost always had more requests in flight than the other: their loads then
-    differ throughout the run, and not by chance.
+    The result is also True if too few requests of the two replicas have equal loads. The loads of the replicas then
+    differ during almost the whole run, which is not due to chance.
     """
     from scipy.stats import rankdata, t
 

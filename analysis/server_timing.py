@@ -72,9 +72,10 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
 
 
 def _unknown_source(names: set[str]) -> str:
-    """Return text about the names in `Server-Timing` that loadgen does not know, as a source of the server's times.
+    """Return text about a `Server-Timing` header with names that loadgen does not know.
 
-    An example is `Server-Timing, where db is an unknown name`. The text contains at most MAX_EXAMPLES names.
+    The text stands in the list of the sources of the server's times. An example is `Server-Timing, where db is an
+    unknown name`. The text contains at most MAX_EXAMPLES of the names.
     """
     examples = ", ".join(sorted(names)[:MAX_EXAMPLES])
     if len(names) == 1:

@@ -79,8 +79,9 @@ def _tool_share(tool_ns: NDArray[Any], makespan_s: NDArray[Any]) -> float | None
 def _edges(frame: Frame, graphs: GraphColumns) -> list[summary.EdgeFigures]:
     """Return the requested and the actual delays between requests of a session.
 
-    An edge is the condition that a request is due a delay after another request. Only those edges are included that
-    decided when their request was due.
+    An edge leads from one request to a second request. The second request is not due before a given delay after the end
+    (or the start) of the first request. If several edges lead to a request, the edge whose delay ends last decides when
+    the request is due. The delays in the result are those of the deciding edges only.
     """
     order = np.argsort(frame.id)
     ids = frame.id[order]

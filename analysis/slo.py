@@ -436,7 +436,11 @@ def _number_format(objective: Objective, measured: float) -> tuple[Callable[[flo
 
 
 def _share_text(share: float, bound: float) -> str:
-    """Return the share as a number in percent, with two decimals or with as many as the bound has."""
+    """Return a share in percent, such as `99.5`, without trailing zeros.
+
+    The number is rounded to two decimals. If the bound in percent has more decimals than two, the number is rounded to
+    the decimals of the bound.
+    """
     bound_decimals = len(f"{bound * 100:.8g}".partition(".")[2])
     return f"{share * 100:.{max(2, bound_decimals)}f}".rstrip("0").rstrip(".")
 

@@ -88,7 +88,7 @@ def load_run(path: Path) -> tuple[Run, Frame]:
 
 
 def frame_of_run(run: Run) -> Frame:
-    """Return the Frame of a Run that contains its Records, with the measurement window of the run."""
+    """Return a Frame with the Records of a run and with the measurement window of the run."""
     return with_window(build_frame(run.records), run.header)
 
 
@@ -240,12 +240,14 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
 
 
 def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
-    """Return a sentence on the growth of TTFT, or an empty text if TTFT does not grow as it does when a queue grows.
+    """Return a sentence on the growth of TTFT if TTFT grows as in a growing queue. Otherwise, return an empty text.
 
     This test finds large overloads. In a large overload, requests stay in flight so long that the number of requests in
     flight cannot be tested over most of the run. The time from `begins` to `ends`, in which requests are due, is
-    divided into quarters. Two conditions must hold: the mean TTFT rises from each quarter to the next and does not
-    level off in the last quarter, and in the last quarter it exceeds the share QUEUE_SHARE of the whole time.
+    divided into quarters. TTFT grows as in a growing queue if two conditions hold:
+
+    - The mean TTFT rises from each quarter to the next, and does not level off in the last quarter.
+    - The mean TTFT of the last quarter is more than QUEUE_SHARE times the time from `begins` to `ends`.
     """
     answered = frame.measured & frame.complete & ~np.isnan(frame.first_ns)
     ttft_ns, due_ns = (frame.first_ns - frame.sent_ns)[answered], frame.due_ns[answered]

@@ -68,9 +68,12 @@ def timestamp_error(health: ClientHealth) -> StampError | None:
 def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     """Return the error bars of timestamps, TTFT, TPOT, ITL and E2E, and the error of the median TTFT, in seconds.
 
-    `own` is the maximum error of a token that was read alone. For 99% of the samples of complete requests, the error is
-    at most the error bar. An error bar without samples is None. The error bar of E2E is the error of a single
-    timestamp, because E2E ends with the last token of a read.
+    For 99% of the samples of complete requests, the error is at most the error bar. An error bar without samples is
+    None. `own` contains the maximum errors of a token whose read contained no other token.
+
+    If a read contains several tokens, all of them get the timestamp of the last one. Only the earlier tokens of the
+    read have a larger error. E2E ends with the last token of a read, so the error bar of E2E is the error of a single
+    timestamp.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]

@@ -98,7 +98,11 @@ def _default_seed(_settings: Mapping[str, Any]) -> int:
 
 
 def default_input_tokens(settings: Mapping[str, Any]) -> int | str:
-    """Return the default of `input_tokens`. Texts to speak are shorter than other prompts."""
+    """Return the default of `input_tokens`, which depends on the endpoint or the URL in the `settings` of a plan.
+
+    For text to speech, the default is SPEECH_TOKENS, because such texts are usually short. For other endpoints, the
+    default is that of the class Plan.
+    """
     speaks = settings["endpoint"] == "speech" or str(settings["url"]).endswith("/audio/speech")
     return SPEECH_TOKENS if speaks else Plan.input_tokens
 

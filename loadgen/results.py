@@ -266,9 +266,10 @@ def load_and_summarise(
 
 @contextmanager
 def _charts_meanwhile(run: Run, frame: Frame, *, drawn: bool) -> Iterator[Callable[[], Any]]:
-    """Compute the charts of a large run in a second process, while the block summarises the run.
+    """Compute the charts of a large run in a second process while the block of the `with` statement runs.
 
-    The block gets a function that waits for the charts. The function returns None if there is no second process.
+    The context manager returns a function to the block. The function waits for the charts and returns them. The
+    function returns None if there is no second process.
     """
     from loadgen.analysis.child_process import ChildProcess, can_fork
     from loadgen.analysis.report.run_document import prepare_charts

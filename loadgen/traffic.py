@@ -189,7 +189,7 @@ def sends_sessions(plan: Plan) -> bool:
 
 
 def has_own_load(plan: Plan) -> bool:
-    """Return True if a plan states a load above its `[[traffic]]` tables."""
+    """Return True if a plan states a load for all classes of traffic together, outside its `[[traffic]]` tables."""
     return plan.arrivals != type(plan).arrivals or plan.n is not None
 
 

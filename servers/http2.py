@@ -141,7 +141,10 @@ def stop_translators() -> None:
 
 
 def _start(url: str, access: Access, stack: contextlib.ExitStack) -> tuple[str, int]:
-    """Start a translator whose end is registered with `stack`. Return the path of its socket and its process id."""
+    """Start a translator. Return the path of its socket and its process id.
+
+    The translator is stopped when `stack` is closed.
+    """
     import subprocess
 
     process = subprocess.Popen(  # noqa: S603 - our own module

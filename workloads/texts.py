@@ -149,9 +149,11 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
     contain every pair of them, and the tokens of these texts are counted. If each text has one token per word, every
     word is known to be one token.
 
-    Otherwise each word is counted separately, after another word. Words of more than COST_LIMIT tokens are left out.
+    Otherwise, the tokens of each word are counted by a separate text. The text contains two words, and the counted word
+    is the second one. Words of more than COST_LIMIT tokens are left out.
 
-    The first `openings` words are also counted at the start of a prompt, where a word may have another cost."""
+    The first `openings` words are also counted at the start of a prompt, where a word may have another cost.
+    """
     first = candidates[0]
     starts = list(candidates[:openings])
     usable = list(candidates[:WORDS_LIMIT])

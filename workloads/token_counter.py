@@ -81,13 +81,15 @@ def choose_counter(
 ) -> TokenCounter:
     """Return the best available token counter, or the token counter that `method` selects.
 
-    - `local` is the tokenizer file and `server` the server's token counter. Either is None if it is not available.
+    - `local` is the tokenizer file, or None if there is none.
+    - `server` is the server's token counter, or None if the server has none.
     - `drawn` is True if prompts are generated, and False if they come from a file.
-    - `store` keeps the words that are one token each for later runs, which then send fewer test requests. None: nothing
-      is kept.
+    - `store` saves the measured words of the server's vocabulary with their token counts. Later runs with the same
+      store send fewer test requests. If `store` is None, no words are saved.
 
-    Raises PromptError if `method` is `exact` and the lengths of generated prompts cannot be exact, or if tokenizer file
-    and server count differently."""
+    Raises PromptError if `method` is `exact` and the lengths of generated prompts cannot be exact. Also raises
+    PromptError if the tokenizer file and the server count differently.
+    """
     if method == "approximate":
         return _approximate_counter()
     if method == "tokenizer" and local:

@@ -348,10 +348,11 @@ class Prompts(msgspec.Struct, frozen=True):
 
 
 def batches(requests: Iterator[Request], size: int) -> Iterator[Request]:
-    """Yield requests of `size` inputs each, with the ids 0, 1, 2, ..., made of requests with one input.
+    """Combine requests with one input each into requests with `size` inputs each, and yield the combined requests.
 
-    A last batch with fewer inputs is left out. Raises WorkloadError for a request that consists of more than its
-    prompt."""
+    The combined requests have the ids 0, 1, 2, ... If fewer than `size` requests are left at the end, they are not
+    used. Raises WorkloadError if a request has more than a prompt, for example messages, images or its own fields.
+    """
     for number in count():
         members = [*islice(requests, size)]
         if len(members) < size:

@@ -262,7 +262,7 @@ def compare(
 
 
 def _side_names(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> tuple[str, str]:
-    """Return the names of A and B, which differ. They are as short as possible.
+    """Return names for A and B that are different and as short as possible.
 
     Normally the name of a side is the name of its folder. If A and B come from the same folder, the names also contain
     the repeats, or the start times of the runs.
@@ -402,7 +402,12 @@ def _first_seed(run: ComparedRun) -> int:
 
 
 def _seed_notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]:
-    """Return notes on the prompts of A and B: on different random seeds, or on equal seeds on one server."""
+    """Return notes for the reader that follow from the random seeds of A and B. The list has at most one note.
+
+    If the seeds differ, the note says that the prompts of A and B differ by chance. If the seeds are equal and A and B
+    used the same real server, the note says that a prefix cache may have helped B. There is no such note if the cache
+    of the server was empty before each run of B.
+    """
     seeds_a, seeds_b = ({_first_seed(run) for run in group} for group in (a, b))
     if seeds_a != seeds_b:
         text = f"--seed {min(seeds_a)}" if len(seeds_a) == 1 else "the seeds of A"

@@ -107,10 +107,11 @@ def distribution(ordered: Floats | OrderStatistics, requests: int) -> dict[str, 
 
 
 def thin_points(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
-    """Return the data of a chart with at most `points_max` points: evenly spaced ones, and those at both ends.
+    """Return the data of a chart with at most `points_max` points: evenly spaced points, and the points at both ends.
 
-    `data` contains lists of equal length, one entry per point, and other values, which are not changed. The number of
-    points is `drawn`, or the length of `x`."""
+    `data` contains lists of equal length, with one entry per point. All other values of `data` are not changed. The
+    number of points before thinning is the length of the list `data["x"]`, or `data["drawn"]` if there is no such list.
+    """
     count = len(data["x"]) if "x" in data else data.get("drawn", 0)
     if count <= points_max:
         return data

@@ -279,9 +279,9 @@ def _line(x: str, y: str, hover: str, **more: Any) -> dict[str, Any]:
 
 
 def _single_bound(number: int) -> dict[str, Any]:
-    """Return the chart curve for one of several goodput bounds: the share of requests that meet this bound alone.
+    """Return the chart curve for one of several goodput bounds: the share of requests that meet this bound.
 
-    The curve is only drawn for a single run.
+    Requests that miss other bounds are included in the share. The curve is only drawn if the chart shows a single run.
     """
     look = STEPS | {"color": f"@run-{number + 1}", "width": 1.5, "dash": DASHES[number]}
     bound = f"$bound_{number}"

@@ -74,10 +74,10 @@ def _groups(course: RunCourse) -> list[list[FigureChange]]:
 
 
 def _command_event(command: CommandEffect) -> CourseEvent:
-    """Return the event of a command of --at.
+    """Return the event of a command that ran at a given time of the run (--at).
 
-    The text of the event contains the exit code of the command. For each disturbed figure, it contains the time until
-    the figure recovered.
+    The text of the event contains the exit code of the command, and the time that each disturbed figure needed to
+    recover.
     """
     lost = any(figure.disturbed and figure.recovered_s is None for figure in command.figures)
     did_not_start = command.exit_code is None and not command.ended_with_run

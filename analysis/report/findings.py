@@ -173,7 +173,7 @@ def findings(summary: Summary) -> list[Finding]:
 
 
 def _without_verdict(sentence: str) -> str:
-    """Return a sentence that begins with `Valid: ` without these words. Other sentences are not changed."""
+    """Remove the prefix `Valid: ` from a sentence, if it has this prefix, and capitalise the first letter."""
     text = sentence.removeprefix("Valid: ")
     return f"{text[0].upper()}{text[1:]}"
 
@@ -394,7 +394,7 @@ def _unknown_durations(summary: Summary) -> int:
 
 
 def _audio_sentence(summary: Summary) -> str:
-    """Return a sentence about the lengths of recordings or speech, of which some may be unknown."""
+    """Return a sentence about the lengths of recordings or speech. The lengths of some recordings may be unknown."""
     unknown = _unknown_durations(summary)
     if not unknown:
         return "Lengths not compared: audio has no tokens."

@@ -474,7 +474,9 @@ def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block
 def _folded(title: str, *blocks: Block) -> Block:
     """Return a block that the page hides until the reader clicks `title`. Printouts always contain the block.
 
-    An empty `title` is for the only block of a section: the heading of the section opens the block."""
+    If `title` is empty, the reader clicks the heading of the section instead. The block must then be the only block of
+    its section.
+    """
     return doc.Disclosure(title, blocks)
 
 

@@ -87,7 +87,10 @@ def is_total_valid(record: Record, total: int) -> bool:
 def _has_chunk_counts(record: Record) -> bool:
     """Return True if the token count of each chunk is known, else False.
 
-    Records of older versions have no `chunk_counts`. Their counts are known if a chunk has more than one token."""
+    Records of older versions do not state the source of the token counts (`chunk_counts` is empty). If the counts were
+    unknown, these versions recorded one token for each chunk. A chunk with more than one token therefore shows that the
+    counts are known.
+    """
     if record.chunk_counts:
         return record.chunk_counts != "chunk"
     return any(tokens > 1 for tokens in record.chunk_tokens)

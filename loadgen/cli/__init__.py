@@ -212,9 +212,11 @@ def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | i
 
 
 def _file_error(error: Exception) -> Exception:
-    """Return an expected error for a full disk, and for a path that cannot be used. Return other errors unchanged.
+    """Return an error that tells the user which file cannot be written, or which path cannot be used.
 
-    A path cannot be used if its name is too long, or if a folder in it may not be read."""
+    A file cannot be written, for example, if the disk is full. A path cannot be used, for example, if its name is too
+    long, or if the user may not read a folder in it. An exception with any other cause is returned unchanged.
+    """
     if not isinstance(error, OSError):
         return error
     from loadgen.servers.backends.error_messages import one_line

@@ -1,4 +1,4 @@
-"""The command `hardware`: what GPUs, and GPUs that do not exist yet, bring for a model. No server is contacted."""
+"""The command `loadgen hardware`: compares GPUs, real or hypothetical, for a model. No server is contacted."""
 
 from __future__ import annotations
 

@@ -295,9 +295,11 @@ class ClockSeries(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """Tells a Locust process to seal a message and send it to the other machine.
+    """A message between two machines, as the loadgen command and the Locust process of one machine exchange it.
 
-    As an event from the Locust process, this message means that a sealed message has arrived and was opened.
+    The loadgen command sends a Sealed to the Locust process of its machine. The Locust process seals `body` and sends
+    the sealed bytes to the machine `node`. If the Locust process has received sealed bytes from the machine `node`, the
+    Locust process opens these bytes and sends a Sealed with their content to the loadgen command.
     """
 
     node: str

@@ -212,7 +212,9 @@ class Outgoing:
     def append(self, worker: int, rescued: Path) -> None:
         """Add a second file of a worker process, to be sent after its part file.
 
-        `rescued` holds the end of the part file. It was written elsewhere because the disk was full."""
+        If the disk is full, a worker process writes the end of its part file to a different place. `rescued` is the
+        path of this second file.
+        """
         self._files[worker].append(rescued)
 
     def acknowledge(self, ack: protocol.PieceAck) -> None:

@@ -38,7 +38,11 @@ def check_audio(plan: Plan, dialect: Dialect) -> None:
 
 
 def _recording_mistakes(plan: Plan) -> Iterator[Mistake]:
-    """Yield the mistakes in options about texts, which an endpoint for recordings does not take."""
+    """Yield the mistakes in the options of a plan whose endpoint transcribes recordings.
+
+    Mistakes are options for prompts of text, a length for recordings that come from files, and a format of the response
+    that loadgen cannot read.
+    """
     if plan.input_tokens != default_input_tokens(vars(plan)):
         yield (
             f"--input-tokens {plan.input_tokens}: --endpoint transcriptions takes recordings, which have no tokens",
@@ -63,7 +67,7 @@ def _recording_mistakes(plan: Plan) -> Iterator[Mistake]:
 
 
 def _no_recording_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
-    """Yield the mistakes in options about recordings, for an endpoint that takes no recordings."""
+    """Yield one mistake for each option that is only for recordings, in a plan whose endpoint takes no recordings."""
     hint = "Use --endpoint transcriptions for recordings"
     if plan.audio_seconds is not None:
         what = f"--audio-seconds {plan.audio_seconds}"
@@ -73,7 +77,7 @@ def _no_recording_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
 
 
 def _token_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
-    """Yield the mistakes in options about tokens, which audio endpoints neither take nor count."""
+    """Yield the mistakes in options about tokens, such as --output-tokens, in a plan for an audio endpoint."""
     defaults = (lengths.ANSWERS, lengths.DEFAULT_OUTPUT_TOKENS)
     speech = dialect.inputs != "recording"
     if plan.output_tokens not in defaults:

@@ -228,8 +228,9 @@ class Driver:
         """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS.
 
         If the pool has fewer free connections than the group has requests, the last requests stay without a connection.
-        With `--balance least-busy`, the replicas of a small group are chosen when the group is due, and `_send`
-        attaches its connections.
+
+        With `--balance least-busy`, the replicas of a small group are chosen only when the group is due. This method
+        then does nothing, and `_send` attaches the connections to the requests of the group.
         """
         if self._replicas is not None and self._replicas.waits_until_due(group):
             return
@@ -287,7 +288,7 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Close the connections of the next group of requests, as far as the server has already closed them.
+        """Close the connections of the next group of requests that the server has closed already.
 
         Return the requests that have lost their connection.
         """

@@ -304,8 +304,9 @@ class PreparedLoad(msgspec.Struct, frozen=True):
 def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
     """Return the classes of traffic of a plan, each with a schedule or None.
 
-    A plan without classes has one class without a name. A class has a schedule only if it has a share of the due times
-    of the whole plan. The schedule contains this share. For other classes, the caller must build the schedule.
+    If the plan states due times for all classes together, these due times are divided among the classes with a share.
+    Each of these classes has a schedule with its part of the due times. Every other class has None, and the caller must
+    build its schedule. If a plan has no classes, the result has one class without a name, with None.
     """
     if not plan.traffic:
         return [(TrafficClass("", plan, 0, 0), None)]

@@ -118,10 +118,13 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
 
 
 def _raise_nice(later: Callable[..., Any]) -> str:
-    """Lower the nice value as far as it is permitted. Return an empty string, or the reason if it cannot be lowered.
+    """Raise the priority of the calling thread: lower its nice value to NICE_RAISED, or as far as the system permits.
 
-    On Linux the nice value belongs to the calling thread. The flag SCHED_RESET_ON_FORK is set, so that processes and
-    threads started by this thread begin with the nice value 0.
+    Return an empty text, or the reason if the nice value cannot be lowered. `later` registers functions that restore
+    the previous priority.
+
+    On Linux each thread has a nice value. The flag SCHED_RESET_ON_FORK is set, so that processes and threads started by
+    this thread begin with the nice value 0.
     """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     reason = ""

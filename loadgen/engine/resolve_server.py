@@ -275,8 +275,11 @@ def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str
 def _replica_urls(plan: Plan, first: dict[str, str | None], say: Say | None) -> Iterator[str]:
     """Yield the normalised URLs of the further replicas. `first` has the URL and the endpoint of the first replica.
 
-    Raises PlanError for a URL of another endpoint, for a URL that is given twice, and for URLs of which only some use
-    a proxy's tunnel.
+    Raises PlanError in three cases:
+
+    - A URL names a different endpoint than the first URL.
+    - Two URLs are equal after they have been normalised.
+    - The plan has a proxy, and some URLs begin with `http:` and some with `https:`.
     """
     known, endpoint = {first["url"]}, first["endpoint"]
     for url in plan.more_urls:

@@ -1,13 +1,28 @@
 """A worker process: opens its connections, waits for the common start, runs its driver, and writes its part file.
 
-worker                          coordinator
-imports, encodes                reads the server's metrics for the first time
-            <── ("connect",) ──
-connect ... ── ("ready", (stamps, scheduling)) ──>
-            <── ("start", start_ns) ──      or ("stop",) at any time
-drive   ... ── ("drained", None) ──>        only workers that ask canaries
-            <── ("go on",) ──               when every worker has ended its load
-canaries... ── ("done", rescue) ──>         and exit
+The worker and the coordinator send each other messages through a pipe:
+
+    worker                                        coordinator
+    imports modules, encodes requests             reads the server's metrics for the first time
+                 <── ("connect",) ──
+    opens its connections, sends warm-up requests
+                 ── ("ready", (stamps, scheduling)) ──>
+                                                  waits until every worker is ready
+                 <── ("start", start_ns) ──
+    sends its share of the load
+                 ── ("drained", None) ──>
+                                                  waits until every worker has ended its load
+                 <── ("go on",) ──
+    sends the last canaries
+                 ── ("done", rescue) ──>
+    exits
+
+The coordinator may also send `("stop",)` at any time. Canaries are prompts with a known answer (--verify). Only workers
+that send canaries send `drained` and wait for `go on`.
+
+- `stamps` is the name of the timestamp source in use, and `scheduling` contains facts about the worker's priority.
+- `start_ns` is the common start time of the run.
+- `rescue` is the path of the file that contains the lines that could not be written to the part file, or None.
 """
 
 from __future__ import annotations
@@ -314,9 +329,9 @@ def work(
 ) -> None:
     """Run the worker process.
 
-    `inherited` are the coordinator's ends of the pipes. The fork has copied them into this process, where they are
-    closed. `share` is the index of this worker and the number of workers on this machine. `in_flight` has the requests
-    in flight per replica, for a task with `least_busy`.
+    The fork has copied the coordinator's ends of the pipes into this process. `inherited` contains these copies, and
+    this function closes them first. `share` is the index of this worker and the number of workers on this machine.
+    `in_flight` has the requests in flight per replica, for a task with `least_busy`.
     """
     for other in inherited:
         other.close()  # otherwise no worker would notice that the coordinator has ended

@@ -865,9 +865,9 @@ class VirtualRun:
     def _release(self, part: VirtualClass) -> None:
         """Start the waiting requests of a class in order, as far as its limit on requests in flight allows.
 
-        Each waiting request starts when another request ends. The engine is simulated ahead of the arrivals, so the end
-        of that request may be known although it lies in the future. The waiting request then becomes due again at this
-        end.
+        A waiting request may start when a request in flight ends. The engine is simulated ahead of the arrivals, so
+        this end may be later than the due time of the waiting request. In that case, the waiting request is due a
+        second time at this end, and starts then.
         """
         while part.waiting and part.free_ns:
             request = part.waiting.popleft()

@@ -59,7 +59,10 @@ class TranscriptUsage(msgspec.Struct, gc=False):
 
 
 class TranscriptEvent(msgspec.Struct, gc=False):
-    """An event of OpenAI's stream, or a transcript as one JSON object, which has `text` and no type."""
+    """An event of a streamed transcript, as OpenAI sends it, or a whole transcript in one JSON object.
+
+    A whole transcript has a `text` and no `type`.
+    """
 
     type: str | None = None
     delta: str | None = None

@@ -102,7 +102,8 @@ _EVENTS = msgspec.json.Decoder(EventWithDrafts)
 def note_drafts(answer: Answer, payloads: Sequence[bytes]) -> None:
     """Store the counts of speculative decoding in the answer, if the last events contain them.
 
-    `answer.counts` gets `draft_steps`, `draft_tokens` and `accepted_draft_tokens`, as far as the server reports them.
+    `answer.counts` gets the entries `draft_steps`, `draft_tokens` and `accepted_draft_tokens`. If the server does not
+    report one of these counts, the entry is missing.
     """
     last = payloads[-LAST_EVENTS:]
     joined = b"".join(last)

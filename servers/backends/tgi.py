@@ -26,9 +26,10 @@ class TgiToken(msgspec.Struct, gc=False):
 
 
 class Details(msgspec.Struct, gc=False):
-    """The object `details` in the last event of a response, which the server sends on request.
+    """The object `details` in the last event of a response. The server sends it only if the request asks for details.
 
-    `input_length` is sent since version 2.3.0, and includes special tokens that the server adds."""
+    The server sends `input_length` since version 2.3.0. The number includes special tokens that the server adds.
+    """
 
     finish_reason: str | None = None
     generated_tokens: TokenCount | None = None

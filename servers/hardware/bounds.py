@@ -118,9 +118,16 @@ class GpuBounds:
 def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, context: int) -> GpuBounds:
     """Return what binds each kernel of one step that computes prompts, and of one step that decodes.
 
-    - Prefill: `batch` prompts of `prompt_tokens` tokens. `compute_from` is a number of tokens of all prompts together,
-      of prompts for the output head, or of tokens of one prompt for attention.
-    - Decode: `batch` sequences that hold `context` tokens each. `compute_from` is a number of sequences.
+    The step of the phase `prefill` computes `batch` prompts of `prompt_tokens` tokens. The step of the phase `decode`
+    has `batch` sequences that hold `context` tokens each.
+
+    The field `compute_from` of a kernel is the smallest size at which compute binds the kernel. The size depends on the
+    kernel:
+
+    - For decode, the size is the number of sequences.
+    - For attention in prefill, the size is the number of tokens of one prompt.
+    - For the output head in prefill, the size is the number of prompts.
+    - For all other kernels in prefill, the size is the number of tokens of all prompts together.
     """
 
     def prefill(prompts: int, tokens: int) -> list[KernelWork]:

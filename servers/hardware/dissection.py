@@ -164,10 +164,12 @@ def _log_speeds(
 
 
 def _mean_gains(changes: Sequence[FactorChange[State]], logarithms: Mapping[int, float]) -> list[float]:
-    """Return the mean of each change's gain, as a logarithm, over all orders in which the changes may be applied.
+    """Return the mean gain of each change, over all orders in which the changes may be applied.
 
-    An order is a path from the empty set of changes to the full one. `ways` counts the paths to each set, and `rest`
-    counts the paths from each set to the full one.
+    A gain is the logarithm of the ratio of the speeds with and without the change. `logarithms` maps each set of
+    applied changes, as a bit mask, to the logarithm of the speed. An order adds one change after another, from the
+    empty set to the full set. Some sets are missing in `logarithms`, because a change may need another change. An order
+    does not pass through missing sets.
     """
     everything = (1 << len(changes)) - 1
     bits = [1 << index for index in range(len(changes))]
@@ -193,9 +195,10 @@ def _mean_gains(changes: Sequence[FactorChange[State]], logarithms: Mapping[int,
 
 
 def native_format(card: Gpu) -> str:
-    """Return the number format with the fewest bits in which the tensor cores of a GPU compute.
+    """Return the number format with the fewest bits that the tensor cores of a GPU support.
 
-    16 bits are fp16, because the tensor cores of Volta and Turing know no bf16 and the rates are the same.
+    If this format has 16 bits, the result is `fp16`, because the tensor cores of Volta and Turing do not support bf16.
+    On newer GPUs, fp16 and bf16 have equal rates.
     """
     if "fp4" in card.peaks:
         return "mxfp4" if card.architecture.name.startswith("CDNA") else "nvfp4"
@@ -317,12 +320,15 @@ def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def format_changes(
     formats: tuple[str, str], cards: tuple[Gpu, Gpu], with_format: Callable[[State, str], State]
 ) -> list[FactorChange[State]]:
-    """Return a change for each step from one number format to another.
+    """Return the changes from one number format to another, one change for each step.
 
     `formats` are the number formats of the first and the second GPU, and `cards` are the two GPUs. `with_format` takes
-    a state and a format, and returns the state in this format. 16 bits become 8 bits and then 4 bits, if the second GPU
-    computes in each of these formats. From or to any other format, there is one step. Each step needs the step before
-    it. If the two GPUs compute differently with the new format, the step also needs the change of the compute rate.
+    a state and a format, and returns the state in this format. A change from 16 bits to 4 bits has an intermediate step
+    with 8 bits, if the second GPU computes in 8 bits. All other changes of the format have one step.
+
+    Each change can only be applied after the change of the previous step. A GPU that does not support a format computes
+    in another format. If the two GPUs compute in different formats for this reason, the change can only be applied
+    after the change of the compute rate.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []
@@ -358,7 +364,10 @@ def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
 
 
 def _format_growth(before: str, after: str, card: Gpu) -> float:
-    """Return the peak of a GPU in the format `after` relative to `before`, or the ratio of their bytes if that is 1."""
+    """Return the growth of the peak FLOP/s of a GPU if the number format changes from `before` to `after`.
+
+    If the peak is equal in both formats, return the bytes per weight in `before` relative to those in `after`.
+    """
     peaks = [card.peaks.get(number_format(name).compute_type, card.flops_per_s) for name in (before, after)]
     stored = [number_format(name).weight_bytes for name in (before, after)]
     return peaks[1] / peaks[0] if peaks[0] != peaks[1] else stored[0] / stored[1]

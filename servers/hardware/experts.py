@@ -228,9 +228,10 @@ def _expert_gemms_s(deployment: Deployment, stored: Format, rows: Any, all_rows:
 
 
 def _elementwise_bytes(deployment: Deployment) -> float:
-    """Return the bytes per token that one layer reads and writes outside GEMMs and attention, in 16 bits.
+    """Return the bytes per token that an average layer reads and writes in kernels other than GEMMs and attention.
 
-    In addition to the norms, a layer with experts copies each token to each of its experts and adds the results.
+    All values have 16 bits. Every layer has norms and a rotary embedding. A layer with experts also copies each token
+    to its experts, applies the activation function of the experts, and adds the results of the experts.
     """
     model = deployment.model
     values: float = constant("norm_passes") * model.hidden

@@ -487,10 +487,11 @@ def _attention_time(deployment: Deployment, prompts: Any, tokens: Any, decoding:
 
 
 def _elementwise_bytes(deployment: Deployment) -> float:
-    """Return the bytes per token that one layer reads and writes outside GEMMs and attention, in 16 bits.
+    """Return the bytes per token that one layer reads and writes in kernels other than GEMMs and attention.
 
-    Two norms with residuals are not split, so every GPU computes them completely. Two other operations are split over
-    the GPUs: the rotary embedding, including the write to the KV cache, and the activation function of the MLP.
+    All values have 16 bits. The two norms with residuals are not split, so every GPU computes them completely. Two
+    other operations are split over the GPUs: the rotary embedding, including the write to the KV cache, and the
+    activation function of the MLP.
     """
     model = deployment.model
     rotary = 2 * (model.heads + model.kv_heads) * model.head_dim
@@ -520,7 +521,9 @@ def lower_bounds_s(
     """Return the minimum seconds that a step needs of each resource: `compute`, `memory` and `network`.
 
     The arguments have the same meaning as in `predict_step`. The step takes at least the largest of the three values.
-    With speculation, the seconds of decoding are those per token, and the draft takes no time.
+
+    With speculative decoding, one step generates several tokens per sequence. The seconds for decoding are then divided
+    by the mean number of these tokens. The time of the draft model is not included.
     """
     speculation = deployment.speculation
     if speculation is None:

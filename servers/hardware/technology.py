@@ -152,14 +152,14 @@ def scaled_gpu(
 ) -> ScaledGpu:
     """Return a hypothetical GPU with another technology node, memory generation or network.
 
-    - Technology: area and power stay. See `_with_technology`.
-    - Memory: the number of stacks stays. `8 x HBM4` names another number. A number is required between HBM, GDDR and
-      LPDDR.
-    - Network: `NVLink 5` replaces the links within a machine, `InfiniBand NDR` those to other machines, and
-      `NVLink 5+InfiniBand NDR` both.
+    - Technology: the area and the power of the GPU do not change. See `_with_technology`.
+    - Memory: `HBM4` keeps the number of memory stacks, and `8 x HBM4` sets it to 8. A change between HBM, GDDR and
+      LPDDR requires a number.
+    - Network: `NVLink 5` replaces the links within a machine, `InfiniBand NDR` replaces the links to other machines,
+      and `NVLink 5+InfiniBand NDR` replaces both.
 
-    None leaves a part unchanged. Raises HardwareError for an unknown name, and for a GPU whose node or memory is
-    unknown.
+    If an argument is None, the GPU keeps this part. Raises HardwareError for an unknown name, and for a GPU whose node
+    or memory is unknown.
     """
     result = ScaledGpu(gpu)
     names = []
@@ -215,17 +215,23 @@ def scaling_changes(technology_name: str | None, memory_name: str | None, networ
 def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> ScaledGpu:
     """Return the GPU in another node, with the same area and the same power.
 
-    The number of SMs grows with the logic density. The clock is then the highest one at which the chip draws no more
-    than the power of the original GPU. A node has two published points: with the same circuit, `speed` at the same
-    power, and `power` at the same clock. A power law goes through both:
+    The number of SMs grows with the density of logic, and the size of L2 with the density of SRAM. The clock is the
+    highest one at which the chip draws no more power than the original chip. Three figures describe the new node
+    relative to the old node:
+
+    - `density` is the number of circuits on the same area.
+    - `speed` is the clock of a circuit that draws the same power.
+    - `power` is the power of a circuit at the same clock.
+
+    The sources publish only the two points `speed` and `power`. A power law through both points gives the power of a
+    circuit at any other clock, also relative to the old node:
 
         power of the circuit = power * clock**e,    e = log(1 / power) / log(speed)
 
-    with all figures relative to the original node. With `density` times the SMs, the power budget is used up at
+    The new chip has `density` times as many circuits as the original chip. It draws the power of the original chip at
+    this clock:
 
-        clock = (1 / (density * power))**(1 / e).
-
-    L2 grows with the SRAM density.
+        clock = (1 / (density * power))**(1 / e)
     """
     old = origin.technology
     if node.name == old.name:
@@ -266,10 +272,14 @@ def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> Sc
 
 
 def _with_memory(scaled: ScaledGpu, origin: _Origin, text: str) -> ScaledGpu:
-    """Return the GPU with another memory generation.
+    """Return the GPU with another memory generation, which `text` names, such as `HBM4` or `8 x HBM4`.
 
-    The memory keeps the share of the standard's rate and capacity that the original GPU uses. Within a family (HBM,
-    GDDR or LPDDR) the number of stacks or devices stays. Between families, `text` must give it, and the shares are 1.
+    HBM, GDDR and LPDDR are families. If the old and the new memory are of different families, `text` must state the
+    number of stacks or devices. The new memory then has the full data rate and capacity of its standard.
+
+    If both are of the same family and `text` states no number, the number of stacks does not change. Many GPUs use less
+    than the data rate and the capacity of the standard, for example 90%. Within a family, the new memory uses the same
+    shares of its standard.
     """
     count, generation = _parse_memory(text)
     old, gpu = origin.memory, scaled.gpu
@@ -363,9 +373,10 @@ def _memory_name(text: str) -> str:
 
 
 def _names(text: str, find: Callable[[str], str], table: str) -> list[str]:
-    """Return the names in a list such as `a,b..d`. `find` returns the name in the table of what a user wrote.
+    """Return the names in a list such as `a,b..d`, as they are written in a table.
 
-    `b..d` stands for all rows of the table from `b` to `d`, or from `d` to `b`.
+    `b..d` stands for all rows of the table from `b` to `d`, or from `d` to `b`. The user may write a name in a
+    different form than the table, for example in lower case. The function `find` returns the table's form of a name.
     """
     names: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -395,7 +406,11 @@ def _memory_from_row(name: str, row: Mapping[str, Any]) -> MemoryGeneration:
 
 
 def _network_from_row(name: str, row: Mapping[str, Any]) -> NetworkGeneration:
-    """Return a network. Its link is a row of links.csv with another bandwidth and another latency."""
+    """Return the network generation that a row of networks.csv describes.
+
+    The column `based_on` names a link of links.csv. The network's link is a copy of that link with the bandwidth of
+    `row`. If `row` states a latency (`step_us`), the copy also has this latency.
+    """
     link = replace(gpu_links()[row["based_on"]], name=name, bytes_per_s=1e9 * read_number(name, row, "GBps") / 2)
     step_us = read_number(name, row, "step_us", 0)
     if step_us:

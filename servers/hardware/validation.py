@@ -63,7 +63,11 @@ def kernel_accuracies(gpu: str) -> dict[str, Accuracy]:
 
 
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
-    """Return how far the speed-up between the GPUs of two deployments was off, with the engine of both."""
+    """Return how far the predicted speed-up from one GPU to another was off in measurements.
+
+    The GPUs, the kind of model and the engine are those of the deployments `before` and `after`. If the engines of the
+    two deployments differ, the speed-up is not validated.
+    """
     if before.framework.name != after.framework.name:
         return Accuracy(validated=False)
     gpus = f"{before.gpu.name}{SPEED_UP_JOIN}{after.gpu.name}"

@@ -29,8 +29,9 @@ class WorkerPools:
 class DecodeStepTime:
     """The durations of the steps of a decode worker, which computes no prompts.
 
-    The scheduler of the worker admits a job as if it computed the prompt. The KV cache of the prompt has arrived
-    already, so the step is as long as if the job had been decoding before.
+    The scheduler of the worker handles a new job as if the worker had to compute the job's prompt. In fact, the KV
+    cache of the prompt has already arrived from a prefill worker. The duration of a step therefore treats the new job
+    like a job that is already decoding.
     """
 
     def __init__(self, step_time: StepDurations) -> None:

@@ -170,9 +170,11 @@ class StepTime:
         """Return the attention time of all prompts in a step, in seconds.
 
         `tokens` is the number of prompt tokens in the step. `pairs` counts the pairs of a prompt token and a token that
-        it attends to. The estimate assumes that all prompts are equally long. Each prompt then has `chunk` tokens in
-        this step, with `chunk = tokens / prompts`, and `pairs / tokens - (chunk + 1) / 2` tokens computed in earlier
-        steps.
+        it attends to. The estimate assumes that all prompts are equally long. For each prompt, this step computes
+        `chunk` tokens, and earlier steps have computed `before` tokens:
+
+            chunk = tokens / prompts
+            before = pairs / tokens - (chunk + 1) / 2
         """
         chunk = tokens / prompts
         before = max(0.0, pairs / tokens - (chunk + 1) / 2)

@@ -122,7 +122,10 @@ class Stream:
         return [event for event in result if event]
 
     def times(self) -> RequestTimes:
-        """Return the durations of the phases of this request so far. They end at the latest token, which is due now."""
+        """Return the durations of the phases of this request: queue, prefill, and decoding until now.
+
+        The method is called at the instant at which the latest token is due.
+        """
         now_ns = time.monotonic_ns()
         first_ns = self.line.sent_ns[0] if self.line.sent_ns else now_ns
         queue_ns = self.job.queue_ns
@@ -130,10 +133,10 @@ class Stream:
         return RequestTimes(queue_ns / 1e9, prefill_ns / 1e9, (now_ns - first_ns) / 1e9)
 
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
-        """Encode tokens without a fault, as a fault hook of the stream. Return (events, number of tokens).
+        """Return the events of the tokens that are due, and the number of these tokens.
 
-        For a stream without a fault hook, StreamSender sends one event for every token. A stream in which some tokens
-        have no event therefore uses this function as its hook.
+        The method is a fault hook that causes no fault. StreamSender assumes that a stream without a fault hook has an
+        event for every token. A stream in which some tokens have no event therefore has this method as its fault hook.
         """
         return self.events(first, tokens), tokens
 

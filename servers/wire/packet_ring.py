@@ -258,9 +258,11 @@ class TcpStreamTable:
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
         """Record the SYN-ACK of a connection, which contains the first sequence number.
 
-        `key` stands for the local port and the server's address, so a later connection may have the same key. If the
-        SYN-ACK arrived before the current stream with this key was opened, the SYN-ACK belongs to this stream.
-        Otherwise it belongs to the next connection with this key.
+        `key` stands for the local port and the server's address, so a later connection may have the same key. The
+        stream of a connection starts after the handshake, and therefore after the SYN-ACK arrived. If the current
+        stream with this key has no data yet, and its connection was opened after the SYN-ACK arrived, the SYN-ACK
+        belongs to this stream. Otherwise the SYN-ACK belongs to the next connection with this key, whose stream has not
+        started yet.
         """
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:

@@ -148,8 +148,10 @@ class Timer:
         loop.add_reader(self._fd, callback)
 
     def arm(self, instant_ns: int | None) -> None:
-        """Call back when `time.monotonic_ns` reaches `instant_ns`, or shortly after. An earlier instant is
-        replaced. None disarms the timer."""
+        """Call back when `time.monotonic_ns` reaches `instant_ns`, or shortly after.
+
+        Each call replaces the instant of the previous call. If `instant_ns` is None, the timer does not call back.
+        """
         self._spec[2], self._spec[3] = divmod(0 if instant_ns is None else max(instant_ns, 1), _SECOND_NS)
         self._settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None)
 

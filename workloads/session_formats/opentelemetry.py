@@ -11,10 +11,13 @@ are those of the semantic conventions for generative AI (open-telemetry/semantic
     gen_ai.input.messages        The messages, if they were recorded. With them, the messages of
                                  `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.
 
-A request follows the requests that had ended when it started, if the same agent, an agent above it, or a sub-agent made
-them. The delay of a request is the time from the end of the requests that it follows to its own start. The part of the
-delay in which tools ran counts as tool time. If a prompt was recorded without messages, a prompt is generated. If it is
-longer than the previous prompt of the same agent, it begins with the tokens of that prompt.
+Two requests are related if their agents are equal, or if one agent is above the other. A request follows the related
+requests that had ended when the request started. An ended request is left out if another ended request started after
+its end. The delay of a request is the time from the end of the requests that it follows to its own start. The part of
+the delay in which tools ran counts as tool time.
+
+If a request was recorded without messages, its prompt is generated. If the generated prompt is longer than the previous
+generated prompt of the same agent, the new prompt begins with the tokens of the previous prompt.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
     """Return the plan with a new number of clients for each closed loop.
 
-    If classes of traffic divided the clients of the plan among them, each of these classes gets its own number of
-    clients. Each worker needs at least one client of each closed loop. The number of workers is therefore limited to
-    the number of clients of the smallest closed loop.
+    In the plan, several classes of traffic may share one number of clients. In the result, each of these classes has a
+    separate number of clients. Each worker needs at least one client of each closed loop. The number of workers is
+    therefore limited to the number of clients of the smallest closed loop.
     """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):

@@ -77,8 +77,10 @@ class OverloadDetector:
     - The server clearly cannot keep up, because its queue or the backlog of unfinished requests grows. The backlog is
       watched only with `watch_backlog`, for steps at a given rate. A closed loop cannot build up a backlog.
     - The server rejects many requests, or refuses all of them.
-    - The sweep has no objectives, and the server clearly keeps up or the time of the step is over.
     - The deadline of the sweep has passed.
+
+    If the sweep has no objectives, a step also ends when the server clearly keeps up, or when the time of the step is
+    over.
     """
 
     def __init__(

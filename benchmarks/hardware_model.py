@@ -26,7 +26,7 @@ from loadgen.servers.hardware import framework, gpu, gpu_links, model, number_fo
 from loadgen.servers.hardware.inference import Deployment, ServingOptions, predict_step
 from loadgen.servers.hardware.kernels import all_reduce_s, decode_attention_s, gemm_s, prefill_attention_s
 from loadgen.servers.hardware.roofline import make_deployment
-from loadgen.servers.hardware.throughput_model import Load
+from loadgen.servers.hardware.throughput_model import EngineSettings, Load
 from loadgen.servers.hardware.training import TrainingSetup, predict_iteration, predict_memory
 from loadgen.servers.simulated.closed_loop import expected_times
 
@@ -34,13 +34,13 @@ DATA = [Path(__file__).parent / "data"]
 """Folders that are searched for files of rows, in this order. `--data` adds a folder at the front."""
 Row = dict[str, str]
 Rows = list[Row]
-STREAM_INTERVAL = 20
-"""Tokens per chunk of InferenceX with TensorRT-LLM, 1,024 output tokens and less than 8 GPUs. TTFT is 19 steps longer
-there than with 8,192 output tokens."""
+NIM_SECONDS = 600
+"""Duration of a closed loop in NVIDIA's tables of NIM."""
+AICONFIGURATOR_SGLANG_MEMORY = 0.86
+"""Memory fraction of Qwen3-32B on SGLang. By default, that version leaves 13 to 14 GiB of each GPU to activations and
+CUDA graphs (`mem_fraction_static` in server_args.py)."""
 DRAFT_TOKENS = 3
 """Tokens that runs with multi-token prediction are assumed to draft."""
-MIXTURE_ROUNDS = 2
-"""Requests per client in replayed loops of mixtures of experts. InferenceX sends ten, which changes TPOT little."""
 SPREAD = {"InferenceX": 1 / 9}
 """Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
 
@@ -196,16 +196,51 @@ def closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[
     """Return the predicted TTFT, TPOT and tokens per second for each number of clients. `names` is a key of rows."""
     source, engine, card, shape, stored, tp, prompt, output = names
     made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
-    chunk = first_chunk(engine, output, tp)
-    load = Load(int(prompt), int(output), np.array(clients), spread=SPREAD.get(source, 0.0), first_chunk=chunk)
-    found = expected_times(made, load)
-    columns = {"TTFT": found.ttft_s, "TPOT": found.tpot_s, "tokens/s": found.output_tokens_per_s}
-    return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(clients))]
+    result = []
+    for in_flight in clients:
+        deployment, load = with_protocol(source, made, Load(int(prompt), int(output), in_flight))
+        memory_fraction = AICONFIGURATOR_SGLANG_MEMORY if source == "InferenceX (32B)" else 0.9
+        times = expected_times(deployment, load, memory_fraction)
+        columns = {"TTFT": times.ttft_s, "TPOT": times.tpot_s, "tokens/s": times.output_tokens_per_s}
+        result.append({name: float(value) for name, value in columns.items()})
+    return result
 
 
-def first_chunk(engine: str, output: str, tp: str) -> int:
-    """Return the number of tokens in the first chunk of a response. The arguments are columns of closed_loops.csv."""
-    return STREAM_INTERVAL if (engine, output) == ("TensorRT-LLM", "922") and int(tp) < 8 else 1
+def with_protocol(source: str, deployment: Deployment, load: Load) -> tuple[Deployment, Load]:
+    """Return a deployment and a load with the settings of the engine and the protocol that a source used.
+
+    - InferenceX (benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX): ten requests per client, lengths of 0.8 to 1
+      times the nominal ones. TensorRT-LLM computes up to 16,384 tokens per step.
+    - Llama-3.1-8B on TensorRT-LLM 1.0.0rc3 and Qwen3-32B on SGLang: ten requests per client of equal lengths
+      (`genai_perf_runner.py` of github.com/ai-dynamo/aiconfigurator). TensorRT-LLM computes up to `in flight + input +
+      1,500` tokens per step (`trtllm.rule`). The settings allow as many sequences as clients, but the TTFT shows that
+      one client of every round waits for a whole response.
+    - NIM: the clients send requests for a time, not a number of requests. NVIDIA's instructions for NIM set the
+      interval of genai-perf to 300 seconds. The waits for KV cache fit two of these.
+    """
+    load = replace(load, spread=SPREAD.get(source, 0.0))
+    if source == "NIM":
+        return deployment, replace(load, seconds=NIM_SECONDS)
+    if deployment.framework.name != "TensorRT-LLM":
+        return deployment, load
+    if source == "InferenceX":
+        step_tokens = 16384
+        steps = batch_wait_steps(deployment.framework.name, load.output_tokens, deployment.tensor)
+        settings = EngineSettings(batch_wait_steps=steps)
+    else:
+        step_tokens = load.in_flight + load.prompt_tokens + 1500
+        settings = EngineSettings(running_limit=max(1, load.in_flight - 1))
+    framework = replace(deployment.framework, chunk_tokens=step_tokens)
+    return replace(deployment, framework=framework), replace(load, settings=settings)
+
+
+def batch_wait_steps(engine: str, output_tokens: int, tp: int) -> int:
+    """Return the number of steps for which InferenceX lets a prompt wait for further prompts.
+
+    InferenceX sets this option (`batch_wait_timeout_iters`) for Llama-3.1-70B on TensorRT-LLM, if there are 1,024
+    output tokens and less than eight GPUs.
+    """
+    return 20 if engine == "TensorRT-LLM" and output_tokens == 922 and tp < 8 else 0
 
 
 @cache
@@ -223,15 +258,27 @@ def mixtures(quantity: str, speculative: bool = False) -> list[Point]:
         engine, card, shape, stored, tp, experts, groups, prompt, output = names
         made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
         made = ServingOptions(int(experts), int(groups), DRAFT_TOKENS if speculative else 0).apply(made)
-        in_flight = np.array([int(row["in_flight"]) for row in rows])
-        load = Load(int(prompt), int(output), in_flight, spread=SPREAD["InferenceX"], rounds=MIXTURE_ROUNDS)
-        found = expected_times(made, load)
-        for row, seconds in zip(rows, found.tpot_s if quantity == "TPOT" else found.ttft_s, strict=True):
+        for row in rows:
+            load = mixture_loop(engine, Load(int(prompt), int(output), int(row["in_flight"])))
+            times = expected_times(made, load)
+            seconds = times.tpot_s if quantity == "TPOT" else times.ttft_s
             parallel = f"EP {experts}, attention DP {groups}"
             case = f"{shape} {stored} {parallel} {prompt}/{output}, {row['in_flight']} in flight"
             measured = float(row[f"{quantity.lower()}_ms"]) / 1000
             points.append(_point(f"InferenceX, {engine}", quantity, row, measured, float(seconds), case))
     return points
+
+
+def mixture_loop(engine: str, load: Load) -> Load:
+    """Return `load` with the protocol of InferenceX for mixtures of experts.
+
+    On Blackwell GPUs, InferenceX starts SGLang with a `--scheduler-recv-interval` of 10 decode steps, or of 30 from 16
+    requests in flight on.
+    """
+    receive_steps = 1
+    if engine == "SGLang":
+        receive_steps = 30 if load.in_flight >= 16 else 10
+    return replace(load, spread=SPREAD["InferenceX"], settings=EngineSettings(receive_steps=receive_steps))
 
 
 LLAMA_2 = {
@@ -378,7 +425,7 @@ BUDGETS = (
     Budget("static batches: prefill", lambda: static("prefill"), median=0.12, p90=0.30),
     Budget("static batches: TPOT", lambda: static("TPOT"), median=0.12, p90=0.30),
     Budget("closed loops: TPOT", lambda: closed_loops("TPOT"), median=0.08, p90=0.20),
-    Budget("closed loops: TTFT", lambda: closed_loops("TTFT"), median=0.25),
+    Budget("closed loops: TTFT", lambda: closed_loops("TTFT"), median=0.12, p90=0.35),
     Budget("mixtures of experts: TPOT", lambda: mixtures("TPOT"), median=0.12, p90=0.30),
     Budget("Llama-2 200 + 200, A100", lambda: llama_2("A100"), mean=TWO_TERMS["A100"]),
     Budget("Llama-2 200 + 200, H100", lambda: llama_2("H100"), mean=TWO_TERMS["H100"]),

@@ -6,8 +6,7 @@
 - `burst`: 1000 prompts of 512 tokens at once, on the engines of 2023.
 - `poisson`: 2, 4 and 8 requests per second on the same engines. The constants of each engine were fitted to both
   tables.
-- `closed`: closed loops on engines of 2024 and 2025, with the constants of servers/hardware/frameworks.csv. No
-  constants were fitted with these simulations.
+- `closed`: closed loops on engines of 2024 and 2025, as `benchmarks.hardware_model` replays them.
 - `trace`: 300 requests to vLLM 0.19. No constants were fitted to them.
 """
 
@@ -25,20 +24,15 @@ from itertools import combinations
 from pathlib import Path
 from random import Random
 
-from loadgen.servers.hardware.roofline import make_deployment
+from benchmarks import hardware_model
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Scheduler
 from loadgen.servers.simulated.scheduler_presets import Engine, find_engine
-from loadgen.servers.simulated.step_time import StepTime
 
 DATA = Path(__file__).parent / "data"
 KV_TOKENS = 68_700
 """KV cache size of every server in llm-infer-bench, in tokens, as set by its README or as near as memory allows."""
 SEED = 0xCADE
-SPREAD = {"InferenceX": 1 / 9}
-"""Maximum relative deviation of a length from the mean, by source. In other sources, all lengths are equal."""
-ROUNDS = 4
-"""Requests per client in a closed loop. The first request of each client is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,62 +139,15 @@ def poisson() -> list[Compared]:
     return found
 
 
-@cache
-def closed_step_time(framework: str, gpu: str, model: str, stored: str, tensor: str) -> StepTime:
-    return StepTime(make_deployment(gpu, model, stored, int(tensor), framework_name=framework))
-
-
-def closed_loop(
-    engine: VirtualEngine, clients: int, tokens: tuple[int, int], spread: float, path_ns: int
-) -> list[TokenTimes]:
-    """Simulate a closed loop of `clients` clients, and return the token times of all requests but the first of each
-    client.
-
-    `tokens` are the mean prompt and output length, and lengths vary by up to the fraction `spread`. `path_ns` is the
-    time that a request needs to reach the scheduler.
-    """
-    random = Random(SEED)  # noqa: S311 - not secret
-    lengths = iter(
-        [[round(mean * random.uniform(1 - spread, 1 + spread)) for mean in tokens] for _ in range(ROUNDS * clients)]
-    )
-
-    def following(answer: TokenTimes) -> Job | None:
-        drawn = next(lengths, None)
-        return None if drawn is None else Job(*drawn, answer.instants[-1] + path_ns)
-
-    first = [Job(*next(lengths), path_ns) for _ in range(clients)]
-    return served(engine, first, following)[clients:]
-
-
-@cache
 def closed_loops() -> dict[str, list[Compared]]:
-    """Return measured and simulated values of closed loops, by metric: TPOT, TTFT, and output tokens per second."""
-    found: dict[str, list[Compared]] = {"TPOT": [], "tokens/s": [], "TTFT": []}
-    for row in rows("closed_loops"):
-        if row["format"] == "nvfp4":
-            continue
-        current = find_engine("sglang" if row["framework"] == "SGLang" else "vllm")
-        prompt, output, clients = (int(row[name]) for name in ("input", "output", "in_flight"))
-        step_time = closed_step_time(*(row[name] for name in ("framework", "gpu", "model", "format", "tp")))
-        framework, kv_tokens = step_time.deployment.framework, current.kv_tokens(step_time.deployment)
-        policy = current.policy_for(kv_tokens, step_tokens=int(framework.chunk_tokens))
-        engine = VirtualEngine(Scheduler(policy, kv_tokens), step_time)
-        path_ns = round(1e9 * framework.server_s)
-        answers = closed_loop(engine, clients, (prompt, output), SPREAD.get(row["source"], 0.0), path_ns)
-        ttft_s = statistics.mean(each.instants[0] - each.job.arrived_ns + path_ns for each in answers) / 1e9
-        tpot_s = (
-            statistics.mean((each.instants[-1] - each.instants[0]) / (len(each.instants) - 1) for each in answers) / 1e9
-        )
-        ttft, tpot = float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3
-        group = f"{row['source']}, {row['framework']}"
-        case = f"{row['gpu']} x {row['tp']} {row['model']} {row['format']} {prompt}/{output}, {clients}"
-        rates = [
-            clients * output / (first_s + (output - 1) * each_s) for first_s, each_s in ((ttft, tpot), (ttft_s, tpot_s))
+    """Return measured and simulated values of closed loops, by metric: TPOT, output tokens per second, and TTFT."""
+    return {
+        quantity: [
+            Compared(point.source, point.case, point.measured, point.predicted)
+            for point in hardware_model.closed_loops(quantity)
         ]
-        found["TPOT"].append(Compared(group, case, tpot, tpot_s))
-        found["TTFT"].append(Compared(group, case, ttft, ttft_s))
-        found["tokens/s"].append(Compared(group, case, *rates))
-    return found
+        for quantity in ("TPOT", "tokens/s", "TTFT")
+    }
 
 
 @cache

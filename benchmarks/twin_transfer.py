@@ -103,14 +103,15 @@ def spaced(rows: bench.Rows, number: int) -> bench.Rows:
     return [rows[index] for index in indices]
 
 
-def first_chunk_wait_s(row: bench.Row) -> float:
-    """Return the part of the measured TTFT in which the server collects further tokens for the first chunk."""
-    return (bench.first_chunk(row["framework"], row["output"], row["tp"]) - 1) * float(row["tpot_ms"]) / 1e3
+def batch_wait_s(row: bench.Row) -> float:
+    """Return the part of the measured TTFT in which a prompt waits for further prompts."""
+    steps = bench.batch_wait_steps(row["framework"], int(row["output"]), int(row["tp"]))
+    return max(0, steps - 1) * float(row["tpot_ms"]) / 1e3
 
 
 def measured_s(row: bench.Row) -> tuple[float, float]:
-    """Return the measured mean time to the first token, without the wait for the first chunk, and the mean TPOT."""
-    return float(row["ttft_ms"]) / 1e3 - first_chunk_wait_s(row), float(row["tpot_ms"]) / 1e3
+    """Return the measured mean time to the first token, without the wait for further prompts, and the mean TPOT."""
+    return float(row["ttft_ms"]) / 1e3 - batch_wait_s(row), float(row["tpot_ms"]) / 1e3
 
 
 class Requests(NamedTuple):
@@ -233,7 +234,7 @@ def transfers(rows: bench.Rows, frameworks: Sequence[str] = MODELLED) -> list[Tr
 def _errors(row: bench.Row, server: Server, twin: Twin | None) -> tuple[float, float]:
     """Return the errors of the predicted mean TTFT and mean TPOT of a closed loop."""
     requests = simulate(row, server, twin)
-    wait_s = first_chunk_wait_s(row)
+    wait_s = batch_wait_s(row)
     ttft, tpot = measured_s(row)
     return float(requests.ttft_s.mean() + wait_s) / (ttft + wait_s) - 1, float(requests.tpot_s.mean()) / tpot - 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -157,12 +158,42 @@ class LimitsOptions:
         Literal["mean", "median"],
         Option(rich_help_panel=LOAD, help="Summary of the TTFT and TPOT of all requests."),
     ] = "mean"
-    first_chunk: Annotated[
-        int, Option(min=1, rich_help_panel=LOAD, help="Tokens in the first chunk (TensorRT-LLM: stream_interval).")
+    seconds: Annotated[
+        float | None,
+        Option(
+            min=1,
+            rich_help_panel=LOAD,
+            help="Seconds after which the clients send no further request. Default: no limit.",
+        ),
+    ] = None
+    max_running: Annotated[
+        int | None,
+        Option(min=1, rich_help_panel=LOAD, help="Sequences per step of the engine. Default: that of the framework."),
+    ] = None
+    batch_wait: Annotated[
+        int,
+        Option(
+            min=0,
+            rich_help_panel=LOAD,
+            help="Steps for which prompts wait for further prompts (TensorRT-LLM: batch_wait_timeout_iters).",
+        ),
+    ] = 0
+    receive_interval: Annotated[
+        int,
+        Option(
+            min=1,
+            rich_help_panel=LOAD,
+            help="Decode steps between two looks for new requests (SGLang: --scheduler-recv-interval).",
+        ),
     ] = 1
     memory_fraction: Annotated[
         float,
-        Option(min=0.1, max=1, rich_help_panel=LOAD, help="Fraction of GPU memory for weights and KV cache."),
+        Option(
+            min=0.1,
+            max=1,
+            rich_help_panel=LOAD,
+            help="Fraction of GPU memory for weights and KV cache. TensorRT-LLM: of the memory without weights.",
+        ),
     ] = 0.9
     architecture: Annotated[
         str,
@@ -249,7 +280,7 @@ def _serving(options: LimitsOptions) -> Any:
     """Compute and print the limits for serving requests, and write the page if requested. Return the limits."""
     from loadgen.servers.hardware.disaggregation import disaggregated_times, with_prefill_workers
     from loadgen.servers.hardware.roofline import compute_limits
-    from loadgen.servers.hardware.throughput_model import Load
+    from loadgen.servers.hardware.throughput_model import EngineSettings, Load
     from loadgen.servers.simulated.closed_loop import expected_times
 
     if options.prefill_workers and options.chunked_prefill:
@@ -265,7 +296,8 @@ def _serving(options: LimitsOptions) -> Any:
         spread=options.spread,
         rounds=options.rounds,
         statistic=options.statistic,
-        first_chunk=options.first_chunk,
+        seconds=math.inf if options.seconds is None else options.seconds,
+        settings=EngineSettings(options.max_running, options.batch_wait, options.receive_interval),
     )
     expect = expected_times
     if options.prefill_workers:

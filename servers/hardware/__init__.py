@@ -126,6 +126,7 @@ class Framework:
     sync_s: float  # Per all-reduce: wait until every GPU has reached it
     kv_share: float  # Read rate of the KV cache relative to the best kernel
     prefill_share: float  # Speed of prompt computation relative to the best kernels
+    prompt_launch_s: float  # Per layer of a step with prompts: time to launch its kernels, which no CUDA graph contains
     interference: float  # Share of other requests' prompts that is computed while a request decodes, not while it waits
     server_s: float  # From a request's arrival to its first step, plus from the first token to the client
     request_s: float  # Additional server time per request in flight
@@ -136,6 +137,7 @@ class Framework:
     fp8_kv: float  # 1 if models in fp8 and fp4 have an fp8 KV cache, otherwise 0
     kv_per_query_head: float  # 1 if decode attention reads the KV cache again for each query head of a group
     whole_context: float  # 1 if one SM reads the whole context of a sequence and KV head, 0 if contexts are split
+    free_memory: float  # 1 if the memory fraction is a share of what weights and activations leave free, otherwise 0
     fp8_kv_cost: float  # Time to read and convert a value of an fp8 KV cache, relative to half of a 16-bit value
 
 

@@ -178,6 +178,14 @@ class Deployment:
         return step_s / tokens, sequence_s / tokens / self.attention_data
 
     @property
+    def prompt_launch_s(self) -> float:
+        """Time to launch the kernels of one layer in a step with prompts, in seconds.
+
+        In mixtures of experts, this time is a part of `prompt_layer_s` in mixture_overheads.csv.
+        """
+        return self.framework.prompt_launch_s if self.model.plain else 0.0
+
+    @property
     def kv_heads(self) -> int:
         """Number of KV heads on each GPU.
 
@@ -228,11 +236,15 @@ class Deployment:
     def kv_tokens(self, memory_fraction: float) -> int:
         """Return the number of tokens that the KV cache of all GPUs can hold.
 
-        Weights, activations and KV cache may use `memory_fraction` of the GPU memory. Raises HardwareError if not even
+        Weights, activations and KV cache may use `memory_fraction` of the GPU memory. In TensorRT-LLM, the KV cache may
+        use `memory_fraction` of the memory that weights and activations leave free. Raises HardwareError if not even
         one token fits.
         """
-        per_gpu_bytes = self.gpu.memory_bytes * memory_fraction - self.activation_bytes
-        free_bytes = self.gpus * per_gpu_bytes - self.weight_bytes
+        used_bytes = self.gpus * self.activation_bytes + self.weight_bytes
+        if self.framework.free_memory:
+            free_bytes = memory_fraction * (self.gpus * self.gpu.memory_bytes - used_bytes)
+        else:
+            free_bytes = memory_fraction * self.gpus * self.gpu.memory_bytes - used_bytes
         tokens = int(free_bytes / self.kv_token_bytes)
         if tokens < 1:
             needed = self._gpus_for_weights(memory_fraction)
@@ -434,12 +446,16 @@ def _predict_one_step(
     hop = 0.0  # from one pipeline stage to the next
     if deployment.pipeline > 1:
         hop = ring_s(deployment.hop_link, 2, message, "point to point")
+    gemm = (model.layers * (attention_gemms + mlp_gemms) + head_gemm) / speed
+    all_reduce = all_reduces + (deployment.pipeline - 1) * hop
+    kernels = gemm + all_reduce + model.layers * (attention + elementwise)
+    launches = where(prompts > 0, model.layers * deployment.prompt_launch_s, 0.0)
     return Step(
-        gemm=(model.layers * (attention_gemms + mlp_gemms) + head_gemm) / speed,
+        gemm=gemm,
         attention=model.layers * attention,
-        all_reduce=all_reduces + (deployment.pipeline - 1) * hop,
+        all_reduce=all_reduce,
         elementwise=model.layers * elementwise,
-        layers=model.layers * framework.layer_s + 0 * rows,
+        layers=elementwise_max(model.layers * framework.layer_s + 0 * rows, launches - kernels),
         step=framework.step_s + framework.sequence_s * sequences,
     )
 

@@ -24,12 +24,29 @@ Requests that do not fit into the KV cache wait until other requests have ended.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step, start_times_s
 from loadgen.servers.hardware.numeric import ceiling, elementwise_max, elementwise_min
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings with which the engine of a closed loop was started. None stands for the engine's default."""
+
+    running_limit: int | None = None
+    """Maximum sequences in one step (vLLM: `--max-num-seqs`, TensorRT-LLM: `--max_batch_size`)."""
+    batch_wait_steps: int = 0
+    """Maximum decode steps for which prompts wait for further prompts (TensorRT-LLM: `batch_wait_timeout_iters`)."""
+
+    receive_steps: int = 1
+    """Decode steps between two looks for new requests (SGLang: `--scheduler-recv-interval`)."""
+
+
+DEFAULT_SETTINGS = EngineSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +64,9 @@ class Load:
     time."""
     statistic: Literal["mean", "median"] = "mean"
     """Statistic of TTFT and TPOT over all requests."""
-    first_chunk: int = 1
-    """Tokens in the first chunk of a response. TensorRT-LLM sends chunks of `stream_interval` tokens."""
+    seconds: float = math.inf
+    """Time after which the clients of a closed loop send no further request, even if rounds are left."""
+    settings: EngineSettings = DEFAULT_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +99,8 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
 
     The times come from a formula for the steady state and include the measured overheads of the engine. No time is
     shorter than the limit of the hardware from `limit_times`. Weights and KV cache may use `memory_fraction` of the GPU
-    memory. The fields `spread`, `rounds` and `statistic` of the load are not used.
+    memory. The fields of the load that describe a closed loop are not used: `spread`, `rounds`, `statistic`, `seconds`
+    and `settings`.
     """
     framework = deployment.framework
     prompt, cached = deployment.prompt_parts(load.prompt_tokens)
@@ -101,7 +120,7 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
     queueing = framework.queueing * _queueing_time(deployment, load.prompt_tokens, batch, prompt_alone)
     tpot = elementwise_max(tpot, limit.tpot_s)
     ttft = elementwise_max(server + decode_of_others / 2 + mixed + queueing, limit.prompt_prefill_s)
-    times = _with_kv_wait(
+    return _with_kv_wait(
         load,
         batch,
         ttft,
@@ -110,8 +129,6 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
         prompt_prefill=elementwise_max(prompt_alone, limit.prompt_prefill_s),
         decode_step=elementwise_max(decode, limit.decode_step_s),
     )
-    waited_tokens = min(load.first_chunk, load.output_tokens) - 1
-    return replace(times, ttft_s=times.ttft_s + waited_tokens * tpot)
 
 
 def limit_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:

@@ -2,7 +2,8 @@
 
 In a closed loop, all clients send their first request at the same time, and each client sends its next request when the
 previous response has ended. If all requests are equally long, the clients stay in step, and each round begins with a
-wave of prompts. Random lengths let the clients drift apart. A formula for the steady state models neither effect.
+wave of prompts. Random lengths let the clients drift apart. A run may also end before waits for the KV cache have
+reached their mean. A formula for the steady state models none of these effects.
 """
 
 from __future__ import annotations
@@ -25,15 +26,30 @@ from loadgen.servers.simulated.step_time import StepTime
 SEED = 0xCADE
 
 
+TENSORRT_LLM = Policy(
+    running_limit=2048,
+    step_tokens=8192,
+    prefill="mixed",
+    chunked=False,
+    reserve="output",
+    block_size=32,
+    memory_fraction=0.9,
+)
+"""Batching policy of TensorRT-LLM: in-flight batching without chunked prompts, and the capacity scheduler
+GUARANTEED_NO_EVICT, which reserves the whole output (tensorrt_llm/_torch/pyexecutor/scheduler.py). The limits are the
+defaults of `trtllm-serve`. A replay takes `step_tokens` from `chunk_tokens` in frameworks.csv."""
+
+
 def policy_of(framework: Framework) -> Policy | None:
     """Return the batching policy of an inference engine, or None if its closed loops are not simulated.
 
-    `framework` is the row of the engine in frameworks.csv. Closed loops of vLLM and SGLang are simulated request by
-    request. For TensorRT-LLM and NIM, the formula of loadgen.servers.hardware.throughput_model is nearer to the
-    published measurements, so these engines are not simulated.
+    `framework` is the row of the engine in frameworks.csv. Closed loops of vLLM, SGLang, TensorRT-LLM and NIM are
+    simulated request by request. For other engines, `formula_times` predicts the latencies.
     """
     if framework.name in ("vLLM", "SGLang"):
         return find_engine(framework.name.lower()).policy
+    if framework.name in ("TensorRT-LLM", "NIM"):  # NIM runs TensorRT-LLM
+        return TENSORRT_LLM
     return None
 
 
@@ -50,6 +66,8 @@ _latest_step_time: list[StepTime] = []
 
 
 def _step_time(deployment: Deployment) -> StepTime:
+    """Return a predictor for the durations of steps, which do not depend on the maximum size of a step."""
+    deployment = replace(deployment, framework=replace(deployment.framework, chunk_tokens=0.0))
     if not _latest_step_time or _latest_step_time[0].deployment != deployment:
         _latest_step_time[:] = [StepTime(deployment)]
     return _latest_step_time[0]
@@ -66,7 +84,7 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
     if not is_replayed(deployment):
         if deployment.chunked_prefill:
             raise HardwareError(
-                "--chunked-prefill is modelled for the frameworks vllm and sglang without pipeline stages, not for "
+                "--chunked-prefill is modelled for vllm, sglang, trtllm and nim without pipeline stages, not for "
                 f"{deployment.framework.name} with --pp {deployment.pipeline}"
             )
         return formula
@@ -114,12 +132,32 @@ def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[R
     """
     policy = policy_of(deployment.framework)
     assert policy is not None
-    policy = replace(policy, prefix_cache=False, step_tokens=int(deployment.framework.chunk_tokens))
+    settings = load.settings
+    policy = replace(
+        policy,
+        prefix_cache=False,
+        step_tokens=int(deployment.framework.chunk_tokens),
+        running_limit=settings.running_limit or policy.running_limit,
+        batch_wait_steps=settings.batch_wait_steps,
+        receive_steps=settings.receive_steps,
+    )
     policy = policy.with_serving(deployment.cache_hit_rate, deployment.chunked_prefill)
+    _check_settings(deployment, policy)
     longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
     kv_tokens = max(deployment.kv_tokens(memory_fraction), 2 * policy.block_size + longest)
     engine = VirtualEngine(Scheduler(policy, kv_tokens), _step_time(deployment))
-    return [_latencies(times, load.first_chunk) for times in _Clients(deployment.framework, load).run(engine)]
+    return [_latencies(times) for times in _Clients(deployment.framework, load).run(engine)]
+
+
+def _check_settings(deployment: Deployment, policy: Policy) -> None:
+    """Raise HardwareError if a setting has no effect on an engine with this policy."""
+    name = deployment.framework.name
+    if policy.batch_wait_steps and (policy.chunked or policy.prefill != "mixed"):
+        raise HardwareError(
+            f"--batch-wait has no effect on {name}: choose the framework trtllm or nim, and leave out --chunked-prefill"
+        )
+    if policy.receive_steps > 1 and policy.prefill != "chunked-first":
+        raise HardwareError(f"--receive-interval has no effect on {name}: choose the framework sglang")
 
 
 class _Clients:
@@ -131,6 +169,7 @@ class _Clients:
         self._clients = int(load.in_flight)
         self._lengths = _lengths(load)
         self._arriving: list[tuple[int, int, Job]] = []  # a heap: time at the scheduler, unique number, job
+        self._last_ns = round(1e9 * load.seconds) if load.seconds < FOREVER_NS / 1e9 else FOREVER_NS
         self._numbers = count()
         self._free_ns = 0  # the HTTP server has handled all earlier requests
 
@@ -150,8 +189,8 @@ class _Clients:
                 self._send(times.instants[-1])
 
     def _send(self, now_ns: int) -> None:
-        """Send the next request at `now_ns`, if any is left."""
-        lengths = next(self._lengths, None)
+        """Send the next request at `now_ns`, if any is left and the time of the closed loop is not over."""
+        lengths = next(self._lengths, None) if now_ns <= self._last_ns else None
         if lengths is None:
             return
         self._free_ns = max(now_ns, self._free_ns) + self._request_ns
@@ -170,10 +209,9 @@ def _lengths(load: Load) -> Iterator[tuple[int, int]]:
         yield prompt, output
 
 
-def _latencies(times: TokenTimes, first_chunk: int) -> ReplayedRequest:
-    """Return the latencies of a request. Its first chunk has `first_chunk` tokens, or all tokens if it has fewer."""
+def _latencies(times: TokenTimes) -> ReplayedRequest:
+    """Return the latencies of a request."""
     tokens = len(times.instants)
     first_ns, last_ns = times.instants[0], times.instants[-1]
     tpot_s = (last_ns - first_ns) / 1e9 / (tokens - 1) if tokens > 1 else 0.0
-    chunk_ns = times.instants[min(first_chunk, tokens) - 1]
-    return ReplayedRequest((chunk_ns - times.job.owner) / 1e9, tpot_s, tokens)
+    return ReplayedRequest((first_ns - times.job.owner) / 1e9, tpot_s, tokens)

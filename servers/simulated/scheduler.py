@@ -111,6 +111,14 @@ class Policy:
     waiting_served_ratio: float | None = None
     """`separate`: prefill earlier if the number of jobs that can be admitted at once is at least this multiple of the
     number of decoding sequences (TGI's option of the same name)."""
+    receive_steps: int = 1
+    """`chunked-first`: decode steps between two looks for new requests (SGLang: `scheduler_recv_interval`)."""
+    batch_wait_steps: int = 0
+    """`mixed` without chunks: maximum decode steps for which prompts wait for each other (TensorRT-LLM:
+    `batch_wait_timeout_iters`)."""
+    batch_wait_share: float = 0.9
+    """`mixed` without chunks: share of `step_tokens` from which a step does not wait for more prompts (TensorRT-LLM:
+    `batch_wait_max_tokens_ratio`)."""
     max_paddings: int | None = None
     """`separate`: maximum padding of a step in tokens, if every prompt is padded to the longest one (vLLM 0.2)."""
     reserve: Literal["nothing", "output", "peak", "share"] = "nothing"
@@ -209,6 +217,8 @@ class Scheduler:
         self._min_share = policy.output_share * MIN_SHARE_FACTOR
         self._share = policy.output_share  # of the remaining output of decoding jobs, for admission
         self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before it
+        self._batch_waited_steps = 0  # decode steps for which the first waiting prompt has waited for further prompts
+        self._steps_since_receiving = policy.receive_steps
         self._preemptions = 0
         self._cached_prompt_tokens = 0
         # Hashes of the blocks in the prefix cache, least recently used first. Sharing saves computation only: a job
@@ -348,6 +358,29 @@ class Scheduler:
             budget -= chunk
         if self.waiting and not preempted:  # after a preemption the freed blocks belong to older sequences
             self._admit(now_ns, budget)
+            if self._waits_for_more_prompts():
+                self._return_chunks()
+
+    def _waits_for_more_prompts(self) -> bool:
+        """Return True if the prompts of the planned step wait for further prompts. Count the steps that they wait."""
+        policy = self.policy
+        if not (policy.batch_wait_steps and self._chunks and self.decoding):
+            return False
+        tokens = len(self.decoding) + sum(chunk for _, chunk in self._chunks)
+        is_large = tokens >= policy.batch_wait_share * policy.step_tokens
+        if is_large or self._batch_waited_steps >= policy.batch_wait_steps:
+            self._batch_waited_steps = 0
+            return False
+        self._batch_waited_steps += 1
+        self._admits_next_step = True
+        return True
+
+    def _return_chunks(self) -> None:
+        """Return the jobs of the planned step to the queue."""
+        for job, _ in reversed(self._chunks):
+            self.cancel(job)
+            self.waiting.appendleft(job)
+        self._chunks.clear()
 
     def _plan_prefill(self, now_ns: int) -> None:
         """Plan a step that computes whole prompts, if the policy allows a prefill now."""
@@ -359,10 +392,7 @@ class Scheduler:
             if len(self.waiting) >= min_prompts:
                 self._admit(now_ns, policy.step_tokens)
             if len(self._chunks) < min_prompts:
-                for job, _ in reversed(self._chunks):
-                    self.cancel(job)
-                    self.waiting.appendleft(job)
-                self._chunks.clear()
+                self._return_chunks()
 
     def _plan_chunks(self, now_ns: int) -> None:
         """Plan a step that computes chunks of prompts, if any prompt has started or can be admitted."""
@@ -371,8 +401,12 @@ class Scheduler:
             chunk = min(job.prompt_tokens + job.emitted - job.computed_tokens, budget)
             self._schedule_chunk(job, chunk)
             budget -= chunk
-        if self.waiting:
-            self._admit(now_ns, budget)
+        if self._steps_since_receiving >= self.policy.receive_steps or not self.decoding:
+            self._steps_since_receiving = 0
+            if self.waiting:
+                self._admit(now_ns, budget)
+        if self._chunks:
+            self._steps_since_receiving = self.policy.receive_steps  # new requests are received after every prompt
 
     def _admit(self, now_ns: int, budget: int) -> None:
         """Move jobs from the head of the queue into the planned step, in order of arrival.
@@ -535,11 +569,13 @@ class Scheduler:
         """
         policy = self.policy
         since_prefill = self._decode_steps_since_prefill
-        reserves_estimate = policy.reserve in ("peak", "share")
+        reserves_estimate = policy.reserve in ("peak", "share") and policy.receive_steps == 1
         if self._admits_next_step or (reserves_estimate and since_prefill >= policy.decode_steps_per_prefill):
             return 1
         if policy.waiting_served_ratio is not None and not since_prefill:
             return 1
+        if policy.receive_steps > 1:
+            return min(limit, max(1, policy.receive_steps - self._steps_since_receiving))
         if policy.prefill == "separate" and since_prefill < policy.decode_steps_per_prefill:
             return min(limit, policy.decode_steps_per_prefill - since_prefill)
         return limit
@@ -556,6 +592,7 @@ class Scheduler:
         )
         self._allocated_steps = self.decode_steps
         self._decode_steps_since_prefill += steps
+        self._steps_since_receiving = 1 + (self._steps_since_receiving + steps - 1) % self.policy.receive_steps
         self._context_tokens += steps * len(self.decoding)
         while self._drop_stale_completions() and self._completions[0][0] == self.decode_steps:
             job = self._completions[0][2]

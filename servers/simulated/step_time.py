@@ -5,7 +5,8 @@
 - `kernels`: GPU time, from `loadgen.servers.hardware.inference.predict_step`. GEMM and all-reduce times depend on the
   number of tokens in the step. Attention time depends on the number of tokens that each sequence already has.
 - `launches`: time to launch the kernels one by one from Python. If kernels take less time than their launches, the GPU
-  waits. Engines with CUDA graphs have no launch time.
+  waits. A CUDA graph launches all kernels of a decode step at once. Engines with CUDA graphs therefore have launch
+  times only in steps with prompts (`prompt_launch_s` of the framework).
 - `fixed`: time on the host per step.
 - `per_sequence`: time on the host per sequence in the step.
 
@@ -93,6 +94,7 @@ class StepTime:
     """Predicts the step durations of a deployment from its hardware.
 
     `launch_s` is the time to launch the kernels of one layer. The kernels of a step take at least `launch_s * layers`.
+    In steps with prompts, `prompt_launch_s` of the deployment counts if it is larger.
     """
 
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:
@@ -101,7 +103,9 @@ class StepTime:
         self._stages = deployment.pipeline
         self._hop_s, self._hop_token_s = _hop_times(deployment)
         self._min_kernels_s = launch_s * deployment.model.layers
+        self._min_prompt_kernels_s = max(launch_s, deployment.prompt_launch_s) * deployment.model.layers
         self._step_s, self._sequence_s = deployment.host_s
+        deployment = replace(deployment, framework=replace(framework, prompt_launch_s=0.0))  # kernels alone
         sizes = _table_sizes(MAX_SEQUENCES)
         contexts = np.array(CONTEXT_GRID, float)
         deployment = replace(deployment, pipeline=1)  # the tables are those of one micro-batch
@@ -133,7 +137,7 @@ class StepTime:
         kernels_s += self._hops_s(prompt_tokens + decoding)
         if decoding:
             kernels_s += self._attention_trend(decoding, batch.context / batch.decoding)[0]
-        return round(1e9 * (max(kernels_s, self._min_kernels_s) + self._step_s + self._sequence_s * sequences))
+        return round(1e9 * (max(kernels_s, self._min_prompt_kernels_s) + self._step_s + self._sequence_s * sequences))
 
     def decode_trend(self, decoding: int, context: int) -> tuple[float, float, int]:
         sequences = -(-decoding // self._stages)

@@ -28,11 +28,12 @@ def test_their_latencies_under_poisson_arrivals() -> None:
 
 
 def test_closed_loops() -> None:
-    """TPOT and tokens per second of 2024's and 2025's engines: median error at most 15%."""
+    """TPOT, TTFT and tokens per second of the engines of 2024 and 2025: median error at most 15%."""
     by = schedulers.closed_loops()
     assert len(by["TPOT"]) > 200
     assert schedulers.median_error(by["TPOT"]) < 0.08
     assert schedulers.median_error(by["tokens/s"]) < 0.08
+    assert schedulers.median_error(by["TTFT"]) < 0.12
     for group in {each.group for each in by["TPOT"]}:
         assert schedulers.median_error([each for each in by["TPOT"] if each.group == group]) < 0.15
 

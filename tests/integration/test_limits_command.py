@@ -83,7 +83,9 @@ def test_text_is_for_people() -> None:
         ),
         (["--model", "nowhere.json"], "nowhere.json: "),
         (["--cache-hit-rate", "2"], "--cache-hit-rate 2 is not a share from 0 to 1"),
-        (["--framework", "nim", "--chunked-prefill", "off"], "is modelled for the frameworks vllm and sglang"),
+        (["--framework", "gpt-fast", "--chunked-prefill", "off"], "is modelled for vllm, sglang, trtllm and nim"),
+        (["--batch-wait", "20"], "--batch-wait has no effect on vLLM: choose the framework trtllm or nim"),
+        (["--framework", "nim", "--receive-interval", "30"], "no effect on NIM: choose the framework sglang"),
         (["--prefill-workers", "1", "--chunked-prefill", "off"], "Leave out one of the two options"),
         (["--page", "nowhere/page.html"], "cannot write nowhere/page.html"),
     ],
@@ -130,6 +132,24 @@ def test_a_users_own_gpu(tmp_path: Path) -> None:
     file.write_text('[gpus."Mine"]\nbf16_TFLOPs = 500\nmemory_GB = 200\nmemory_GBps = 6000\npcie_GBps = 128\n', "utf-8")
     answer = found("--gpu", "mine", "--hardware", str(file), "--tp", "2")
     assert (answer["gpu"], answer["gpus"]) == ("Mine", 2)
+
+
+@pytest.mark.parametrize(
+    ("framework", "options"),
+    [("trtllm", ["--batch-wait", "20"]), ("nim", ["--max-running", "4"]), ("sglang", ["--receive-interval", "30"])],
+)
+def test_settings_of_an_engine_that_make_requests_wait(framework: str, options: list[str]) -> None:
+    """The TTFT grows with each of them."""
+    base = ["--framework", framework, "--output", "512", "--in-flight", "8", "--spread", "0.1"]
+    free, waiting = (found(*base, *more)["expected"]["ttft_s"] for more in ([], options))
+    assert waiting > 1.3 * free
+
+
+def test_a_short_closed_loop_ends_before_its_waits_have_grown() -> None:
+    """Half of the clients wait for free KV cache. In their first round, no client waits for two responses."""
+    base = ["--framework", "nim", "--input", "7000", "--output", "1000", "--in-flight", "120"]
+    long, short = (found(*base, *more)["expected"]["ttft_s"] for more in ([], ["--seconds", "20"]))
+    assert 0 < short < 0.7 * long
 
 
 def test_ladder_hides_all_reduces() -> None:

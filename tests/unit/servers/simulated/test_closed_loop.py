@@ -1,4 +1,4 @@
-"""The replay of a closed loop, from which the expected latencies of vLLM and SGLang come."""
+"""The replay of a closed loop, from which the expected latencies of vLLM, SGLang and TensorRT-LLM come."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadgen.servers.hardware.inference import predict_step
 from loadgen.servers.hardware.roofline import make_deployment
-from loadgen.servers.hardware.throughput_model import Load, formula_times, limit_times
+from loadgen.servers.hardware.throughput_model import EngineSettings, Load, formula_times, limit_times
 from loadgen.servers.simulated.closed_loop import expected_times, is_replayed, replay
-from loadgen.servers.simulated.scheduler import Job, Scheduler
+from loadgen.servers.simulated.scheduler import Batch, Job, Scheduler
 from loadgen.servers.simulated.scheduler_presets import find_engine
+from loadgen.servers.simulated.step_time import StepTime
 
 VLLM = make_deployment("H100", "llama-3.1-8b")
 SGLANG = make_deployment("H100", "llama-3.1-8b", framework_name="sglang")
+TRTLLM = make_deployment("H100", "llama-3.1-8b", framework_name="trtllm")
 LOAD = Load(1024, 128, 16)
 
 
@@ -64,12 +67,73 @@ def test_nothing_replayed_beats_the_hardware() -> None:
 
 
 def test_engines_without_known_rules_and_pipelines_use_the_formula() -> None:
-    """NIM, and any engine whose layers are split into stages."""
-    nim = make_deployment("H100", "llama-3.1-8b", framework_name="nim")
+    """gpt-fast, and any engine whose layers are split into stages."""
+    gpt_fast = make_deployment("H100", "llama-3.1-8b", framework_name="gpt-fast")
     stages = make_deployment("H100", "llama-3.1-8b", pipeline=2)
-    for deployment in (nim, stages):
+    for deployment in (gpt_fast, stages):
         assert not is_replayed(deployment)
         assert expected_times(deployment, LOAD) == formula_times(deployment, LOAD)
+
+
+def test_no_request_is_sent_after_the_time_of_the_loop() -> None:
+    """After one and a half responses, each client has sent two requests."""
+    load = replace(LOAD, in_flight=4)
+    response_s = replay(VLLM, load, 0.9)[0].tpot_s * 128
+    assert len(replay(VLLM, replace(load, seconds=1.5 * response_s), 0.9)) == 8
+
+
+def test_one_sequence_less_than_clients_makes_one_request_of_a_round_wait() -> None:
+    """With equal lengths, one of eight requests waits for a whole response. The other waves of prompts are smaller."""
+    load = replace(LOAD, output_tokens=512, in_flight=8)
+    free, limited = (
+        expected_times(TRTLLM, replace(load, settings=EngineSettings(running_limit=limit))) for limit in (8, 7)
+    )
+    response_s = float(free.ttft_s + 511 * free.tpot_s)
+    assert response_s / 12 < limited.ttft_s - free.ttft_s < response_s / 8
+
+
+def test_prompts_that_wait_for_further_prompts_have_a_longer_ttft() -> None:
+    """A prompt waits up to 20 steps, and less if an earlier prompt is waiting already."""
+    load = replace(LOAD, spread=0.1, in_flight=4, output_tokens=512)
+    alone = expected_times(TRTLLM, load)
+    waiting = expected_times(TRTLLM, replace(load, settings=EngineSettings(batch_wait_steps=20)))
+    assert 10 < (waiting.ttft_s - alone.ttft_s) / alone.decode_step_s < 20
+
+
+def test_an_engine_that_looks_rarely_for_new_requests_starts_them_later() -> None:
+    """A request arrives in the middle of an interval of 30 steps on average. Prompts shorten some intervals."""
+    load = replace(LOAD, spread=0.1, in_flight=8, output_tokens=512)
+    often = expected_times(SGLANG, load)
+    rarely = expected_times(SGLANG, replace(load, settings=EngineSettings(receive_steps=30)))
+    assert 5 < (rarely.ttft_s - often.ttft_s) / often.decode_step_s < 20
+
+
+def test_tensorrt_llm_reserves_the_whole_output() -> None:
+    """The last request waits because its output does not fit into the cache, although its prompt does."""
+    load = Load(64, TRTLLM.kv_tokens(0.9) // 4, 4, rounds=1)
+    waits = [request.ttft_s > 1 for request in replay(TRTLLM, load, 0.9)]
+    assert waits == [False, False, False, True]
+
+
+def test_tensorrt_llm_gives_the_cache_a_share_of_the_free_memory() -> None:
+    """Other engines subtract weights and activations from a share of the whole memory."""
+    gpu = VLLM.gpu
+    other = replace(VLLM, framework=replace(VLLM.framework, chunk_tokens=TRTLLM.framework.chunk_tokens))
+    used_bytes = TRTLLM.weight_bytes + TRTLLM.activation_bytes
+    assert TRTLLM.kv_tokens(0.9) == int(0.9 * (gpu.memory_bytes - used_bytes) / TRTLLM.kv_token_bytes)
+    assert other.kv_tokens(0.9) == int((0.9 * gpu.memory_bytes - used_bytes) / other.kv_token_bytes)
+
+
+def test_a_step_with_prompts_takes_at_least_the_launches_of_its_kernels() -> None:
+    """A short prompt takes no longer without them on the GPU. Decode steps have CUDA graphs."""
+    slow = replace(VLLM, framework=replace(VLLM.framework, prompt_launch_s=1e-3))
+    for deployment in (VLLM, slow):
+        short = StepTime(deployment)(Batch(1, 16, 136, 0, 0)) / 1e9
+        launches_s = deployment.model.layers * deployment.prompt_launch_s
+        assert short == pytest.approx(launches_s + sum(deployment.host_s), rel=1e-6)
+        assert short == pytest.approx(float(predict_step(deployment, 1, 16).total), rel=1e-6)
+    decode = Batch(0, 0, 0, 8, 8000)
+    assert StepTime(slow)(decode) == StepTime(VLLM)(decode)
 
 
 def test_sglang_splits_a_long_prompt() -> None:
@@ -125,7 +189,7 @@ def test_an_idle_sglang_forgets_how_far_its_share_has_fallen(arrived_ns: int, ru
     assert engine.running == running
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "nim"])
 def test_one_request_at_a_time_takes_its_prompt_and_its_steps(name: str) -> None:
     """Without others, TTFT is the path through the server and the prompt, and TPOT a decode step."""
     deployment = make_deployment("H100", "llama-3.1-8b", framework_name=name)

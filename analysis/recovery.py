@@ -1,9 +1,9 @@
 """Measures how long a server takes to recover after a command of --at, such as one that kills a replica.
 
-The run is divided into short time windows. The windows before the first command show the normal range of each figure.
-After a recovery, the windows in which the figure is normal again are added to them, for the next command. A figure is
-disturbed if it leaves its normal range after a command. It has recovered at the first of CALM_WINDOWS windows in a row
-that lie in the range again. A command is judged until the next command starts, or until the last request is due.
+The run is divided into short time windows. The windows before the first command show the normal range of each figure. A
+figure is disturbed if it leaves its normal range after a command. A disturbed figure has recovered at the first of
+CALM_WINDOWS windows in a row in which the figure is in the normal range again. For the next command, the windows after
+the recovery count as normal too. A command is judged until the next command starts, or until the last request is due.
 
 The normal range ends at a prediction limit. The limit is so far from the mean of the normal windows that a figure
 without a disturbance exceeds it by chance with a probability of at most FALSE_ALARMS per command. The distance grows

@@ -99,9 +99,10 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the settings and the arrivals that follow from the first line of a file of requests.
 
-    The line shows whether the file has sessions and times. If it has sessions, `sessions` is added to the workload in
-    the settings. The arrivals are the text of an arrival process that takes the times from the file. They are empty if
-    the file has no times, or if the workload is not `requests:FILE`.
+    The line shows whether the file has sessions and times. If the file has sessions, `sessions` is added to the
+    workload in the settings. If the file has times, the arrivals are the text of an arrival process that takes the
+    times from the file. If the file has no times, or if the workload is not `requests:FILE`, the arrivals are an empty
+    text.
     """
     result = dict(settings)
     kind, _, rest = str(settings.get("workload", "")).strip().partition(":")

@@ -216,11 +216,12 @@ class JsonClient:
         return None
 
     def page(self, path: str, accept: str, *, limit_s: float, limit_bytes: int) -> tuple[int, bytes]:
-        """Send GET `path`. Return the HTTP status and the body, whatever its content type.
+        """Send GET `path`. Return the HTTP status and the body. The body may have any content type.
 
         `limit_s` is the time limit in seconds, for connecting and separately for reading the page. Raises
         UnreachableError if the request fails or exceeds the limit, or if the page is incomplete or has more than
-        `limit_bytes` bytes."""
+        `limit_bytes` bytes.
+        """
         response = self._send("GET", path + self._query, None, {"accept": accept}, limit_s, limit_bytes)
         return response.status, response.content
 

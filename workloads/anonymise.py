@@ -396,9 +396,9 @@ class _TraceWriter:
 def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, After, int]]]:
     """Yield, for each request of a session, the requests that it followed and the delays.
 
-    A request follows all requests that had ended when it started, except those that another request already followed.
-    If the log does not say when responses ended, each request follows the previous one, and is sent at its recorded
-    time or later.
+    A request follows the requests that had ended when the request started. An ended request is left out if another
+    ended request started after its end. If the log does not say when responses ended, each request follows the previous
+    request, and is sent at its recorded time or later.
     """
     running: list[tuple[int, int, int]] = []
     """End, start and key of the requests that have not ended yet."""
@@ -423,7 +423,8 @@ def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, Aft
 def _edges_after(before: AnonymousRequest | None, request: AnonymousRequest) -> list[tuple[int, After, int]]:
     """Return the edges from the previous request of a session to `request`.
 
-    `before` is the previous request. It is None for the first request of a session, which has no edges.
+    `before` is the previous request, or None if `request` is the first request of its session. A first request has no
+    edges.
     """
     if before is None:
         return []

@@ -87,8 +87,8 @@ class ClosedLoop:
 class SessionQueue:
     """The request queue of a workload with sessions. The queue starts sessions, and counts the active ones.
 
-    `starts` is the request queue (open loop or closed loop) that decides when each session starts. It yields the first
-    request of each session. `following` decides when the other requests of a session become due.
+    `starts` is a second request queue (open loop or closed loop). This queue decides when each session starts, and
+    yields the first request of each session. `following` decides when the later requests of a session become due.
     """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, following: Turns | GraphRequests) -> None:

@@ -565,8 +565,8 @@ class Driver:
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
         """Build the next request in advance, each time a request has been recorded.
 
-        In a closed loop, the Record also shows whether the server rejects requests inside responses with status 200. If
-        the server does so, a client waits for the Record of its response before it sends the next request.
+        Some servers reject a request inside a response with status 200, which only the Record shows. If the server of a
+        closed loop does so, a client waits for the Record of its response before it sends the next request.
         """
         self._queue.draw()
         if self._back_off is None or slot.in_session:

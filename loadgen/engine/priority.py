@@ -75,11 +75,11 @@ def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
 
 @contextlib.contextmanager
 def raised_priority(requested: str, *, own_session: bool = False) -> Iterator[SchedulingFacts]:
-    """Raise the priority of this thread until the `with` block ends, as far as it is permitted. Yield the resulting
-    scheduling facts.
+    """Raise the priority of this thread until the `with` block ends. Yield the resulting scheduling facts.
 
-    `requested` is `auto`, `realtime` or `normal`. With `own_session`, this process may create a new session, so that
-    its autogroup contains no other process.
+    The priority is raised as far as the system permits. `requested` is `auto`, `realtime` or `normal`. With `normal`,
+    the priority is not raised. With `own_session`, this process may create a new session, so that its autogroup
+    contains no other process.
     """
     if requested == "normal" or sys.platform != "linux":
         refused = "" if requested == "normal" else f"{requested} needs Linux"

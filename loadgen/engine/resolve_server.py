@@ -302,10 +302,10 @@ def _replica_urls(plan: Plan, first: dict[str, str | None], say: Say | None) -> 
 
 
 def find_replicas(plan: Plan, first: ServerFacts, access: Access, say: Say) -> list[ServerFacts]:
-    """Return the facts of every replica of the plan: `first`, and those at the further URLs.
+    """Return the facts of every replica of the plan: `first`, and the facts of the servers at the further URLs.
 
-    All replicas must be equal in EQUAL_FACTS. Raises WrongServerError, which names the replica that differs. Raises
-    the errors of `loadgen.servers.discovery.probe` for a replica that does not answer.
+    All replicas must be equal in EQUAL_FACTS. If a replica differs, a WrongServerError is raised that names the
+    replica. If a replica does not answer, the errors of `loadgen.servers.discovery.probe` are raised.
     """
     from loadgen.servers.discovery import probe
 

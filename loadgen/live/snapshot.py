@@ -65,7 +65,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ended(self) -> int:
-        """Return the number of requests that have ended, in whatever way."""
+        """Return the number of requests that have ended: complete, incomplete and abandoned requests."""
         return self.complete + self.incomplete + self.abandoned
 
     @property

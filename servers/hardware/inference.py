@@ -368,11 +368,11 @@ def predict_step(
 
     Under pipeline parallelism the sequences are divided into one micro-batch per stage, and a step lasts until each
     sequence has passed all stages. The step is as long as the largest micro-batch needs for all stages. If only some
-    micro-batches contain a prompt, the stages wait while the others pass: the pipeline bubble (Sarathi, arXiv
-    2308.16369).
+    micro-batches contain a prompt, the stages wait while the other micro-batches pass. This wait is the pipeline bubble
+    (Sarathi, arXiv 2308.16369).
 
-    With speculation, a step drafts and verifies several tokens per decoding sequence. The duration of decoding is then
-    that of a step divided by the number of tokens that the step adds to each sequence.
+    With speculative decoding, one step drafts and verifies several tokens per decoding sequence. The predicted duration
+    of decoding is the duration of such a step, divided by the mean number of tokens that it adds to a sequence.
     """
     speculation = deployment.speculation
     if speculation is None:

@@ -181,7 +181,7 @@ def scaled_gpu(
 def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
     """Return the names of the technology, the memory and the networks in a list such as `3nm, HBM4, NVLink 5`.
 
-    Raises HardwareError for a name that is none of them, and for several technologies or memories.
+    Raises HardwareError if a name in the list is unknown, or if the list contains several technologies or memories.
     """
     finders: Sequence[Callable[[str], str]] = (
         lambda name: technology(name).name,

@@ -1,9 +1,8 @@
-"""The command `plan-capacity`: compute the number of GPUs that a load needs. No server is contacted."""
+"""The command `plan-capacity`: search the cheapest configuration that serves a load. No server is contacted."""
 
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,6 @@ from loadgen.cli.simulate import (
     Acceptance,
     CacheHitRate,
     ChunkedPrefill,
-    DraftTokens,
     Hardware,
     StepTokens,
 )
@@ -26,17 +24,19 @@ from loadgen.results import write_text
 
 if TYPE_CHECKING:
     from loadgen.analysis.objectives import Objective
-    from loadgen.studies.capacity import CapacityOption
+    from loadgen.servers.hardware import ModelShape
+    from loadgen.studies.configurations import SearchSpace
+    from loadgen.studies.price_list import GpuPrice
 
-HEADINGS = ("GPUs", "type", "TP", "requests/s each", "per hour", "per 1M tokens")
 DEFAULT_GPUS = ("L40S", "A100", "H100", "H200", "B200")
 """GPUs to try if none is named."""
-LINE_WIDTH = 80
-ASSUMPTIONS = """Costs are per hour, and per million output tokens at this rate. They assume
-Poisson arrivals, spread evenly over replicas without a shared cache, and no
-spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f}%
-more or less time than modelled. Nine of ten published measurements are within
-that range."""
+MAX_NUMBER = 64
+"""Largest number in a list such as `--tp 1,2,4`."""
+SEARCH: dict[str, Any] = {"rich_help_panel": "Search"}
+SEARCH_ENGINES = "vllm,sglang,tgi,trtllm"
+SEARCH_PIPELINES = "1,2,4"
+SEARCH_GROUPS = "1,2,4,8,16"
+"""Values that `--search` gives to options that are not named."""
 
 
 def run_capacity(
@@ -58,12 +58,53 @@ def run_capacity(
         list[str] | None,
         Option(metavar="GPU[=PRICE]", help="GPU to consider, such as 'H100=$2.50' per hour; repeatable.", **SERVER),
     ] = None,
+    prices: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="TOML file with prices of GPUs by region, on demand and as spot.", **SERVER),
+    ] = None,
+    region: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Region of --prices to consider; repeatable.", **SERVER)
+    ] = None,
+    spot: Annotated[
+        bool, Option("--spot", help="Consider the spot prices of --prices too, with spare replicas.", **SERVER)
+    ] = False,
     model: Annotated[str, Option(help="Model or config.json.", **SERVER)] = "llama-3.1-8b",
+    search: Annotated[
+        bool,
+        Option(
+            "--search",
+            help="Consider every engine, pipelines, parallel experts and separate prefill workers too.",
+            **SEARCH,
+        ),
+    ] = False,
+    engine: Annotated[
+        str | None,
+        Option(
+            metavar="E,E", help="Engines to consider: vllm, sglang, tgi, trtllm. Default: that of --server.", **SEARCH
+        ),
+    ] = None,
     tp: Annotated[
         str,
-        Option(metavar="N,N", help="Numbers of GPUs per replica; they share each layer (tensor parallel).", **SERVER),
+        Option(metavar="N,N", help="Numbers of GPUs that share each layer (tensor parallel).", **SEARCH),
     ] = "1,2,4,8",
-    draft_tokens: DraftTokens = 0,
+    pp: Annotated[
+        str | None, Option(metavar="N,N", help="Numbers of pipeline stages (default 1). Each has --tp GPUs.", **SEARCH)
+    ] = None,
+    ep: Annotated[
+        str | None, Option(metavar="N,N", help="Numbers of expert-parallel groups (default 1).", **SEARCH)
+    ] = None,
+    dp_attention: Annotated[
+        str | None,
+        Option(metavar="N,N", help="Numbers of attention groups of --tp GPUs that share the experts.", **SEARCH),
+    ] = None,
+    disaggregated: Annotated[
+        bool,
+        Option("--disaggregated", help="Consider separate prefill and decode workers too.", **SEARCH),
+    ] = False,
+    draft_tokens: Annotated[
+        str,
+        Option(metavar="N,N", help="Numbers of drafted tokens; 0,3 compares speculation with none.", **SEARCH),
+    ] = "0",
     acceptance: Acceptance = None,
     cache_hit_rate: CacheHitRate = None,
     chunked_prefill: ChunkedPrefill = None,
@@ -73,94 +114,90 @@ def run_capacity(
         Option(
             "--format",
             metavar="F,F",
-            help="Weight formats to consider; choose among bf16, fp8, int8, int4, w4a16, mxfp4 and nvfp4.",
-            **SERVER,
+            help="Weight formats to consider: bf16, fp8, int8, int4, w4a16, mxfp4, nvfp4.",
+            **SEARCH,
         ),
     ] = "bf16",
+    max_gpus: Annotated[
+        int | None, Option(min=1, metavar="N", help="Maximum number of GPUs of the whole plan.", **SEARCH)
+    ] = None,
+    gpus_per_node: Annotated[int, Option(min=1, metavar="N", help="GPUs per machine.", **SEARCH)] = 8,
+    exhaustive: Annotated[
+        bool, Option("--exhaustive", help="Simulate every configuration that fits into memory.", **SEARCH)
+    ] = False,
     hardware: Hardware = None,
     page: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Also write an HTML page; it shows the options and their cost by rate.", **OUTPUT),
+        Option(metavar="FILE", help="Also write an HTML page with the options and the Pareto set.", **OUTPUT),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
     quiet: Annotated[bool, Option("--quiet", help="Show no progress.", **OUTPUT)] = False,
 ) -> None:
-    """Simulate each candidate at several rates, and print how many GPUs it needs.
-
-    A candidate is a GPU type, a number of GPUs per replica and a weight format.
-    """
-    from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
-    from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
+    """Search configurations, simulate the cheapest ones, and print how many GPUs each needs."""
     from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
     from loadgen.plan import Plan
-    from loadgen.servers.hardware import constant
-    from loadgen.servers.hardware.inference import ServingOptions
-    from loadgen.servers.hardware.validation import describe
-    from loadgen.studies import capacity
-    from loadgen.studies.simulate import ServerModel
+    from loadgen.studies.capacity_report import CapacityReport
+    from loadgen.studies.capacity_search import CapacitySearch
+    from loadgen.studies.configurations import SearchSpace
 
     _check_no_classes(settings)
-    try:
-        objectives = parse(objective or (), "--objective")
-        check_no_parts(objectives, "--objective")
-    except ObjectiveError as error:
-        raise PlanError(str(error), error.hint) from None
-    if not objectives or unplannable(objectives):
-        unsuitable = ", ".join(unplannable(objectives)) or "no objective"
-        raise PlanError(
-            f"{unsuitable}: plan-capacity needs upper bounds on latencies",
-            "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
-        )
+    objectives = _objectives(objective)
     plan = Plan(**({"server": "vllm"} | settings | {"arrivals": f"poisson:{rate:g}", "n": 1, "metrics_every_s": 0.0}))
-    serving = ServingOptions(
-        draft_tokens=draft_tokens,
-        acceptance=parse_acceptance(acceptance, draft_tokens),
+    shape = _model(model, hardware)
+    price_list = _prices(gpu or (), prices, region or (), hardware, spot=spot)
+    default_engine = SEARCH_ENGINES if search else plan.server
+    experts_default = SEARCH_GROUPS if search and shape.experts else "1"
+    drafts = _numbers("--draft-tokens", draft_tokens, smallest=0)
+    space = SearchSpace(
+        gpus=_gpus(gpu or (), price_list, hardware),
+        formats=_formats(format_name),
+        engines=_engines(engine or default_engine),
+        tensors=_numbers("--tp", tp),
+        pipelines=_numbers("--pp", pp or (SEARCH_PIPELINES if search else "1")),
+        expert_groups=_numbers("--ep", ep or experts_default),
+        attention_groups=_numbers("--dp-attention", dp_attention or experts_default),
+        drafts=drafts,
+        disaggregation=(False, True) if disaggregated or search else (False,),
+        acceptance=parse_acceptance(acceptance, max(drafts)),
         cache_hit_rate=parse_cache_hit_rate(cache_hit_rate),
         chunked_prefill=chunked_prefill or "",
+        step_tokens=step_tokens,
+        node_gpus=gpus_per_node,
+        max_gpus=max_gpus,
+        hardware=hardware,
     )
-    base = ServerModel(model=model, hardware=hardware, step_tokens=step_tokens, serving=serving)
-    candidates = capacity.candidates(gpu or DEFAULT_GPUS, _parse_gpu_counts(tp), format_name.split(","), base)
-    options = []
-    for number, candidate in enumerate(candidates, 1):
-        if not quiet and sys.stderr.isatty():
-            progress = f"{number}/{len(candidates)}: {candidate.tensor} x {candidate.gpu}"
-            print(f"\r\033[K{progress}", end="", file=sys.stderr)
-        options.append(
-            capacity.capacity_option(
-                plan, candidate, base, rate, figure_reader(objectives), objectives_check(objectives)
-            )
-        )
-    if not quiet and sys.stderr.isatty():
+    _check_parallel_experts(space, shape)
+    show = not quiet and sys.stderr.isatty()
+
+    def progress(text: str) -> None:
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    result = CapacitySearch(
+        plan,
+        shape,
+        model,
+        space,
+        price_list,
+        objectives,
+        rate,
+        spot=spot,
+        exhaustive=exhaustive,
+        progress=progress if show else lambda _: None,
+    ).run()
+    if show:
         print("\r\033[K", end="", file=sys.stderr)
-    load = f"{rate:g} requests/s of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
-    goals = ", ".join(objective.text for objective in objectives)
-    assumptions = ASSUMPTIONS.format(share=100 * constant("step_error"))
-    by_gpu = {option.gpu: describe(option.accuracy) for option in options if option.accuracy}
-    for name, text in by_gpu.items():
-        assumptions += "\n" + textwrap.fill(f"Accuracy of the model on {name}: {text}.", LINE_WIDTH)
+    report = CapacityReport(result, plan, model, objectives, space)
     if page is not None:
         from loadgen.analysis.report.page import render
         from loadgen.studies.capacity_page import capacity_document
 
-        document = capacity_document(
-            ranked(options),
-            objectives,
-            rate_per_s=rate,
-            title=f"GPUs for {load}",
-            subtitle=f"{model} on {plan.server}: {goals}",
-            reasons=impossible_lines(options, objectives),
-            assumptions=" ".join(assumptions.replace("in parentheses", "in small print").split()),
-        )
-        write_text(page, render(document), "Name another file with --page.")
+        write_text(page, render(capacity_document(report)), "Name another file with --page.")
     if as_json:
         from msgspec import json
 
-        order = [*ranked(options), *(option for option in options if not option.gpus)]
-        print(json.format(json.encode({"rate_per_s": rate, "options": order})).decode())
+        print(json.format(json.encode(result)).decode())
         return
-    print(f"SIMULATED (virtual)  {model} on {plan.server}: {goals}")
-    print("\n".join([load, "", format_options(options, objectives), ""]))
-    print(assumptions)
+    print(report.text())
     if page is not None:
         print(f"\nPage: {page}")
 
@@ -175,103 +212,124 @@ def _check_no_classes(settings: dict[str, Any]) -> None:
         )
 
 
-def ranked(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Return the candidates that meet the objectives, sorted by cost per hour.
+def _objectives(texts: Sequence[str] | None) -> list[Objective]:
+    """Return the parsed objectives. Raises PlanError unless all are upper bounds on latencies."""
+    from loadgen.analysis.capacity import unplannable
+    from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
 
-    Candidates without a price come last, sorted by their number of GPUs.
+    try:
+        objectives = parse(texts or (), "--objective")
+        check_no_parts(objectives, "--objective")
+    except ObjectiveError as error:
+        raise PlanError(str(error), error.hint) from None
+    if not objectives or unplannable(objectives):
+        unsuitable = ", ".join(unplannable(objectives)) or "no objective"
+        raise PlanError(
+            f"{unsuitable}: plan-capacity needs upper bounds on latencies",
+            "Name one or more: --objective 'ttft.p99 < 500ms' --objective 'tpot.p99 < 50ms'",
+        )
+    return objectives
+
+
+def _model(name: str, hardware: Path | None) -> ModelShape:
+    from loadgen.servers.hardware import HardwareError, model
+
+    try:
+        return model(name, hardware)
+    except HardwareError as error:
+        raise PlanError(str(error)) from None
+
+
+def _gpu_name(name: str, hardware: Path | None) -> str:
+    """Return the name of a GPU in the hardware tables. Raises PlanError for an unknown GPU."""
+    from loadgen.servers.hardware import HardwareError, gpu
+
+    try:
+        return gpu(name, hardware).name
+    except HardwareError as error:
+        hint = "Write --gpu H100, or with the price of one GPU per hour: --gpu 'H100=$2.50'"
+        raise PlanError(str(error), hint) from None
+
+
+def _prices(
+    gpus: Sequence[str], path: Path | None, regions: Sequence[str], hardware: Path | None, *, spot: bool
+) -> list[GpuPrice]:
+    """Return the prices of `--prices`, and those of `--gpu`, which take precedence.
+
+    Raises PlanError for an invalid price, an unknown region, prices in different currencies, or `--spot` without spot
+    prices.
     """
+    from loadgen.analysis.prices import HINT, parse_price
+    from loadgen.studies.price_list import GpuPrice, check_currencies, read_price_list
 
-    def key(option: CapacityOption) -> tuple[bool, float, int, str]:
-        return option.cost_per_hour is None, option.cost_per_hour or 0, option.gpus or 0, option.gpu
-
-    return sorted((option for option in options if option.gpus), key=key)
-
-
-def format_options(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> str:
-    """Return a table of the candidates that meet the objectives, the cheapest first.
-
-    Below the table, a list names the other candidates and the reason why each of them is not possible. A candidate is a
-    GPU type, a number of GPUs per replica and a weight format.
-    """
-    from loadgen.analysis.hardware import align_columns
-
-    several_formats = len({option.format for option in options}) > 1
-    rows = [_option_row(option, several_formats=several_formats) for option in ranked(options)]
-    blocks = [align_columns([HEADINGS, *rows])] if rows else []
-    lines = [f"  {line}" for line in impossible_lines(options, objectives)]
-    if lines:
-        blocks.append("\n".join(["Not possible:", *lines]))
-    return "\n\n".join(blocks)
-
-
-def impossible_lines(options: Sequence[CapacityOption], objectives: Sequence[Objective]) -> list[str]:
-    """Return one line of text for each candidate that cannot serve the load, with the reason.
-
-    A candidate is a type and number of GPUs with a weight format.
-    """
-    several_formats = len({option.format for option in options}) > 1
-    return [
-        f"{option.gpu} x {option.tensor_parallel}{f' {option.format}' if several_formats else ''}: "
-        f"{_reason(option, objectives)}"
-        for option in options
-        if not option.gpus
-    ]
+    listed = read_price_list(path, hardware) if path else []
+    if (spot or regions) and path is None:
+        raise PlanError(f"{'--spot' if spot else '--region'} needs a price list", "Name one with --prices FILE.toml.")
+    known = sorted({price.region for price in listed if price.region})
+    for name in regions:
+        if name not in known:
+            choices = f"choose one of {', '.join(known)}" if known else "the price list names no region"
+            raise PlanError(f"--region {name}: no such region in {path}", f"{choices[0].upper()}{choices[1:]}.")
+    listed = [price for price in listed if not regions or price.region in regions]
+    if spot and not any(price.spot for price in listed):
+        raise PlanError(f"--spot: {path} has no spot prices", "Add spot and interruptions_per_hour to a [[price]].")
+    named: list[GpuPrice] = []
+    for text in gpus:
+        name, priced, amount = text.partition("=")
+        if not priced:
+            continue
+        try:
+            named.append(GpuPrice(_gpu_name(name, hardware), on_demand=parse_price(amount)))
+        except ValueError as error:
+            raise PlanError(f"--gpu {text}: {error}", f"{HINT}, such as --gpu 'H100=$2.50'") from None
+    replaced = {price.gpu for price in named}
+    prices = named + [price for price in listed if price.gpu not in replaced]
+    check_currencies(prices, "--gpu and --prices" if path and named else "--gpu" if named else "--prices")
+    return prices
 
 
-def _option_row(option: CapacityOption, *, several_formats: bool) -> tuple[str, ...]:
-    """Return the table row of one candidate: the number and type of GPUs, the rate per replica, and the costs.
-
-    The row has one cell per heading in `HEADINGS`. With `several_formats`, the type contains the weight format.
-    """
-    from loadgen.analysis.format import significant
-
-    low = significant(option.replica_per_s_low or 0)
-    high = significant(option.replica_per_s_high or 0)
-    is_exact = option.gpus_low == option.gpus_high
-    gpu_range = "" if is_exact else f" ({option.gpus_low}-{option.gpus_high or '∞'})"
-    return (
-        f"{option.gpus}{gpu_range}",
-        f"{option.gpu}{f' {option.format}' if several_formats else ''}",
-        f"{option.tensor_parallel}",
-        f"{significant(option.replica_per_s or 0)} ({low}-{high})",
-        _format_cost(option.cost_per_hour, option.currency),
-        _format_cost(option.cost_per_million_tokens, option.currency),
-    )
+def _gpus(texts: Sequence[str], prices: Sequence[GpuPrice], hardware: Path | None) -> list[str]:
+    """Return the names of the GPUs to consider: those of `--gpu`, or those of the price list, or the default."""
+    names = [text.partition("=")[0] for text in texts] or [price.gpu for price in prices] or list(DEFAULT_GPUS)
+    return list(dict.fromkeys(_gpu_name(name, hardware) for name in names))
 
 
-def _reason(option: CapacityOption, objectives: Sequence[Objective]) -> str:
-    """Return the reason why a candidate cannot serve the load.
+def _formats(listed: str) -> list[str]:
+    from loadgen.servers.hardware import HardwareError, number_format
 
-    Either its model does not fit into the GPU memory, or even a single request misses an objective.
-    """
-    if not option.figures:
-        return option.not_possible
-    latencies = [
-        f"{objective.figure}.{objective.statistic} {_format_figure(figure)}"
-        for objective, figure in zip(objectives, option.figures, strict=True)
-    ]
-    return f"a single request has {', '.join(latencies)}"
+    try:
+        return list(dict.fromkeys(number_format(name).name for name in listed.split(",")))
+    except HardwareError as error:
+        raise PlanError(f"--format: {error}") from None
 
 
-def _format_cost(cost: float | None, currency: str) -> str:
-    from loadgen.analysis.prices import currency_parts
+def _engines(listed: str) -> list[str]:
+    """Parse a list of engines such as `vllm,sglang`. Raises PlanError for an engine without a model."""
+    from loadgen.studies.configurations import ENGINES
 
-    before, after = currency_parts(currency)
-    return "-" if cost is None else f"{before}{cost:,.2f}{after}"
-
-
-def _format_figure(figure: float | None) -> str:
-    from loadgen.analysis.format import duration
-
-    return "unknown" if figure is None else duration(figure)
+    names = list(dict.fromkeys(listed.split(",")))
+    for name in names:
+        if name not in ENGINES:
+            raise PlanError(f"the scheduler of {name} is not modelled", f"Choose among --engine {','.join(ENGINES)}.")
+    return names
 
 
-def _parse_gpu_counts(listed: str) -> list[int]:
-    """Parse a list of GPU counts such as `1,2,4`. Raises PlanError for a malformed list."""
+def _numbers(option: str, listed: str, smallest: int = 1) -> list[int]:
+    """Parse a list of numbers such as `1,2,4`. Raises PlanError for a malformed list."""
     words = listed.split(",")
-    if not all(word.isdecimal() and 0 < int(word) <= 64 for word in words):
-        raise PlanError(f"--tp {listed} is not a list of numbers from 1 to 64", "Write --tp 1,2,4")
-    return [int(word) for word in words]
+    if not all(word.isdecimal() and smallest <= int(word) <= MAX_NUMBER for word in words):
+        raise PlanError(
+            f"{option} {listed} is not a list of numbers from {smallest} to {MAX_NUMBER}", f"Write {option} 1,2,4"
+        )
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _check_parallel_experts(space: SearchSpace, shape: ModelShape) -> None:
+    """Raise PlanError if the user names parallel experts for a model without experts."""
+    if shape.experts is None and max(*space.expert_groups, *space.attention_groups, 1) > 1:
+        raise PlanError(
+            f"{shape.name} has no experts: --ep and --dp-attention need a mixture of experts", "Leave both out."
+        )
 
 
 @run_command(
@@ -295,10 +353,10 @@ def plan_capacity(
     plan: PlanFile = None,
     **shared: Any,
 ) -> None:
-    """Compute how many GPUs a load needs to meet its objectives.
+    """Compute how many GPUs a load needs to meet its objectives, and what they cost.
 
-    For each GPU type and number of GPUs per replica, the server is simulated with the hardware model and the server's
-    scheduler, in virtual time. Nothing is sent. The cheapest option is listed first. Exit codes: 0 computed, 2 usage
-    error.
+    A search combines GPU types, engines and ways to divide the model. Combinations that memory or the physical limit
+    excludes are dropped, a formula ranks the others, and the cheapest are simulated in virtual time with the server's
+    scheduler. Nothing is sent. Exit codes: 0 computed, 2 usage error.
     """
     run_capacity(merge_settings(plan, None, settings), **shared)

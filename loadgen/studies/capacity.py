@@ -1,7 +1,8 @@
-"""Finds how many GPUs a load needs, for each GPU type and each size of a replica in GPUs.
+"""Finds how many GPUs a load needs in one configuration, with simulations in virtual time.
 
-For each GPU type and replica size, a search in virtual time finds the highest request rate at which one replica of
-the server meets the objectives.
+For equal replicas, a search in virtual time finds the highest request rate at which one replica of the server meets the
+objectives. For separate prefill and decode workers, a search finds the smallest numbers of workers that meet the
+objectives at the requested rate.
 
 The number of GPUs is given as an interval, because the real server may be slower or faster than the performance model.
 A server that is `f` times slower behaves like the model with a slower clock:
@@ -15,25 +16,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
-from loadgen.analysis.prices import HINT, Price, parse_price
+from loadgen.analysis.objectives import Objective
 from loadgen.analysis.run.runfile import Run
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.servers.hardware import HardwareError, constant, gpu
+from loadgen.servers.hardware import constant
+from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.hardware.throughput_model import Load, formula_times
 from loadgen.servers.hardware.validation import Accuracy
-from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_engine
-from loadgen.studies.simulate import ResolvedModel, ServerModel, model_accuracy, resolve_model, run_in_memory
+from loadgen.servers.simulated.disaggregated_engine import WorkerPools
+from loadgen.servers.simulated.scheduler_presets import CURRENT
+from loadgen.servers.simulated.step_time import StepDurations
+from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
+from loadgen.studies.price_list import Pool, Purchase
+from loadgen.studies.simulate import ResolvedModel, ServerModel, model_accuracy, run_in_memory
 
 RATE_STEP = 1.03
 """The search tries the rates `RATE_STEP**power` in requests per second, where `power` is an integer."""
-FIRST_STRIDE = 16
-"""First change of `power` in the search."""
+FIRST_STRIDE = 2
+"""First change of `power` in the search, which begins at the result of a formula."""
 MIN_POWER = -140
 """Lowest `power` in the search: about one request per minute, where requests do not overlap."""
 MAX_POWER = 389
@@ -43,10 +48,10 @@ SIMULATED_S = 60
 REQUEST_COUNTS = range(1000, 5001)
 """Allowed number of requests in a simulation. With fewer requests, a p99 is unreliable
 (loadgen.analysis.stats.samples_needed)."""
-START_IN_FLIGHT = 64
-"""The search starts at the rate that keeps this number of requests in flight."""
-START_PROMPT_TOKENS = 512
-START_OUTPUT_TOKENS = 128
+MAX_WORKERS = 10
+"""Maximum number of separate workers that are simulated together. Larger pools are divided into equal parts."""
+MAX_GROWTH_STEPS = 12
+"""Maximum number of times that a pool of workers is enlarged until it meets the objectives."""
 
 ComputeFigures = Callable[[Run], Sequence[float | None]]
 """Returns the measured value for each objective of a run, in the order of the objectives. Times are in seconds."""
@@ -54,20 +59,8 @@ ObjectivesMet = Callable[[Sequence[float | None], float], bool]
 """Returns True if these values, multiplied by a factor, meet the objectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The GPUs of one replica: `tensor` GPUs of one type that share the model."""
-
-    gpu: str
-    """GPU name in the hardware tables."""
-    tensor: int
-    format: str
-    hour_cost: Price | None
-    """Price of one GPU per hour."""
-
-
 class CapacityOption(msgspec.Struct, kw_only=True):
-    """The number of GPUs of one type that the load needs, with intervals and costs.
+    """The number of GPUs that the load needs in one configuration, with intervals and costs.
 
     Fields that end in `_low` or `_high` are the ends of intervals. These fields hold the results for a server that is
     slower or faster than the performance model by the factor `1 + step_error`. The model predicts nine of ten measured
@@ -75,21 +68,40 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     """
 
     gpu: str
-    tensor_parallel: int
-    format: str
+    format: str = "bf16"
+    engine: str = "vllm"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    attention_parallel: int = 1
+    """Attention groups of `tensor_parallel` GPUs, which share the experts."""
+    draft_tokens: int = 0
+    """Drafted tokens per step; 0 without speculative decoding."""
+    replica_gpus: int = 1
+    """Number of GPUs of one replica, or of one worker."""
+    prefill_workers: int | None = None
+    """Number of separate workers that compute prompts; None if each replica computes prompts and decodes."""
+    decode_workers: int | None = None
     not_possible: str = ""
-    """Reason why the candidate cannot serve the load; empty if it can. With a reason, the rate, GPU and cost fields are
-    None."""
+    """Reason why the configuration cannot serve the load; empty if it can. With a reason, the rate, GPU and cost fields
+    are None."""
     replica_per_s: float | None = None
-    """Highest rate of one replica in requests per second."""
+    """Highest rate of one replica in requests per second. With separate workers: of all workers together."""
     replica_per_s_low: float | None = None
-    """Lower end of the interval; 0 if the slower server meets the objectives at no rate."""
+    """Lower end of the interval; 0 if the slower server meets the objectives at no rate. None if not computed."""
     replica_per_s_high: float | None = None
     gpus: int | None = None
+    """Number of GPUs without spare replicas."""
     gpus_low: int | None = None
     gpus_high: int | None = None
     """Upper end of the interval; None if the slower server meets the objectives at no rate."""
+    spare_gpus: int = 0
+    """Number of GPUs in spare replicas, which replace interrupted spot instances."""
+    region: str = ""
+    spot: bool = False
+    """True if the cost is that of spot instances."""
     cost_per_hour: float | None = None
+    """Cost of all GPUs, including spare replicas."""
     currency: str = ""
     """Currency of the costs: a sign such as `$` or a code such as `EUR`. Empty if the price did not name it."""
     cost_per_million_tokens: float | None = None
@@ -98,31 +110,126 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     """Accuracy of the predicted latencies in published measurements of this engine and GPU type."""
     figures: list[float | None] = []
     """Predicted value for each objective if `gpus` GPUs share the requested rate."""
+    commands: dict[str, str] = {}
+    """Command lines: `limits` and `simulate` of loadgen, and `server`, which starts the engine."""
+
+    @property
+    def layout(self) -> str:
+        """How the GPUs are used, such as `TP2 PP2`, or `TP1 2P+3D` with 2 prefill and 3 decode workers."""
+        layout = configuration_of(self).layout
+        if self.prefill_workers is None:
+            return layout
+        return f"{layout} {self.prefill_workers}P+{self.decode_workers}D" if self.prefill_workers else f"{layout} P+D"
+
+    @property
+    def pools(self) -> list[Pool]:
+        """The replicas, or the prefill workers and the decode workers, without spare ones."""
+        if self.prefill_workers is not None and self.decode_workers is not None:
+            return [Pool(self.prefill_workers, self.replica_gpus), Pool(self.decode_workers, self.replica_gpus)]
+        return [Pool((self.gpus or 0) // self.replica_gpus, self.replica_gpus)]
+
+    def pay(self, purchase: Purchase | None, rate_per_s: float, output_tokens: float) -> None:
+        """Set the cost fields. `output_tokens` is the number of output tokens per arrival."""
+        if purchase is None:
+            return
+        self.cost_per_hour, self.currency = purchase.amount, purchase.currency
+        self.region, self.spot, self.spare_gpus = purchase.region, purchase.spot, purchase.spare_gpus
+        self.cost_per_million_tokens = purchase.amount / (3600 * rate_per_s * output_tokens) * 1e6
 
 
-class Replica:
-    """A simulated replica of the server. Results are cached by request rate."""
+def configuration_of(option: CapacityOption) -> Configuration:
+    """Return the configuration of an option."""
+    return Configuration(
+        gpu=option.gpu,
+        format=option.format,
+        engine=option.engine,
+        tensor=option.tensor_parallel,
+        pipeline=option.pipeline_parallel,
+        expert_parallel=option.expert_parallel,
+        attention_data=option.attention_parallel,
+        draft_tokens=option.draft_tokens,
+        disaggregated=option.prefill_workers is not None,
+    )
 
-    def __init__(self, plan: Plan, server_model: ServerModel, compute_figures: ComputeFigures) -> None:
+
+def option_of(configuration: Configuration, **fields: object) -> CapacityOption:
+    """Return an option without results for a configuration. `fields` are further fields of the option."""
+    workers = {"prefill_workers": 0, "decode_workers": 0} if configuration.disaggregated else {}
+    return CapacityOption(
+        gpu=configuration.gpu,
+        format=configuration.format,
+        engine=configuration.engine,
+        tensor_parallel=configuration.tensor,
+        pipeline_parallel=configuration.pipeline,
+        expert_parallel=configuration.expert_parallel,
+        attention_parallel=configuration.attention_data,
+        draft_tokens=configuration.draft_tokens,
+        replica_gpus=configuration.gpus,
+        **(workers | fields),  # type: ignore[arg-type]
+    )
+
+
+class SimulatedServer:
+    """A configuration in virtual time. Results are cached by request rate and numbers of workers."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        configuration: Configuration,
+        space: SearchSpace,
+        deployment: Deployment,
+        compute: ComputeFigures,
+    ) -> None:
         self._plan = plan
-        self._server_model = server_model
-        self._compute_figures = compute_figures
-        self._resolved: ResolvedModel | None = None
-        self._results: dict[float, Sequence[float | None]] = {}
-        self.output_tokens = 0.0
-        """Mean output tokens per request of the latest simulation."""
+        self._compute_figures = compute
+        self._space = space
+        self.configuration = configuration
+        self.deployment = deployment
+        self._preset = ENGINES[configuration.engine].preset()
+        self._step_time: StepDurations | None = None
+        self._results: dict[tuple[float, WorkerPools | None], Sequence[float | None]] = {}
 
-    def figures_at(self, per_s: float) -> Sequence[float | None]:
-        """Return the predicted value for each objective at `per_s` requests per second."""
-        if per_s not in self._results:
-            if self._resolved is None:
-                self._resolved = resolve_model(self._plan, self._server_model)
-            number = max(REQUEST_COUNTS[0], min(REQUEST_COUNTS[-1], round(SIMULATED_S * per_s)))
-            plan = self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number)
-            run = run_in_memory(plan, self._server_model, resolved=self._resolved)
-            self._results[per_s] = self._compute_figures(run)
-            self.output_tokens = sum(record.output_tokens or 0 for record in run.records) / max(1, len(run.records))
-        return self._results[per_s]
+    @property
+    def simulations(self) -> int:
+        """Number of simulations so far."""
+        return len(self._results)
+
+    @property
+    def accuracy(self) -> dict[str, Accuracy]:
+        """How far the predicted latencies were off in published measurements of this engine, GPU and kind of model."""
+        separate = WorkerPools(1, 1) if self.configuration.disaggregated else None
+        return model_accuracy(self.configuration.engine, CURRENT, self.deployment, separate)
+
+    def run(self, per_s: float, workers: WorkerPools | None = None, requests: int | None = None) -> Run:
+        """Simulate `per_s` arrivals per second, and return the run.
+
+        `requests` is the number of requests. By default, the number depends on the rate.
+        """
+        if self._step_time is None:
+            self._step_time = self._preset.step_time(self.deployment)
+        kv_tokens = self._preset.kv_tokens(self.deployment)
+        resolved = ResolvedModel(
+            policy=self._space.policy(self.configuration.engine, kv_tokens),
+            kv_tokens=kv_tokens,
+            step_time=self._step_time,
+            request_s=0.0,
+            path_s=self.deployment.framework.server_s,
+            version=self._preset.version,
+            model=self.deployment.model.name,
+            hardware={},
+            workers=workers,
+            transfer_s=partial(transfer_s, self.deployment),
+        )
+        number = requests or max(REQUEST_COUNTS[0], min(REQUEST_COUNTS[-1], round(SIMULATED_S * per_s)))
+        plan = self._plan.replaced(arrivals=f"poisson:{per_s:.6g}", n=number)
+        return run_in_memory(plan, ServerModel(), resolved=resolved)
+
+    def figures_at(self, per_s: float, workers: WorkerPools | None = None) -> Sequence[float | None]:
+        """Return the predicted value for each objective at `per_s` arrivals per second."""
+        key = per_s, workers
+        if key not in self._results:
+            self._results[key] = self._compute_figures(self.run(per_s, workers))
+        return self._results[key]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
         """Return the largest exponent `power` for which the objectives are met at the rate `RATE_STEP**power`.
@@ -138,26 +245,29 @@ class Replica:
         def meets(power: int) -> bool:
             return met(self.figures_at(RATE_STEP**power), slowdown)
 
-        if not meets(MIN_POWER):
-            return None
-        low = min(start, MAX_POWER - 1)
+        low = max(MIN_POWER, min(start, MAX_POWER - 1))
+        high = None
         stride = FIRST_STRIDE
         while low > MIN_POWER and not meets(low):
+            high = low
             low = max(MIN_POWER, low - stride)
             stride *= 2
+        if low == MIN_POWER and not meets(low):
+            return None
         stride = FIRST_STRIDE
-        high = min(MAX_POWER, low + stride)
-        while meets(high):
-            if high == MAX_POWER:
-                raise PlanError(
-                    f"the objectives limit no rate: {self._server_model.gpu} meets them at {RATE_STEP**high:,.0f} "
-                    "requests/s",
-                    f"Use bounds that requests can exceed within {SIMULATED_S} s, the length of a simulation, such as "
-                    "--objective 'ttft.p99 < 1s'.",
-                )
-            low = high
-            stride *= 2
+        if high is None:
             high = min(MAX_POWER, low + stride)
+            while meets(high):
+                if high == MAX_POWER:
+                    raise PlanError(
+                        f"the objectives limit no rate: {self.configuration.gpu} meets them at {RATE_STEP**high:,.0f} "
+                        "requests/s",
+                        f"Use bounds that requests can exceed within {SIMULATED_S} s, the length of a simulation, such "
+                        "as --objective 'ttft.p99 < 1s'.",
+                    )
+                low = high
+                stride *= 2
+                high = min(MAX_POWER, low + stride)
         while high - low > 1:
             middle = (low + high) // 2
             if meets(middle):
@@ -166,115 +276,107 @@ class Replica:
                 high = middle
         return low
 
+    def smallest_pools(
+        self, objectives: Sequence[Objective], slowdown: float, per_s: float, start: WorkerPools
+    ) -> WorkerPools | None:
+        """Return the smallest pools of workers with which a server meets the objectives at `per_s` arrivals per second.
 
-def capacity_option(
-    plan: Plan,
-    candidate: Candidate,
-    base: ServerModel,
-    per_s: float,
-    compute_figures: ComputeFigures,
-    met: ObjectivesMet,
-) -> CapacityOption:
-    """Return how many GPUs of the candidate's type are needed for `per_s` requests per second, and their costs.
+        The server is slower than the model by the factor `slowdown`. Pools of more than MAX_WORKERS workers consist of
+        equal parts that share the load, and one part is simulated. Return None if the objectives are not met.
+        """
+        parts = max(1, math.ceil((start.prefill + start.decode) / MAX_WORKERS))
+        prefill, decode = math.ceil(start.prefill / parts), math.ceil(start.decode / parts)
+        rate = per_s * slowdown / parts
 
-    - `plan` describes the requests.
-    - `base` is the simulated server. The candidate replaces its hardware.
-    - `compute_figures` computes the value for each objective from a simulated run.
-    - `met` tests whether these values meet the objectives.
+        def missed(prefill: int, decode: int) -> list[Objective]:
+            figures = self.figures_at(rate, WorkerPools(prefill, decode))
+            return [
+                objective
+                for objective, figure in zip(objectives, figures, strict=True)
+                if figure is None or not objective.satisfied_by(figure * slowdown)
+            ]
 
-    If the candidate cannot serve the load, the result contains the reason. Raises LoadgenError for an unknown GPU or
-    model, and for requests that cannot be simulated.
+        for _ in range(MAX_GROWTH_STEPS):
+            failures = missed(prefill, decode)
+            if not failures:
+                break
+            if any(objective.figure.startswith("ttft") for objective in failures):
+                prefill += max(1, prefill // 4)
+            else:
+                decode += max(1, decode // 4)
+        else:
+            return None
+        while prefill > 1 and not missed(prefill - 1, decode):
+            prefill -= 1
+        while decode > 1 and not missed(prefill, decode - 1):
+            decode -= 1
+        return WorkerPools(prefill * parts, decode * parts)
+
+
+def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, expected_per_s: float) -> CapacityOption:
+    """Return how many equal replicas are needed for `per_s` arrivals per second.
+
+    `expected_per_s` is the rate of one replica by formula, at which the search begins.
     """
-    result = CapacityOption(gpu=candidate.gpu, tensor_parallel=candidate.tensor, format=candidate.format)
-    server_model = replace(base, gpu=candidate.gpu, tensor=candidate.tensor, format=candidate.format)
-    engine, deployment = _deployment(plan, server_model)
-    result.accuracy = model_accuracy(plan.server, server_model.vintage or CURRENT, deployment)
-    try:
-        engine.kv_tokens(deployment)
-    except HardwareError as error:
-        result.not_possible = str(error).partition(";")[0]
-        return result
-    load = Load(START_PROMPT_TOKENS, START_OUTPUT_TOKENS, START_IN_FLIGHT)
-    expected_per_s = formula_times(deployment, load).output_tokens_per_s / START_OUTPUT_TOKENS
-    start = max(MIN_POWER, round(math.log(expected_per_s, RATE_STEP)))
-    replica = Replica(plan, server_model, compute_figures)
-    power = replica.highest_power(met, 1.0, start)
+    result = option_of(server.configuration, accuracy=server.accuracy)
+    start = round(math.log(max(expected_per_s, 1e-3), RATE_STEP))
+    power = server.highest_power(met, 1.0, start)
     if power is None:
-        result.not_possible = "meets the objectives at no rate"
-        result.figures = list(replica.figures_at(RATE_STEP**MIN_POWER))
+        result.not_possible = "a single request misses an objective"
+        result.figures = list(server.figures_at(RATE_STEP**MIN_POWER))
         return result
     result.replica_per_s = RATE_STEP**power
     replicas = math.ceil(per_s / result.replica_per_s)
-    result.gpus = replicas * candidate.tensor
-    _add_interval(result, replica, met, power, per_s)
-    result.figures = list(replica.figures_at(per_s / replicas))
-    if candidate.hour_cost is not None:
-        result.cost_per_hour = result.gpus * candidate.hour_cost.amount
-        result.currency = candidate.hour_cost.currency
-        result.cost_per_million_tokens = result.cost_per_hour / (3600 * per_s * replica.output_tokens) * 1e6
+    result.gpus = replicas * result.replica_gpus
+    result.figures = list(server.figures_at(per_s / replicas))
     return result
 
 
-def _add_interval(result: CapacityOption, replica: Replica, met: ObjectivesMet, power: int, per_s: float) -> None:
-    """Set the `_low` and `_high` fields of a result.
-
-    `power` stands for the request rate `RATE_STEP**power` in the middle of the interval, at which the searches for both
-    ends begin. `per_s` is the request rate of the load.
-    """
+def add_interval(result: CapacityOption, server: SimulatedServer, per_s: float, met: ObjectivesMet) -> None:
+    """Set the `_low` and `_high` fields of an option with equal replicas."""
+    assert result.replica_per_s
+    power = round(math.log(result.replica_per_s, RATE_STEP))
     factor = 1 + constant("step_error")
-    slow_power = replica.highest_power(met, factor, power)
-    fast_power = replica.highest_power(met, 1 / factor, power)
+    slow_power = server.highest_power(met, factor, power)
+    fast_power = server.highest_power(met, 1 / factor, power)
     assert fast_power is not None
     result.replica_per_s_high = RATE_STEP**fast_power * factor
     result.replica_per_s_low = 0.0 if slow_power is None else RATE_STEP**slow_power / factor
-    result.gpus_low = math.ceil(per_s / result.replica_per_s_high) * result.tensor_parallel
+    result.gpus_low = math.ceil(per_s / result.replica_per_s_high) * result.replica_gpus
     if result.replica_per_s_low:
-        result.gpus_high = math.ceil(per_s / result.replica_per_s_low) * result.tensor_parallel
+        result.gpus_high = math.ceil(per_s / result.replica_per_s_low) * result.replica_gpus
 
 
-def candidates(
-    gpus: Sequence[str], tensors: Sequence[int], formats: Sequence[str], server_model: ServerModel
-) -> list[Candidate]:
-    """Return all combinations of GPU types, numbers of GPUs and weight formats.
+def worker_option(
+    server: SimulatedServer, per_s: float, objectives: Sequence[Objective], start: WorkerPools
+) -> CapacityOption:
+    """Return how many separate prefill and decode workers are needed for `per_s` arrivals per second.
 
-    `gpus` are names with an optional price per hour, such as `H100=2.50` or `H100=$2.50`.
-    Raises PlanError for an unknown GPU, an invalid price or prices in different currencies.
+    The search begins with the pools `start`.
     """
-    result = []
-    for text in gpus:
-        name, priced, price = text.partition("=")
-        hint = "Write --gpu H100, or with the price of one GPU per hour: --gpu 'H100=$2.50'"
-        try:
-            card = gpu(name, server_model.hardware)
-        except HardwareError as error:
-            raise PlanError(str(error), hint) from None
-        try:
-            hour_cost = parse_price(price) if priced else None
-        except ValueError as error:
-            raise PlanError(f"--gpu {text}: {error}", f"{HINT}, such as --gpu 'H100=$2.50'") from None
-        result += [Candidate(card.name, tensor, name, hour_cost) for tensor in tensors for name in formats]
-    currencies = sorted({candidate.hour_cost.currency for candidate in result if candidate.hour_cost})
-    if len(currencies) > 1:
-        named = " and ".join(currency or "none" for currency in currencies)
-        raise PlanError(f"--gpu: prices in different currencies ({named})", "Give all prices in the same currency.")
+    result = option_of(server.configuration, accuracy=server.accuracy)
+    pools = server.smallest_pools(objectives, 1.0, per_s, start)
+    if pools is None:
+        result.not_possible = "separate workers miss an objective"
+        return result
+    result.prefill_workers, result.decode_workers = pools.prefill, pools.decode
+    result.replica_per_s = per_s
+    result.gpus = (pools.prefill + pools.decode) * result.replica_gpus
+    parts = max(1, math.ceil((start.prefill + start.decode) / MAX_WORKERS))
+    one_part = WorkerPools(pools.prefill // parts, pools.decode // parts)
+    result.figures = list(server.figures_at(per_s / parts, one_part))
     return result
 
 
-def _deployment(plan: Plan, server_model: ServerModel) -> tuple[Engine, Deployment]:
-    """Return the engine and the deployment of a server model.
-
-    Raises PlanError for unknown hardware or an unknown model.
-    """
-    try:
-        engine = find_engine(plan.server, server_model.vintage or CURRENT)
-        deployment = engine.deployment(
-            server_model.gpu or "",
-            server_model.model or "",
-            format_name=server_model.format,
-            tensor=server_model.tensor,
-            file=server_model.hardware,
-        )
-        deployment = server_model.serving.apply(deployment)
-    except HardwareError as error:
-        raise PlanError(str(error)) from None
-    return engine, deployment
+def add_worker_interval(
+    result: CapacityOption, server: SimulatedServer, per_s: float, objectives: Sequence[Objective]
+) -> None:
+    """Set the ends of the interval of the GPUs of an option with separate workers."""
+    assert result.prefill_workers
+    assert result.decode_workers
+    factor = 1 + constant("step_error")
+    start = WorkerPools(result.prefill_workers, result.decode_workers)
+    fast = server.smallest_pools(objectives, 1 / factor, per_s, start)
+    slow = server.smallest_pools(objectives, factor, per_s, start)
+    result.gpus_low = (fast.prefill + fast.decode) * result.replica_gpus if fast else result.gpus
+    result.gpus_high = (slow.prefill + slow.decode) * result.replica_gpus if slow else None

@@ -20,15 +20,14 @@ def model_document(
     chips: Sequence[Chip],
     data: Mapping[str, Any],
     styles: Sequence[RunStyle] = (),
+    scripts: Sequence[str] = (),
 ) -> Document:
     """Return a page that is marked as simulated.
 
     `kind` is the command, and `titles` are the title and the subtitle. `data` contains the `runs` (`run_data`) and the
-    `charts` (`chart_definition`)."""
+    `charts` (`chart_definition`). `scripts` are the names of additional scripts in analysis/report/."""
     title, subtitle = titles
-    return Document(
-        kind, title, sections, subtitle, MARK, styles, chips=chips, data=data, version=version("llm-loadgen")
-    )
+    return Document(kind, title, sections, subtitle, MARK, styles, scripts, data, version("llm-loadgen"), chips=chips)
 
 
 def run_data(name: str, index: int, data: Mapping[str, Any]) -> dict[str, Any]:

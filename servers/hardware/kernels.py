@@ -12,7 +12,9 @@ contain the constants, and name the measurements behind them.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -109,12 +111,18 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
         return tiles + split_s * (split > 1)
 
     dimensions = max(getattr(size, "ndim", 0) for size in (m, n, k))
-    if not dimensions:
+    if "numpy" not in sys.modules:
         return min(tiling_s(rows, columns, split) for (rows, columns), split in product(TILES, SPLITS))
-    import numpy as np  # an argument is an array, so NumPy is loaded already
+    best = tiling_s(*_tilings().reshape(3, -1, *(1,) * dimensions)).min(axis=0)
+    return best if dimensions else float(best)
 
-    choices = np.array([(*tile, split) for tile, split in product(TILES, SPLITS)], float).T
-    return tiling_s(*choices.reshape(3, -1, *(1,) * dimensions)).min(axis=0)
+
+@cache
+def _tilings() -> Any:
+    """Return all tile sizes and splits as an array with a row each for tile rows, tile columns and splits."""
+    import numpy as np  # loaded already, as an argument is an array, or another module has imported it
+
+    return np.array([(*tile, split) for tile, split in product(TILES, SPLITS)], float).T
 
 
 def quantises_separately(number_format: Format) -> bool:

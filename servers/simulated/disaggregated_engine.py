@@ -69,6 +69,9 @@ class DisaggregatedEngine:
         self._prefill = [VirtualEngine(Scheduler(policy, kv_tokens), step_time) for _ in range(pools.prefill)]
         self._decode = [VirtualEngine(Scheduler(decode_policy, kv_tokens), decode_time) for _ in range(pools.decode)]
         self._all = (*self._prefill, *self._decode)
+        self._starts = [FOREVER_NS] * len(self._all)
+        """Time at which the next step of each worker begins; FOREVER_NS for an idle worker."""
+        self._numbers_of = {worker: number for number, worker in enumerate(self._all)}
         self._transfer_s = transfer_s
         self._longest = decode_policy.max_sequence_tokens(kv_tokens)
         self.kv_tokens = kv_tokens * (pools.prefill + pools.decode)
@@ -103,6 +106,7 @@ class DisaggregatedEngine:
             return []
         worker, placed_job = placed
         later = worker.cancel(placed_job)
+        self._update_start(worker)
         return [] if first_ns is None else [first_ns, *later]
 
     @property
@@ -112,10 +116,10 @@ class DisaggregatedEngine:
     @property
     def now_ns(self) -> int:
         """Time up to which all workers are simulated: the next start of a step, or the next end of a transfer."""
-        starts = [_next_start_ns(worker) for worker in self._all if worker.busy]
+        start_ns = min(self._starts)
         if self._arriving:
-            starts.append(self._arriving[0][0])
-        return min(starts, default=max(worker.now_ns for worker in self._all))
+            start_ns = min(start_ns, self._arriving[0][0])
+        return start_ns if start_ns < FOREVER_NS else max(worker.now_ns for worker in self._all)
 
     def gauges(self) -> Gauges:
         """Return the current values for the metrics page: sums over all workers, and their mean use of KV cache."""
@@ -134,22 +138,24 @@ class DisaggregatedEngine:
 
         Return an empty list if no job is left, or if the next step would begin after `until_ns`.
         """
+        starts = self._starts
         while self._workers:
-            starts = sorted((_next_start_ns(worker), index) for index, worker in enumerate(self._all) if worker.busy)
+            start_ns = min(starts)
             arrival_ns = self._arriving[0][0] if self._arriving else FOREVER_NS
-            start_ns, index = starts[0] if starts else (FOREVER_NS, -1)
             if min(start_ns, arrival_ns) > until_ns:
                 return []
             if arrival_ns <= start_ns:
                 self._start_decoding()
                 continue
-            other_ns = starts[1][0] if len(starts) > 1 else FOREVER_NS
-            worker = self._all[index]
-            ended = worker.run(min(until_ns, arrival_ns, other_ns))
-            if index < len(self._prefill):
-                ended = list(self._prefilled(ended))
+            number = starts.index(start_ns)
+            worker = self._all[number]
+            starts[number] = FOREVER_NS
+            times = worker.run(min(until_ns, arrival_ns, *starts))
+            self._update_start(worker)
+            if number < len(self._prefill):
+                ended = list(self._prefilled(times))
             else:
-                ended = [self._finished(times) for times in ended]
+                ended = [self._finished(each) for each in times]
             if ended:
                 return ended
         return []
@@ -157,7 +163,18 @@ class DisaggregatedEngine:
     def _place(self, job: Job, worker_job: Job, workers: Iterable[VirtualEngine]) -> None:
         worker = min(workers, key=lambda each: each.scheduler.running + len(each.scheduler.waiting))
         worker.submit(worker_job)
+        self._update_start(worker)
         self._workers[job] = worker, worker_job
+
+    def _update_start(self, worker: VirtualEngine) -> None:
+        """Store the time at which the next step of a worker begins."""
+        start_ns = FOREVER_NS
+        if worker.busy:
+            scheduler = worker.scheduler
+            start_ns = worker.now_ns
+            if not scheduler.running and scheduler.waiting:
+                start_ns = max(start_ns, scheduler.waiting[0].arrived_ns)
+        self._starts[self._numbers_of[worker]] = start_ns
 
     def _prefilled(self, ended: Iterable[TokenTimes]) -> Iterable[TokenTimes]:
         """Begin the transfers of jobs whose prompt is computed. Yield the token times of jobs with a single token."""
@@ -191,11 +208,3 @@ class DisaggregatedEngine:
         job: Job = times.job.owner
         del self._workers[job]
         return TokenTimes(job, [self._first_ns.pop(job), *times.instants])
-
-
-def _next_start_ns(worker: VirtualEngine) -> int:
-    """Return the time at which the next step of a busy worker begins."""
-    scheduler = worker.scheduler
-    if not scheduler.running and scheduler.waiting:
-        return max(worker.now_ns, scheduler.waiting[0].arrived_ns)
-    return worker.now_ns

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from loadgen.servers.hardware import HardwareError
+from loadgen.servers.hardware import HardwareError, ModelShape
 from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.simulated.scheduler import UNLIMITED, Policy
@@ -49,7 +49,7 @@ class Engine:
     nccl: float = 0.0
     kv_per_query_head: float = 0.0
 
-    def deployment(self, gpu_name: str, model_name: str, **options: Any) -> Deployment:
+    def deployment(self, gpu_name: str, model_name: str | ModelShape, **options: Any) -> Deployment:
         """Return a deployment of this engine with a model on a GPU.
 
         `options` are further keyword arguments of `make_deployment`. Raises HardwareError for an unknown name or an
@@ -254,6 +254,24 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
     },
 }
 """Presets by server, then by version (`current` or `2023`)."""
+TENSORRT_LLM = Engine(
+    # In-flight batching: whole prompts share steps with decoding, as chunked context is off by default. The default
+    # capacity policy GUARANTEED_NO_EVICT admits a request if its whole output fits. Defaults of `trtllm-serve` and of
+    # the LLM API: max_batch_size 2048, max_num_tokens 8192, free_gpu_memory_fraction 0.9, tokens_per_block 32, block
+    # reuse on.
+    version="1.0",
+    policy=Policy(
+        running_limit=2048,
+        step_tokens=8192,
+        prefill="mixed",
+        reserve="output",
+        block_size=32,
+        prefix_cache=True,
+        memory_fraction=0.9,
+    ),
+    framework="TensorRT-LLM",
+)
+"""Preset of TensorRT-LLM for `loadgen plan-capacity`. No command simulates its HTTP server."""
 
 
 def find_engine(server: str, vintage: str = CURRENT) -> Engine:

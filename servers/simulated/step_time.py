@@ -110,11 +110,15 @@ class StepTime:
         contexts = np.array(CONTEXT_GRID, float)
         deployment = replace(deployment, pipeline=1)  # the tables are those of one micro-batch
         decode = predict_step(deployment, decoding=sizes[:, None], context=contexts[None, :])
-        prefill = predict_step(deployment, 1, tokens=_table_sizes(MAX_TOKENS))
         decode_s = decode.gemm + decode.elementwise + decode.all_reduce + decode.layers
-        prefill_s = prefill.gemm + (prefill.elementwise + prefill.all_reduce + prefill.layers)
         self._decode_s: list[float] = decode_s[:, 0].tolist()
-        self._prefill_s: list[float] = prefill_s.tolist()
+        self._groups = deployment.attention_data
+        # One table for each number of attention groups among which the prompts of a step are divided: 1, 2, 4, ...
+        self._prefill_s: list[list[float]] = []
+        for power in range(self._groups.bit_length()):
+            prefill = predict_step(deployment, 1 << power, tokens=_table_sizes(MAX_TOKENS) / (1 << power))
+            prefill_s = prefill.gemm + (prefill.elementwise + prefill.all_reduce + prefill.layers)
+            self._prefill_s.append(prefill_s.tolist())
         # A step with prompts computes the output head for each sequence. `_prefill_s` contains it for one sequence.
         prefill_gemm_s = prefill.gemm[: FINE_LIMIT + (MAX_SEQUENCES - FINE_LIMIT) // COARSE_STEP]
         self._heads_s: list[float] = (decode.gemm[:, 0] / framework.prefill_share - prefill_gemm_s).tolist()
@@ -131,7 +135,9 @@ class StepTime:
         prompts = -(-batch.prompts // stages)
         prompt_tokens = -(-batch.prompt_tokens // stages)
         decoding = -(-batch.decoding // self._stages)
-        kernels_s = _look_up(self._prefill_s, prompt_tokens + decoding)
+        power = min(self._groups, prompts).bit_length() - 1
+        rows = prompt_tokens + -(-(decoding << power) // self._groups)  # so that each group has its share of both
+        kernels_s = _look_up(self._prefill_s[power], rows)
         kernels_s += _look_up(self._heads_s, prompts + decoding)
         kernels_s += self._prompt_attention_s(prompts, prompt_tokens, batch.pairs // stages)
         kernels_s += self._hops_s(prompt_tokens + decoding)

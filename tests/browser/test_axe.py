@@ -105,7 +105,8 @@ def technologies(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
 @pytest.fixture(scope="module")
 def capacity(tmp_path_factory: pytest.TempPathFactory) -> OnDisk:
     """A capacity plan."""
-    words = ("--rate", "5", "--objective", "ttft.p99 < 1s", "--gpu", "H100=$2.50", "--tp", "1", "--page", "page.html")
+    gpus = ("--gpu", "H100=$2.50", "--gpu", "L40S=$0.90", "--disaggregated", "--tp", "1")
+    words = ("--rate", "5", "--objective", "ttft.p99 < 1s", *gpus, "--page", "page.html")
     folder = tmp_path_factory.mktemp("capacity")
     assert in_process(folder, "plan-capacity", *words)[0] == 0
     return OnDisk(folder / "page.html")

@@ -17,6 +17,7 @@ LOAD = ("--rate", "20", "--objective", "ttft.p99 < 1s", "--model", "llama-3.1-8b
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations of a tenth of the requests: what is said, not how exactly it is known."""
     monkeypatch.setattr("loadgen.studies.capacity.REQUEST_COUNTS", range(100, 501))
+    monkeypatch.setattr("loadgen.studies.capacity_search.PARETO_REQUESTS", 60)
 
 
 def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
@@ -31,7 +32,8 @@ def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     assert load == "20 requests/s of 512 + 32 tokens (synthetic)"
     assert head.split()[0] == "GPUs"
     assert max(map(len, out.splitlines())) <= 80
-    assert "They assume" in out
+    assert "The figures assume Poisson arrivals" in " ".join(out.split())
+    assert "Pareto set" in out
     code, told, _ = in_process(tmp_path, *words, "--json")
     found = json.loads(told)
     assert (code, found["rate_per_s"], len(found["options"])) == (0, 20.0, 4)
@@ -62,6 +64,52 @@ def test_a_plan_file_says_the_load(tmp_path: Path) -> None:
     assert "llama-3.1-8b on tgi: ttft.p99 < 1s\n20 requests/s of 32 + 16 tokens (synthetic)\n" in out
 
 
+PRICES = """
+[[price]]
+gpu = "H100"
+region = "us"
+on_demand = 2.5
+spot = 1.0
+interruptions_per_hour = 0.05
+
+[[price]]
+gpu = "L40S"
+region = "eu"
+on_demand = 0.9
+"""
+
+
+def test_a_price_list_names_gpus_regions_and_spot_prices(tmp_path: Path) -> None:
+    """GPUs come from the list. A region excludes others, and --spot considers spot prices."""
+    (tmp_path / "prices.toml").write_text(PRICES, "utf-8")
+    words = ("plan-capacity", *LOAD, "--prices", "prices.toml", "--tp", "1", "--json")
+    code, told, err = in_process(tmp_path, *words)
+    assert (code, err) == (0, "")
+    options = json.loads(told)["options"]
+    assert {each["gpu"]: (each["region"], each["spot"]) for each in options} == {
+        "H100 SXM": ("us", False),
+        "L40S": ("eu", False),
+    }
+    code, told, _ = in_process(tmp_path, *words, "--spot", "--region", "us")
+    (option,) = json.loads(told)["options"]
+    assert (code, option["gpu"], option["spot"]) == (0, "H100 SXM", True)
+    assert option["cost_per_hour"] == 1.0 * (option["gpus"] + option["spare_gpus"])
+
+
+def test_a_search_over_engines_layouts_and_workers(tmp_path: Path) -> None:
+    """Each option has its commands, and the search says what it considered."""
+    gpus = ("--gpu", "H100=2.5", "--gpu", "L4=0.4")
+    words = (*gpus, "--search", "--tp", "1,2", "--max-gpus", "8", "--page", "page.html")
+    code, out, err = in_process(tmp_path, "plan-capacity", *LOAD, *words)
+    assert (code, err) == (0, "")
+    # For each of two GPUs: TP 1 and 2, PP 1, 2 and 4 and separate workers or not; with TGI only TP 1 and 2.
+    assert "Searched 76 configurations" in out
+    assert "loadgen limits --gpu" in out
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "Pareto set" in page
+    assert "loadgen simulate --server" in page
+
+
 def test_classes_of_traffic_are_refused(tmp_path: Path) -> None:
     """The message says which command takes a mix."""
     (tmp_path / "plan.toml").write_text('[[traffic]]\nname = "chat"\nrate = 5\n', "utf-8")
@@ -83,6 +131,12 @@ def test_classes_of_traffic_are_refused(tmp_path: Path) -> None:
         ((*LOAD[:4], "--model", "no-such-model"), "no-such-model"),
         (("--rate", "0", *LOAD[2:]), "--rate"),
         ((*LOAD, "--server", "openai"), "openai"),
+        ((*LOAD, "--engine", "nim"), "nim"),
+        ((*LOAD, "--ep", "2"), "has no experts"),
+        ((*LOAD, "--draft-tokens", "-1"), "--draft-tokens -1 is not a list of numbers from 0"),
+        ((*LOAD, "--spot"), "--spot needs a price list"),
+        ((*LOAD, "--prices", "none.toml"), "--prices none.toml: No such file"),
+        ((*LOAD, "--gpu", "H100=$2", "--gpu", "L4=1 EUR"), "different currencies"),
     ],
 )
 def test_a_mistake_is_a_sentence(words: tuple[str, ...], said: str) -> None:

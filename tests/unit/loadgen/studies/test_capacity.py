@@ -9,33 +9,51 @@ from typing import Any
 import pytest
 
 from loadgen.analysis.capacity import figure_reader, objectives_check, unplannable
-from loadgen.analysis.objectives import parse
-from loadgen.analysis.prices import Price
+from loadgen.analysis.objectives import Objective, parse
 from loadgen.analysis.run.record import Record
 from loadgen.analysis.run.runfile import Run
-from loadgen.cli.capacity import format_options, ranked
 from loadgen.errors import PlanError
 from loadgen.plan import Plan
-from loadgen.servers.hardware import constant
-from loadgen.studies import capacity
-from loadgen.studies.capacity import MIN_POWER, RATE_STEP, Candidate, CapacityOption, Replica, capacity_option
+from loadgen.servers.hardware import constant, model
+from loadgen.servers.simulated.disaggregated_engine import WorkerPools
+from loadgen.studies.capacity import (
+    MIN_POWER,
+    RATE_STEP,
+    CapacityOption,
+    SimulatedServer,
+    add_interval,
+    replica_option,
+)
+from loadgen.studies.capacity_report import CapacityReport
+from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, SearchCounts, SearchResult, rank
+from loadgen.studies.configurations import Configuration, SearchSpace
 from loadgen.studies.simulate import ServerModel, run_in_memory
 from tests.support.runs import header
 
 PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)
 OBJECTIVES = parse(["ttft.p99 < 500ms"])
 MET = objectives_check(OBJECTIVES)
+SHAPE = model("llama-3.1-8b")
 
 
-class Queue(Replica):
+def server_of(configuration: Configuration, objectives: Sequence[Objective] = OBJECTIVES) -> SimulatedServer:
+    """Return the server of a configuration in virtual time."""
+    deployment = configuration.deployment(SHAPE, SearchSpace([configuration.gpu]))
+    return SimulatedServer(PLAN, configuration, SearchSpace([configuration.gpu]), deployment, figure_reader(objectives))
+
+
+class Queue(SimulatedServer):
     """A server whose latency is that of a queue that serves 20 requests a second: 50 ms / (1 - rate / 20)."""
 
     def __init__(self, idle_s: float = 0.05) -> None:
-        super().__init__(PLAN, ServerModel(), lambda _: [])
+        configuration = Configuration("L4")
+        deployment = configuration.deployment(SHAPE, SearchSpace(["L4"]))
+        super().__init__(PLAN, configuration, SearchSpace(["L4"]), deployment, lambda _: [])
         self.idle_s = idle_s
         self.asked: list[float] = []
 
-    def figures_at(self, per_s: float) -> Sequence[float | None]:
+    def figures_at(self, per_s: float, workers: WorkerPools | None = None) -> Sequence[float | None]:
+        assert workers is None
         self.asked.append(per_s)
         return [self.idle_s / (1 - per_s / 20)] if per_s < 20 else [None]
 
@@ -85,13 +103,12 @@ def test_figures_are_those_of_the_report() -> None:
 
 
 def test_a_faster_card_takes_fewer() -> None:
-    """H100 against L40S; the interval holds the figure, the cost is that of all GPUs, and the load is shared."""
-    base = ServerModel(model="llama-3.1-8b")
-    figures = figure_reader(OBJECTIVES)
-    found = {
-        name: capacity_option(PLAN, Candidate(name, 1, "bf16", Price(2.0, "$")), base, 50.0, figures, MET)
-        for name in ("H100 SXM", "L40S")
-    }
+    """H100 against L40S; the interval holds the figure, and the load is shared."""
+    found = {}
+    for name in ("H100 SXM", "L40S"):
+        server = server_of(Configuration(name))
+        found[name] = replica_option(server, 50.0, MET, 30.0)
+        add_interval(found[name], server, 50.0, MET)
     fast, slow = found["H100 SXM"], found["L40S"]
     assert None not in (fast.gpus, slow.gpus)
     assert fast.gpus < slow.gpus  # type: ignore[operator]
@@ -101,64 +118,120 @@ def test_a_faster_card_takes_fewer() -> None:
         assert high is not None
         assert low < each.replica_per_s < high  # type: ignore[operator]
         assert each.gpus_low <= each.gpus <= each.gpus_high  # type: ignore[operator]
-        assert each.cost_per_hour == 2 * each.gpus  # type: ignore[operator]
-        assert each.cost_per_million_tokens == pytest.approx(each.cost_per_hour / (3600 * 50 * 128) * 1e6)  # type: ignore[operator]
         assert MET(each.figures, 1.0)
         assert high / low >= (1 + constant("step_error")) ** 2 * 0.99
-    assert [each.gpu for each in ranked([slow, fast])] == ["H100 SXM", "L40S"]
+    assert [each.gpu for each in sorted([slow, fast], key=rank)] == ["H100 SXM", "L40S"]
+
+
+def test_the_search_begins_anywhere() -> None:
+    """A formula that is wrong by a factor of ten leads to the same rate."""
+    rates = {
+        replica_option(server_of(Configuration("L4")), 5.0, MET, start).replica_per_s for start in (0.1, 1.0, 10.0)
+    }
+    assert len(rates) == 1
 
 
 def test_what_cannot_be_is_said() -> None:
     """A model that does not fit, and a card that is too slow, with what it reaches."""
-    figures, base = figure_reader(OBJECTIVES), ServerModel(model="llama-3.1-70b")
-    large = capacity_option(PLAN, Candidate("L4", 1, "bf16", None), base, 1.0, figures, MET)
-    assert large.not_possible == (
-        "Llama-3.1-70B does not fit 1 x L4 in bf16: its weights of 141 GB need 8 GPUs or more"
-    )
-    strict = parse(["tpot.p50 < 1ms"])
-    slow = capacity_option(
-        PLAN,
-        Candidate("L4", 1, "bf16", None),
-        ServerModel(model="llama-3.1-8b"),
-        1.0,
-        figure_reader(strict),
-        objectives_check(strict),
-    )
-    said = format_options([large, slow], strict)
-    assert "  L4 x 1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said
-    assert "  L4 x 1: a single request has tpot.p50 6" in said
+    strict = parse(["tpot.p50 < 58ms"])
+    space = SearchSpace(["L4"], tensors=[1])
+    large = CapacitySearch(PLAN, model("llama-3.1-70b"), "llama-3.1-70b", space, [], strict, 1.0).run()
+    slow = CapacitySearch(PLAN, SHAPE, "llama-3.1-8b", space, [], strict, 1.0).run()
+    said = report_of(large.options, space, strict, not_simulated=large.not_simulated).text()
+    assert "L4 TP1: Llama-3.1-70B does not fit 1 x L4 in bf16" in said
+    said = report_of(slow.options, space, strict).text()
+    assert "L4 TP1: a single request has tpot.p50 6" in said
 
 
-def test_the_table_fits_a_terminal() -> None:
+ROOMY = SearchSpace(["H100 SXM"], formats=["bf16", "nvfp4"], engines=["vllm", "trtllm"], drafts=[0, 3])
+
+
+def report_of(
+    options: Sequence[CapacityOption],
+    space: SearchSpace = ROOMY,
+    objectives: Sequence[Objective] = OBJECTIVES,
+    **fields: Any,
+) -> CapacityReport:
+    """Return a report of these options."""
+    result = SearchResult(
+        **({"rate_per_s": 50.0, "options": list(options), "not_simulated": [], "pareto": []} | fields),
+        search=SearchCounts(considered=9, simulated=2, simulations=12, seconds=3.0),
+    )
+    return CapacityReport(result, PLAN, "llama-3.1-8b", objectives, space)
+
+
+RATES: dict[str, Any] = {"replica_per_s": 1234.5, "replica_per_s_low": 1004.2, "replica_per_s_high": 1500.1}
+LONGEST = CapacityOption(
+    gpu="A100-80GB PCIe",
+    format="nvfp4",
+    engine="trtllm",
+    tensor_parallel=8,
+    pipeline_parallel=4,
+    expert_parallel=16,
+    draft_tokens=3,
+    replica_gpus=32,
+    gpus=128,
+    gpus_low=96,
+    gpus_high=160,
+    cost_per_hour=1234.56,
+    cost_per_million_tokens=12.34,
+    currency="$",
+    **RATES,
+)
+ENDLESS = CapacityOption(gpu="L4", gpus=8, gpus_low=8, gpus_high=None, **RATES)
+
+
+def test_the_tables_fit_a_terminal() -> None:
     """80 columns, with the longest name there is, prices and intervals."""
-    more: dict[str, Any] = {"replica_per_s": 1234.5, "replica_per_s_low": 1004.2, "replica_per_s_high": 1500.1}
-    row = CapacityOption(
-        **{
-            "gpu": "A100-80GB PCIe",
-            "tensor_parallel": 8,
-            "format": "bf16",
-            "gpus": 128,
-            "gpus_low": 96,
-            "gpus_high": 160,
-        },
-        **more,
-        cost_per_hour=1234.56,
+    point = ParetoPoint(
+        option=LONGEST,
+        per_s=10.0,
+        in_flight=100.0,
+        tokens_per_s_per_user=123.4,
+        tokens_per_s_per_gpu=1234.5,
+        ttft_p99_s=0.0123,
+        tpot_p99_s=0.0123,
         cost_per_million_tokens=12.34,
+        meets=False,
     )
-    endless = CapacityOption(
-        **{"gpu": "L4", "tensor_parallel": 1, "format": "bf16", "gpus": 8, "gpus_low": 8, "gpus_high": None}, **more
-    )
-    table = format_options([endless, row], OBJECTIVES).splitlines()
-    assert max(map(len, table)) <= 80
-    assert table[1].startswith("128 (96-160)")
-    assert table[2].startswith("8 (8-∞)")
+    lines = report_of([LONGEST, ENDLESS], pareto=[point]).text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("128 (96-160)") for line in lines)
+    assert any(line.startswith("8 (8-∞)") for line in lines)
+    assert any(line.startswith("A100-80GB PCIe nvfp4 trtllm TP8 PP4 EP16 draft3") for line in lines)
 
 
-@pytest.mark.parametrize("named", ["nothing", "H100=", "H100=two", "H100=-1", "H100=nan"])
-def test_a_wrong_candidate_is_a_sentence(named: str) -> None:
-    """An unknown GPU, or a price that is none."""
-    with pytest.raises(PlanError):
-        capacity.candidates([named], [1], ["bf16"], ServerModel())
+def test_short_names_have_all_columns() -> None:
+    """With one format and engine, the rates of replicas have their intervals."""
+    text = report_of([ENDLESS], SearchSpace(["L4"])).text()
+    assert "1,234 (1,004-1,500)" in text or "1,235 (1,004-1,500)" in text
+    assert "TP1" in text
+
+
+def test_the_report_counts_what_was_pruned() -> None:
+    """The numbers of the search are in one sentence."""
+    report = report_of([ENDLESS])
+    report.result.search.pruned = {"not enough memory": 4, "more expensive by formula": 3}
+    report.result.search.impossible = {"the heads cannot be divided": 5}
+    said = " ".join(report.text().split())
+    assert "Searched 9 configurations in 3.0 s: 4 not enough memory; 3 more expensive by formula; 2 simulated" in said
+    assert "5 further combinations are not possible with the engine." in said
+
+
+def test_accuracy_is_stated_for_every_combination() -> None:
+    """Validated on H100 with vLLM; not with TensorRT-LLM in the virtual engine, and not with pipelines."""
+    options = []
+    for configuration in (
+        Configuration("H100 SXM"),
+        Configuration("H100 SXM", pipeline=2),
+        Configuration("H100 SXM", engine="trtllm"),
+    ):
+        server = server_of(configuration)
+        options.append(CapacityOption(gpu="H100 SXM", engine=configuration.engine, gpus=1, accuracy=server.accuracy))
+        options[-1].pipeline_parallel = configuration.pipeline
+    said = " ".join(report_of(options).text().split())
+    assert "rows (vLLM on H100 SXM)." in said
+    assert "TTFT, TPOT not validated (vLLM with pipelines on H100 SXM; TensorRT-LLM on H100 SXM)." in said
 
 
 def test_only_bounds_on_latencies_can_be_planned_for() -> None:

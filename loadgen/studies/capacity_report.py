@@ -1,0 +1,270 @@
+"""Formats the result of `loadgen plan-capacity` for the terminal, at most 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from loadgen.analysis.format import UNKNOWN, duration, pluralise, significant
+from loadgen.analysis.hardware import align_columns
+from loadgen.analysis.objectives import Objective
+from loadgen.analysis.prices import currency_parts
+from loadgen.plan import Plan
+from loadgen.servers.hardware import constant
+from loadgen.servers.hardware.validation import describe
+from loadgen.studies.capacity import CapacityOption
+from loadgen.studies.capacity_search import COSTS_MORE, SearchResult
+from loadgen.studies.configurations import ENGINES, SearchSpace
+from loadgen.studies.price_list import AVAILABILITY
+
+LINE_WIDTH = 80
+MAX_OPTIONS = 12
+"""Maximum number of options in the terminal."""
+MAX_REASONS = 6
+"""Maximum number of reasons that are printed. The others are counted."""
+
+MAX_NAMES = 2
+"""Maximum number of configurations that are named for one reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReport:
+    """The result of a search, and what was searched."""
+
+    result: SearchResult
+    plan: Plan
+    model: str
+    objectives: Sequence[Objective]
+    space: SearchSpace
+
+    @property
+    def options(self) -> list[CapacityOption]:
+        """The options that meet the objectives, the cheapest first."""
+        return [option for option in self.result.options if option.gpus]
+
+    @property
+    def goals(self) -> str:
+        """The objectives, separated by commas."""
+        return ", ".join(objective.text for objective in self.objectives)
+
+    @property
+    def load(self) -> str:
+        """A description of the load."""
+        plan = self.plan
+        rate = f"{self.result.rate_per_s:g} requests/s"
+        return f"{rate} of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
+
+    @property
+    def engines(self) -> str:
+        """The engines of the search, separated by commas."""
+        return ", ".join(self.space.engines)
+
+    def name(self, option: CapacityOption) -> str:
+        """Return the GPU type of an option, with its format and engine if the search has several."""
+        parts = [option.gpu]
+        parts += [option.format] if len(self.space.formats) > 1 else []
+        parts += [option.engine] if len(self.space.engines) > 1 else []
+        return " ".join(parts)
+
+    def full_name(self, option: CapacityOption) -> str:
+        """Return the name and the layout of an option, such as `H100 SXM fp8 TP2`."""
+        return f"{self.name(option)} {option.layout}"
+
+    def text(self) -> str:
+        """Return the whole report."""
+        result = self.result
+        title = f"SIMULATED (virtual)  {self.model} on {self.engines}: {self.goals}"
+        lines = [textwrap.fill(title, LINE_WIDTH, subsequent_indent="  ", fix_sentence_endings=False), self.load, ""]
+        options = self.options
+        if options:
+            lines += [_fitted(self._option_rows), ""]
+            if len(options) > MAX_OPTIONS:
+                lines += [f"{len(options) - MAX_OPTIONS} more: --json", ""]
+        reasons = self.reasons()
+        if reasons:
+            lines += ["Not possible:", *_listed(reasons), ""]
+        if result.pareto:
+            lines += ["Pareto set: speed per user against cost, if the load is always this high"]
+            lines += [_fitted(self._pareto_rows), ""]
+        if options:
+            lines += ["The first option, to copy:", *_command_lines(options[0].commands), ""]
+        lines += [_filled(text) for text in self.notes()]
+        return "\n".join(lines)
+
+    def _option_rows(self, level: int) -> list[tuple[str, ...]]:
+        """Return the rows of the table of options. A higher `level` makes them shorter."""
+        priced = any(option.cost_per_hour is not None for option in self.options)
+        names = ("type", "layout") if level < 2 else ("configuration",)
+        rates = () if level >= 2 else ("requests/s each",)
+        costs = ("per hour", "per 1M tokens" if level < 1 else "per 1M")[: 2 if level < 3 else 1] if priced else ()
+        rows: list[tuple[str, ...]] = [("GPUs", *names, *rates, *costs)]
+        for option in self.options[:MAX_OPTIONS]:
+            paid = (format_cost(option.cost_per_hour, option), format_cost(option.cost_per_million_tokens, option))
+            name = (self.name(option), option.layout) if level < 2 else (self.full_name(option),)
+            rate = () if level >= 2 else (rate_text(option, brief=level > 0),)
+            rows.append((gpus_text(option), *name, *rate, *paid[: len(costs)]))
+        return rows
+
+    def _pareto_rows(self, level: int) -> list[tuple[str, ...]]:
+        """Return the rows of the table of the Pareto set. A higher `level` makes them shorter."""
+        points = self.result.pareto
+        priced = any(point.cost_per_million_tokens is not None for point in points)
+        speed = ("tokens/s user", "tok/s user", "tok/s user", "tok/s")[level]
+        rows: list[tuple[str, ...]] = []
+        for point in points:
+            columns = {
+                "configuration": self.full_name(point.option),
+                speed: significant(point.tokens_per_s_per_user),
+                "per GPU": significant(point.tokens_per_s_per_gpu),
+                "per 1M": format_cost(point.cost_per_million_tokens, point.option),
+                "TTFT p99": duration(point.ttft_p99_s),
+                "objectives" if level < 1 else "met": "met" if point.meets else "missed",
+            }
+            if level >= 1:
+                columns["met"] = "yes" if point.meets else "no"
+            if not priced:
+                del columns["per 1M"]
+            if level >= 2 and priced:
+                del columns["per GPU"]
+            rows += [] if rows else [tuple(columns)]
+            rows.append(tuple(columns.values()))
+        return rows
+
+    def reasons(self) -> list[str]:
+        """Return a line for each reason why configurations cannot serve the load, with their names.
+
+        Configurations that were not simulated only because others are cheaper are left out.
+        """
+        names: dict[str, list[str]] = {}
+        for option in (*self.result.options, *self.result.not_simulated):
+            if not option.gpus and option.not_possible != COSTS_MORE:
+                names.setdefault(self._reason(option), []).append(self.full_name(option))
+        return [f"{_some(several)}: {reason}" for reason, several in names.items()]
+
+    def _reason(self, option: CapacityOption) -> str:
+        if not option.figures or not option.not_possible.startswith("a single request"):
+            return option.not_possible
+        latencies = [
+            f"{objective.figure}.{objective.statistic} {UNKNOWN if figure is None else duration(figure)}"
+            for objective, figure in zip(self.objectives, option.figures, strict=True)
+        ]
+        return f"a single request has {', '.join(latencies)}"
+
+    def search_text(self) -> str:
+        """Return a sentence about how many configurations were considered, pruned and simulated."""
+        counts = self.result.search
+        pruned = "; ".join(f"{number:,} {reason}" for reason, number in counts.pruned.items())
+        text = f"Searched {pluralise(counts.considered, 'configuration')} in {counts.seconds:.1f} s"
+        text += f": {pruned or 'none excluded'}; {counts.simulated:,} simulated in {counts.simulations:,} runs."
+        impossible = sum(counts.impossible.values())
+        return text + (f" {impossible:,} further combinations are not possible with the engine." if impossible else "")
+
+    def notes(self) -> list[str]:
+        """Return paragraphs about the search, the assumptions and the accuracy."""
+        share = 100 * constant("step_error")
+        priced = any(option.cost_per_hour is not None for option in self.options)
+        costs = "Costs are per hour, and per million output tokens at this rate. " if priced else ""
+        texts = [
+            self.search_text(),
+            f"{costs}The figures assume Poisson arrivals, spread evenly over replicas without a shared cache, and no "
+            f"spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f}% more or less time "
+            "than modelled. Nine of ten published measurements are within that range.",
+        ]
+        spot = [option for option in self.options if option.spot]
+        if spot:
+            texts.append(
+                f"Spot prices include spare replicas, so that enough replicas work for {AVAILABILITY:.0%} of the time "
+                "at the interruption rate of the price list. Requests on an interrupted replica fail."
+            )
+        if any(option.prefill_workers is not None for option in self.options):
+            texts.append("Separate workers send each KV cache over InfiniBand, 200 Gbit/s per GPU.")
+        if any(self.space.drafts):
+            texts.append("Speculation needs a draft model; the acceptance is an assumption (--acceptance).")
+        shown = [*self.options[:MAX_OPTIONS], *(point.option for point in self.result.pareto)]
+        return texts + accuracy_lines(shown)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the names, or their number if there are many."""
+    return ", ".join(names) if len(names) <= MAX_NAMES else pluralise(len(names), "configuration")
+
+
+def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
+    """Return a sentence for each accuracy of the model, with the engines, serving modes and GPU types that have it."""
+    by_text: dict[str, dict[str, list[str]]] = {}
+    for option in options:
+        mode = " with pipelines" if option.pipeline_parallel > 1 else ""
+        mode = " in separate workers" if option.prefill_workers is not None else mode
+        modes = by_text.setdefault(describe(option.accuracy), {})
+        gpus = modes.setdefault(f"{ENGINES[option.engine].title}{mode}", [])
+        if option.gpu not in gpus:
+            gpus.append(option.gpu)
+    lines = []
+    for text, modes in by_text.items():
+        names = "; ".join(f"{name} on {', '.join(gpus)}" for name, gpus in modes.items())
+        lines.append(f"Accuracy of the model: {text} ({names}).")
+    return lines
+
+
+def gpus_text(option: CapacityOption) -> str:
+    """Return the number of GPUs with its interval and spare GPUs, such as `7 (5-10)` or `8+2 (6-12)`."""
+    number = f"{option.gpus}" + (f"+{option.spare_gpus}" if option.spare_gpus else "")
+    if option.gpus_low is None or option.gpus_low == option.gpus_high:
+        return number
+    return f"{number} ({option.gpus_low}-{option.gpus_high or '∞'})"
+
+
+def rate_text(option: CapacityOption, *, brief: bool = False) -> str:
+    """Return the requests per second of one replica with its interval. `-` for separate workers."""
+    if option.prefill_workers is not None:
+        return "-"
+    text = significant(option.replica_per_s or 0)
+    if brief or option.replica_per_s_low is None:
+        return text
+    return f"{text} ({significant(option.replica_per_s_low)}-{significant(option.replica_per_s_high or 0)})"
+
+
+def format_cost(cost: float | None, option: CapacityOption) -> str:
+    """Return a cost with the currency of an option. An asterisk marks a spot price."""
+    before, after = currency_parts(option.currency)
+    return "-" if cost is None else f"{before}{cost:,.2f}{after}"
+
+
+def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:
+    """Return a table as text. `rows` returns its rows for a level from 0 to 3; higher levels are shorter."""
+    tables = (align_columns(rows(level)) for level in range(4))
+    table = ""
+    for table in tables:
+        if max(map(len, table.splitlines())) <= LINE_WIDTH:
+            break
+    return table
+
+
+def _listed(reasons: Sequence[str]) -> list[str]:
+    """Return indented lines, at most MAX_REASONS of them."""
+    lines = []
+    for reason in reasons[:MAX_REASONS]:
+        lines += textwrap.wrap(reason, LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
+    if len(reasons) > MAX_REASONS:
+        lines.append(f"  {len(reasons) - MAX_REASONS} more: --json")
+    return lines
+
+
+def _command_lines(commands: dict[str, str]) -> list[str]:
+    """Return command lines that are wrapped with backslashes, so that a shell reads each as one line."""
+    lines = []
+    for command in commands.values():
+        words = command.split(" --")
+        wrapped = [words[0]]
+        for word in words[1:]:
+            if len(wrapped[-1]) + len(word) + 5 > LINE_WIDTH - 2:
+                wrapped.append("")
+            wrapped[-1] += f" --{word}" if wrapped[-1] else f"    --{word}"
+        for index, line in enumerate(wrapped):
+            lines.append(f"  {line} \\" if index < len(wrapped) - 1 else f"  {line}")
+    return lines
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, LINE_WIDTH)

@@ -1,0 +1,254 @@
+"""Judges a configuration without a simulation: by the physical limit of its hardware, and by formula.
+
+- The physical limit (`Limit`) is the best that the data sheet allows. A configuration whose limit misses an objective
+can
+  never meet it, and no replica carries a higher rate than its limit.
+- The formula (`Curve`) predicts mean latencies and throughput for several numbers of requests in flight. It orders the
+  configurations, so that the simulation begins with the best ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loadgen.analysis.objectives import Objective
+from loadgen.plan import Plan
+from loadgen.servers.hardware import constant
+from loadgen.servers.hardware.disaggregation import transfer_s
+from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step
+from loadgen.servers.hardware.throughput_model import Load, formula_times, limit_times
+from loadgen.servers.simulated.scheduler import Policy
+from loadgen.servers.simulated.step_time import LinearStepTime
+from loadgen.studies.simulate import ResolvedModel, ServerModel, run_in_memory
+
+IN_FLIGHT: Any = np.unique(np.round(2.0 ** np.arange(0, 10.25, 0.5)))
+"""Numbers of requests in flight for which the formula is evaluated: 1 to 1024."""
+BUSY_SHARE = 0.85
+"""Largest share of the time for which prefill workers may be busy. Above this share, queues become long."""
+PILOT_REQUESTS = 300
+"""Number of requests or sessions from which the mean lengths of the load are computed."""
+PILOT_KV_TOKENS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """The lengths of the requests of a load, without the prompt tokens that a prefix cache saves."""
+
+    prompt_tokens: int
+    """Mean number of prompt tokens that are computed."""
+    output_tokens: int
+    """Mean number of output tokens."""
+    per_arrival: float
+    """Requests per arrival: 1, or the mean number of turns of a session."""
+    prompts: Any
+    """Prompt tokens of each request. All are 1 if the prefix cache saves some, as it is unknown which."""
+    outputs: Any
+    """Output tokens of each request."""
+
+
+def request_facts(plan: Plan) -> RequestFacts:
+    """Return the lengths of the requests of a plan, from a short simulation without hardware."""
+    policy = Policy(
+        running_limit=4096, step_tokens=1 << 20, prefill="mixed", block_size=16, prefix_cache=True, memory_fraction=0.9
+    )
+    resolved = ResolvedModel(
+        policy=policy,
+        kv_tokens=PILOT_KV_TOKENS,
+        step_time=LinearStepTime(0.001, 0.0, 0.0, 0.0),
+        request_s=0.0,
+        path_s=0.0,
+        version="",
+        model="",
+        hardware={},
+    )
+    pilot = plan.replaced(arrivals="poisson:1", n=PILOT_REQUESTS)
+    run = run_in_memory(pilot, ServerModel(), resolved=resolved)
+    records = [record for record in run.records if record.state == "complete"]
+    prompts = np.array([record.prompt_tokens or 1 for record in records] or [1])
+    outputs = np.array([record.output_tokens or 1 for record in records] or [1])
+    samples = [sample.values for sample in run.telemetry if sample.source == "server"]
+    cached = float(samples[-1].get("cached_prompt_tokens") or 0) if samples else 0.0
+    computed = max(1, round(float(prompts.mean() * (1 - cached / prompts.sum()))))
+    if cached:
+        prompts = np.ones_like(prompts)
+    per_arrival = max(1, len(records)) / PILOT_REQUESTS
+    return RequestFacts(computed, max(1, round(float(outputs.mean()))), per_arrival, prompts, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the data sheet allows for one replica, or for one prefill worker and one decode worker."""
+
+    missed: str
+    """The objective that a single request misses even at the limit; empty if it meets all."""
+    per_s: float
+    """Maximum requests per second of one replica, or of one decode worker."""
+    prefill_per_s: float | None = None
+    """Maximum requests per second of one prefill worker. None without separate workers."""
+
+    def min_replicas(self, rate_per_s: float) -> tuple[int, int]:
+        """Return the minimum numbers of (replicas or decode workers, prefill workers) for a request rate."""
+        prefill = 0 if self.prefill_per_s is None else math.ceil(rate_per_s / self.prefill_per_s)
+        return max(1, math.ceil(rate_per_s / self.per_s)), prefill
+
+
+def physical_limit(
+    deployment: Deployment, kv_tokens: int, facts: RequestFacts, objectives: Sequence[Objective], *, separate: bool
+) -> Limit:
+    """Return the physical limit of a deployment. `separate` is true if prefill and decode have separate workers.
+
+    Latencies are those of a request alone: no other load makes them shorter.
+    """
+    decode_s = _slowest(lower_bounds_s(deployment, 0, 0, 1, float(facts.prompts.min())))
+    missed = ""
+    for objective in objectives:
+        bound_s = _lower_bound_s(objective, deployment, facts, decode_s)
+        if not missed and not objective.satisfied_by(bound_s):
+            missed = objective.text
+    prompt, output = facts.prompt_tokens, facts.output_tokens
+    computed, _ = deployment.prompt_parts(prompt)
+    most = max(1.0, kv_tokens / (prompt + output / 2))
+    batches = np.append(IN_FLIGHT[most > IN_FLIGHT], most)
+    context = prompt + output / 2
+    decode = _slowest(lower_bounds_s(deployment, 0, 0, batches, context))
+    prefill_per_s = None
+    if separate:
+        prefill_per_s = float(64 / _slowest(lower_bounds_s(deployment, 64, computed, 0, 0)))
+        per_s = batches / (max(1, output - 1) * decode)
+    else:
+        mixed = _slowest(lower_bounds_s(deployment, batches / output, computed, batches, context))
+        per_s = batches / (output * mixed)
+    allowed = len(batches)
+    for objective in objectives:
+        if objective.figure == "tpot":
+            # With the next larger batch, as the largest batch that meets the objective lies between two batches.
+            allowed = min(allowed, 1 + sum(objective.satisfied_by(float(value)) for value in decode))
+    return Limit(missed, float(per_s[:allowed].max()), prefill_per_s)
+
+
+def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestFacts, decode_s: float) -> float:
+    """Return the minimum of the figure of an objective if each request is alone; 0 if no minimum is known."""
+    if objective.figure in ("ttft", "ttft_due"):
+        prompt, _ = deployment.prompt_parts(int(_length(objective, facts.prompts)))
+        return float(_slowest(lower_bounds_s(deployment, 1, prompt, 0, 0)))
+    if objective.figure == "tpot":
+        return decode_s
+    if objective.figure in ("e2e", "e2e_due"):
+        return decode_s * (_length(objective, facts.outputs) - 1)
+    return 0.0
+
+
+def _length(objective: Objective, lengths: Any) -> float:
+    """Return the statistic of the lengths that belongs to the statistic of an objective."""
+    if objective.percentile is not None:
+        return float(np.quantile(lengths, objective.percentile, method="lower"))
+    return float(getattr(lengths, objective.statistic)())
+
+
+def _slowest(bounds: dict[str, Any]) -> Any:
+    return np.maximum(np.maximum(bounds["compute"], bounds["memory"]), bounds["network"])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Predicted mean latencies and rates of one replica, or one decode worker, by the number of requests in flight."""
+
+    in_flight: Any
+    ttft_s: Any
+    tpot_s: Any
+    per_s: Any
+    """Requests per second."""
+    prefill_workers: Any
+    """Prefill workers per decode worker; zeros without separate workers."""
+    output_tokens: int
+    prefill_per_s: float | None = None
+    """Requests per second of one prefill worker that is busy for BUSY_SHARE of the time."""
+
+    def gpu_share(self, gpus: int) -> Any:
+        """Return the number of GPUs per replica, or per decode worker with its prefill workers."""
+        return gpus * (1 + self.prefill_workers)
+
+    def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
+        """Return the highest rate at which the means meet the bounds of all objectives.
+
+        The bounds are multiplied by `slack`. Between two numbers in flight, the result is interpolated. Return None if
+        a single request misses a bound.
+        """
+        excess = np.zeros(len(self.in_flight))
+        for objective in objectives:
+            values = self._means(objective.figure)
+            if values is not None:
+                excess = np.maximum(excess, values / (objective.bound * slack))
+        meets = excess <= 1
+        if not meets[0]:
+            return None
+        last = len(meets) - 1 if meets.all() else int(np.argmin(meets)) - 1
+        best = float(self.per_s[: last + 1].max())
+        if last + 1 < len(meets) and math.isfinite(excess[last + 1]):
+            share = (1 - excess[last]) / (excess[last + 1] - excess[last])
+            best = max(best, float(self.per_s[last] + share * (self.per_s[last + 1] - self.per_s[last])))
+        return best
+
+    def _means(self, figure: str) -> Any:
+        """Return the predicted means of a latency, or None for a latency without a formula."""
+        steps = max(0, self.output_tokens - 1)
+        if figure in ("ttft", "ttft_due"):
+            return self.ttft_s
+        if figure in ("tpot", "itl", "icl"):
+            return self.tpot_s
+        if figure in ("e2e", "e2e_due"):
+            return self.ttft_s + steps * self.tpot_s
+        if figure == "normalised":
+            return (self.ttft_s + steps * self.tpot_s) / self.output_tokens
+        return None
+
+
+def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *, separate: bool) -> Curve:
+    """Return the curve of a deployment. `separate` is true if prefill and decode have separate workers."""
+    in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
+    load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)
+    if separate:
+        return _separate_curve(deployment, load, policy.memory_fraction)
+    times = formula_times(deployment, load, policy.memory_fraction)
+    per_s = times.output_tokens_per_s / facts.output_tokens
+    return Curve(in_flight, times.ttft_s, times.tpot_s, per_s, np.zeros(len(in_flight)), facts.output_tokens)
+
+
+def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) -> Curve:
+    """Return the curve of a decode worker and the prefill workers that it needs.
+
+    `in_flight` is the number of requests that decode. The prefill workers are busy for BUSY_SHARE of the time, and
+    prompts wait as in a queue with constant service times (M/D/1).
+    """
+    prompt, output = load.prompt_tokens, load.output_tokens
+    limit = limit_times(deployment, load, memory_fraction)
+    running = np.minimum(load.in_flight, limit.running)
+    context = prompt + output / 2
+    tpot_s = np.maximum(predict_step(deployment, decoding=running, context=context).total, limit.tpot_s)
+    computed, cached = deployment.prompt_parts(prompt)
+    group = max(deployment.attention_data, int(deployment.framework.chunk_tokens // computed), 1)
+    group_s = float(predict_step(deployment, group, computed, before=cached).total)
+    alone_s = float(predict_step(deployment, 1, computed, before=cached).total)
+    prefill_per_s = BUSY_SHARE * group / group_s
+    wait_s = BUSY_SHARE / (2 * (1 - BUSY_SHARE)) * alone_s
+    ttft_s = deployment.framework.server_s + transfer_s(deployment, prompt) + alone_s + wait_s
+    per_s = running / (max(1, output - 1) * tpot_s)
+    return Curve(
+        load.in_flight,
+        np.full(len(running), ttft_s),
+        tpot_s,
+        per_s,
+        per_s / prefill_per_s,
+        output,
+        prefill_per_s,
+    )
+
+
+def formula_slack() -> float:
+    """Return the factor by which a bound is loosened before the formula rejects a configuration: the model's error."""
+    return 1 + constant("step_error")

@@ -1,0 +1,507 @@
+"""Searches the configuration that serves a load at the lowest cost, and the Pareto set of speed and cost.
+
+    all combinations ──engine and model──> considered ──memory, --max-gpus, physical limit──> survivors
+    survivors ──formula──> ranked by cost ──virtual time, the cheapest first──> options and Pareto set
+
+Only simulated configurations become options. The simulation ends when every other configuration is more expensive: by
+its physical limit, or by formula and a margin.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgen.analysis.capacity import figure_reader, objectives_check
+from loadgen.analysis.objectives import LATENCIES, Objective
+from loadgen.analysis.steady_window import frame_of_run
+from loadgen.errors import PlanError
+from loadgen.plan import Plan
+from loadgen.servers.hardware import HardwareError, ModelShape
+from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.simulated.disaggregated_engine import WorkerPools
+from loadgen.studies.capacity import (
+    CapacityOption,
+    SimulatedServer,
+    add_interval,
+    add_worker_interval,
+    configuration_of,
+    option_of,
+    replica_option,
+    worker_option,
+)
+from loadgen.studies.capacity_commands import CommandContext, commands_of
+from loadgen.studies.capacity_score import (
+    Curve,
+    Limit,
+    RequestFacts,
+    formula_curve,
+    formula_slack,
+    physical_limit,
+    request_facts,
+)
+from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
+from loadgen.studies.price_list import GpuPrice, Pool, Purchase, cheapest, gpu_hour
+
+ALWAYS_SIMULATED = 8
+"""If no more configurations than this number remain after pruning, all of them are simulated."""
+MARGIN = 1.15
+"""Configurations are simulated if their cost by formula is at most this multiple of the lowest simulated cost."""
+WITH_INTERVAL = 8
+WORKERS_WITH_INTERVAL = 2
+"""Number of options, the cheapest first, for which the interval is computed: all options, and those with separate
+workers, whose simulation takes longer."""
+MAX_SIMULATED = 24
+"""Maximum number of configurations that are simulated, if their costs hardly differ."""
+PARETO_POINTS = 12
+"""Maximum number of points of the Pareto set that are simulated."""
+PARETO_REQUESTS = 700
+"""Number of requests in the simulation of a point."""
+PARETO_LOAD = 0.95
+"""A point is simulated at this share of the rate that the formula predicts, as queues grow without limit at 1."""
+MAX_PARETO_WORKERS = 12
+"""Maximum number of separate workers in the simulation of a point."""
+
+MEMORY = "not enough memory"
+LIMIT = "misses an objective even at the physical limit"
+TOO_MANY = "more GPUs than --max-gpus"
+FORMULA = "misses an objective by formula"
+EXPENSIVE_LIMIT = "more expensive even at the physical limit"
+EXPENSIVE = "more expensive by formula"
+"""Reasons why a configuration is not simulated."""
+
+COSTS_MORE = "costs more than others"
+"""Reason of a single configuration that was not simulated, because others are cheaper."""
+OnProgress = Callable[[str], None]
+
+
+class ParetoPoint(msgspec.Struct, kw_only=True):
+    """A configuration at one load, which no other point beats in both speed per user and cost (or GPUs)."""
+
+    option: CapacityOption
+    """The configuration. Its GPUs are those of one replica, or of the simulated workers."""
+    per_s: float
+    """Simulated requests per second."""
+    in_flight: float
+    tokens_per_s_per_user: float
+    """1 / median TPOT."""
+    tokens_per_s_per_gpu: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    cost_per_million_tokens: float | None = None
+    """Cost of a million output tokens if the load is always this high. None without a price."""
+    meets: bool = True
+    """True if the point meets all objectives."""
+
+
+class SearchCounts(msgspec.Struct, kw_only=True):
+    """How many configurations a search considered, and what became of them."""
+
+    considered: int = 0
+    """Configurations that their engine can run."""
+    impossible: dict[str, int] = {}
+    """Further combinations that an engine cannot run, by reason."""
+    pruned: dict[str, int] = {}
+    """Configurations that were not simulated, by reason."""
+    scored: int = 0
+    """Configurations that a formula judged."""
+    simulated: int = 0
+    """Configurations that were simulated."""
+    simulations: int = 0
+    """Simulated runs."""
+    seconds: float = 0.0
+
+
+class SearchResult(msgspec.Struct, kw_only=True):
+    """The result of `loadgen plan-capacity`. `--json` prints its fields."""
+
+    rate_per_s: float
+    options: list[CapacityOption]
+    """The simulated configurations that meet the objectives, the cheapest first; then those that do not."""
+    not_simulated: list[CapacityOption]
+    """Configurations that were not simulated, with the reason."""
+    pareto: list[ParetoPoint]
+    search: SearchCounts
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A configuration that fits into memory and may meet the objectives."""
+
+    configuration: Configuration
+    deployment: Deployment
+    limit: Limit
+    limit_cost: float
+    """Cost at the physical limit: no plan with this configuration is cheaper."""
+    curve: Curve | None = None
+    cost: float = math.inf
+    """Cost by formula."""
+    expected_per_s: float = 0.0
+    """Highest arrivals per second of one replica, by formula."""
+    start: WorkerPools | None = None
+    """Numbers of separate workers, by formula."""
+    result: CapacityOption | None = None
+    """The option, once the configuration is simulated."""
+    server: SimulatedServer | None = None
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sort key: cost by formula, then simpler configurations first."""
+        return self.cost, self.configuration.extras, self.limit_cost
+
+
+@dataclass(slots=True)
+class CapacitySearch:
+    """One search. `run` returns its result."""
+
+    plan: Plan
+    model: ModelShape
+    model_name: str
+    space: SearchSpace
+    prices: Sequence[GpuPrice]
+    objectives: Sequence[Objective]
+    rate_per_s: float
+    spot: bool = False
+    exhaustive: bool = False
+    """Simulate every configuration that fits into memory."""
+    progress: OnProgress = lambda _: None
+    _counts: SearchCounts = field(default_factory=SearchCounts)
+    _pruned: Counter[str] = field(default_factory=Counter)
+    _not_simulated: list[CapacityOption] = field(default_factory=list)
+
+    def run(self) -> SearchResult:
+        """Search, and return the result. Raises LoadgenError for an unknown name or a load that cannot be simulated."""
+        started = time.perf_counter()
+        facts = request_facts(self.plan)
+        candidates = self._survivors(facts)
+        self._score(candidates, facts)
+        options = self._simulate(candidates, facts)
+        pareto = self._pareto(candidates, facts)
+        counts = self._counts
+        counts.pruned = dict(self._pruned)
+        counts.seconds = time.perf_counter() - started
+        return SearchResult(
+            rate_per_s=self.rate_per_s,
+            options=options,
+            not_simulated=self._not_simulated,
+            pareto=pareto,
+            search=counts,
+        )
+
+    def _survivors(self, facts: RequestFacts) -> list[_Candidate]:
+        """Return the configurations that memory, --max-gpus and the physical limit allow, the cheapest first."""
+        impossible = Counter[str]()
+        candidates = []
+        for configuration, reason in self.space.configurations(self.model):
+            if reason:
+                impossible[reason] += 1
+                continue
+            self._counts.considered += 1
+            candidate = self._candidate(configuration, facts)
+            if candidate is not None:
+                candidates.append(candidate)
+        self._counts.impossible = dict(impossible)
+        return sorted(candidates, key=lambda candidate: candidate.limit_cost)
+
+    def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:
+        """Return a candidate, or None if memory, --max-gpus or the physical limit exclude its configuration."""
+        try:
+            deployment = configuration.deployment(self.model, self.space)
+        except HardwareError as error:
+            raise PlanError(str(error)) from None
+        try:
+            kv_tokens = ENGINES[configuration.engine].preset().kv_tokens(deployment)
+        except HardwareError as error:
+            self._prune(configuration, MEMORY, str(error).partition(";")[0])
+            return None
+        longest = int((facts.prompts + facts.outputs).max())
+        if kv_tokens < longest:
+            self._prune(
+                configuration, MEMORY, f"the KV cache has room for {kv_tokens:,} tokens, and a request has {longest:,}"
+            )
+            return None
+        limit = physical_limit(deployment, kv_tokens, facts, self.objectives, separate=configuration.disaggregated)
+        if limit.missed and not self.exhaustive:
+            self._prune(configuration, LIMIT, f"{limit.missed} is beyond the physical limit of a single request")
+            return None
+        replicas, prefill = limit.min_replicas(self.rate_per_s * facts.per_arrival)
+        pools = [Pool(each, configuration.gpus) for each in (replicas, prefill) if each]
+        gpus = sum(pool.replicas * pool.gpus for pool in pools)
+        if self.space.max_gpus is not None and gpus > self.space.max_gpus:
+            self._prune(configuration, TOO_MANY, f"needs {gpus} GPUs or more, even at the physical limit")
+            return None
+        return _Candidate(configuration, deployment, limit, self._cost(configuration, pools)[0])
+
+    def _prune(self, configuration: Configuration, reason: str, text: str) -> None:
+        self._pruned[reason] += 1
+        self._not_simulated.append(option_of(configuration, not_possible=text))
+
+    def _cost(self, configuration: Configuration, pools: Sequence[Pool]) -> tuple[float, Purchase | None]:
+        """Return the cost per hour of pools, and how they are paid. Without prices, the number of GPUs is the cost."""
+        if not self.prices:
+            return float(sum(pool.replicas * pool.gpus for pool in pools)), None
+        of_gpu = [price for price in self.prices if price.gpu == configuration.gpu]
+        purchase = cheapest(of_gpu, pools, spot=self.spot, node_gpus=self.space.node_gpus)
+        return (math.inf, None) if purchase is None else (purchase.amount, purchase)
+
+    def _gpu_hour(self, configuration: Configuration) -> Purchase | None:
+        """Return the lowest price of an hour of one GPU of a configuration. None without a price."""
+        return gpu_hour([price for price in self.prices if price.gpu == configuration.gpu], spot=self.spot)
+
+    def _score(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> None:
+        """Set the curve and the cost by formula of each candidate."""
+        for number, candidate in enumerate(candidates):
+            if number % 20 == 0:
+                self.progress(f"formula: {number} of {len(candidates)}")
+            self._score_one(candidate, facts)
+        self._counts.scored = len(candidates)
+
+    def _score_one(self, candidate: _Candidate, facts: RequestFacts) -> None:
+        """Set the curve, the rate and the cost by formula of a candidate, or prune it."""
+        configuration = candidate.configuration
+        policy = ENGINES[configuration.engine].preset().policy
+        curve = formula_curve(candidate.deployment, facts, policy, separate=configuration.disaggregated)
+        candidate.curve = curve
+        per_s = curve.highest_per_s(self.objectives)
+        if per_s is None:
+            per_s = curve.highest_per_s(self.objectives, formula_slack())
+        if per_s is None and not self.exhaustive:
+            self._prune(configuration, FORMULA, "a single request misses an objective by formula")
+            return
+        expected_per_s = (per_s or float(curve.per_s[0])) / facts.per_arrival
+        replicas = max(1, math.ceil(self.rate_per_s / expected_per_s))
+        pools = [Pool(replicas, configuration.gpus)]
+        if curve.prefill_per_s is not None:
+            prefill = math.ceil(self.rate_per_s * facts.per_arrival / curve.prefill_per_s)
+            candidate.start = WorkerPools(max(1, prefill), replicas)
+            pools.append(Pool(candidate.start.prefill, configuration.gpus))
+        gpus = sum(pool.replicas * pool.gpus for pool in pools)
+        if self.space.max_gpus is not None and gpus > MARGIN * self.space.max_gpus and not self.exhaustive:
+            self._prune(configuration, TOO_MANY, f"needs {gpus} GPUs by formula")
+            return
+        candidate.cost = self._cost(configuration, pools)[0]
+        candidate.expected_per_s = expected_per_s
+
+    def _simulate(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[CapacityOption]:
+        """Simulate the cheapest candidates, and return their options, the cheapest first.
+
+        The best candidate of each GPU type is simulated too, so that the result compares GPU types.
+        """
+        ready = sorted((each for each in candidates if each.expected_per_s), key=lambda each: each.order)
+        everything = self.exhaustive or len(ready) <= ALWAYS_SIMULATED
+        best_of_gpu: dict[str, _Candidate] = {}
+        for candidate in ready:
+            best_of_gpu.setdefault(candidate.configuration.gpu, candidate)
+        lowest = math.inf
+        simulated: list[_Candidate] = []
+        for candidate in ready:
+            configuration = candidate.configuration
+            if not everything and best_of_gpu[configuration.gpu] is not candidate:
+                if candidate.limit_cost > lowest:
+                    self._prune(configuration, EXPENSIVE_LIMIT, COSTS_MORE)
+                    continue
+                enough = len(simulated) >= MAX_SIMULATED and math.isfinite(lowest)
+                if candidate.cost > MARGIN * lowest or enough:
+                    self._prune(configuration, EXPENSIVE, COSTS_MORE)
+                    continue
+            self.progress(f"simulation {len(simulated) + 1}: {configuration.gpu} {configuration.layout}")
+            lowest = min(lowest, self._simulate_one(candidate, facts))
+            simulated.append(candidate)
+        self._add_intervals(simulated)
+        self._counts.simulated = len(simulated)
+        self._counts.simulations = sum(each.server.simulations for each in simulated if each.server)
+        return sorted((each.result for each in simulated if each.result), key=rank)
+
+    def _simulate_one(self, candidate: _Candidate, facts: RequestFacts) -> float:
+        """Simulate a candidate, and return its cost."""
+        reader = figure_reader(self.objectives)
+        server = SimulatedServer(self.plan, candidate.configuration, self.space, candidate.deployment, reader)
+        if candidate.start is not None:
+            option = worker_option(server, self.rate_per_s, self.objectives, candidate.start)
+        else:
+            met = objectives_check(self.objectives)
+            option = replica_option(server, self.rate_per_s, met, candidate.expected_per_s)
+        candidate.server, candidate.result = server, option
+        self._finish(option, candidate, facts)
+        return self._cost(candidate.configuration, option.pools)[0] if option.gpus else math.inf
+
+    def _add_intervals(self, simulated: Sequence[_Candidate]) -> None:
+        """Add the intervals of the cheapest options."""
+        met = objectives_check(self.objectives)
+        pairs = [(each.result, each.server) for each in simulated if each.result and each.server]
+        best = sorted((pair for pair in pairs if pair[0].gpus), key=lambda pair: rank(pair[0]))
+        for option, server in best[:WITH_INTERVAL]:
+            self.progress(f"interval: {option.gpu} {option.layout}")
+            if option.prefill_workers is None:
+                add_interval(option, server, self.rate_per_s, met)
+        separate = [pair for pair in best if pair[0].prefill_workers is not None]
+        for option, server in separate[:WORKERS_WITH_INTERVAL]:
+            add_worker_interval(option, server, self.rate_per_s, self.objectives)
+
+    def _finish(self, option: CapacityOption, candidate: _Candidate, facts: RequestFacts) -> None:
+        """Set the cost and the commands of an option."""
+        if not option.gpus:
+            return
+        if self.space.max_gpus is not None and option.gpus > self.space.max_gpus:
+            option.not_possible = f"needs {option.gpus} GPUs, more than --max-gpus"
+            option.gpus = option.replica_per_s = None
+            return
+        _, purchase = self._cost(candidate.configuration, option.pools)
+        option.pay(purchase, self.rate_per_s, facts.output_tokens * facts.per_arrival)
+        assert candidate.curve is not None
+        parts = option.decode_workers or option.pools[0].replicas
+        share = self.rate_per_s * facts.per_arrival / parts
+        in_flight = parts * float(np.interp(share, candidate.curve.per_s, candidate.curve.in_flight))
+        option.commands = commands_of(option, self._context(facts, self.rate_per_s), in_flight)
+
+    def _context(self, facts: RequestFacts, rate_per_s: float) -> CommandContext:
+        return CommandContext(
+            self.plan,
+            self.model_name,
+            rate_per_s,
+            facts.prompt_tokens,
+            facts.output_tokens,
+            self.space.acceptance,
+            self.space.node_gpus,
+            self.space.hardware,
+            self.space.cache_hit_rate,
+            self.space.chunked_prefill,
+            self.space.step_tokens,
+        )
+
+    def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
+        """Return the Pareto set: points on the formula's frontier, which are then simulated."""
+        points = self._frontier(candidates)
+        found = []
+        for number, (candidate, index) in enumerate(points, 1):
+            self.progress(f"Pareto set: {number} of {len(points)}")
+            point = self._point(candidate, index, facts)
+            if point is not None:
+                found.append(point)
+        self._counts.simulations += len(points)
+        return undominated(found)
+
+    def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
+        """Return the candidates and indices of their curves on the frontier by formula, at most PARETO_POINTS of them.
+
+        Points whose TTFT misses an objective are left out.
+        """
+        rows: list[tuple[float, float, _Candidate, int]] = []
+        for candidate in candidates:
+            curve = candidate.curve
+            paid = self._gpu_hour(candidate.configuration)
+            if curve is None or (paid is None and self.prices):
+                continue
+            price = paid.amount if paid else 1.0
+            allowed = [each for each in self.objectives if each.figure.startswith("ttft")]
+            fits = np.ones(len(curve.in_flight), bool)
+            for objective in allowed:
+                fits &= curve.ttft_s <= objective.bound
+            costs = price * curve.gpu_share(candidate.configuration.gpus) / curve.per_s
+            rows += [
+                (1 / float(curve.tpot_s[index]), float(costs[index]), candidate, index)
+                for index in np.flatnonzero(fits).tolist()
+            ]
+        rows.sort(key=lambda row: (-row[0], row[1]))
+        best, frontier = math.inf, []
+        for _, cost, candidate, index in rows:
+            if cost < best:
+                best = cost
+                frontier.append((candidate, index))
+        if len(frontier) > PARETO_POINTS:
+            chosen = np.unique(np.round(np.linspace(0, len(frontier) - 1, PARETO_POINTS)).astype(int))
+            frontier = [frontier[index] for index in chosen]
+        return frontier
+
+    def _point(self, candidate: _Candidate, index: int, facts: RequestFacts) -> ParetoPoint | None:
+        """Simulate a point of a curve. Return None if a request does not complete."""
+        curve, configuration = candidate.curve, candidate.configuration
+        assert curve is not None
+        workers = None
+        replicas = 1
+        if configuration.disaggregated:
+            workers = _whole_workers(float(curve.prefill_workers[index]))
+            replicas = workers.decode
+        per_s = PARETO_LOAD * replicas * float(curve.per_s[index]) / facts.per_arrival
+        server = SimulatedServer(
+            self.plan, configuration, self.space, candidate.deployment, figure_reader(self.objectives)
+        )
+        run = server.run(per_s, workers, PARETO_REQUESTS)
+        frame = frame_of_run(run)
+        ttft, tpot = (LATENCIES[name].values(frame) for name in ("ttft", "tpot"))
+        if not frame.complete.all() or not len(tpot):
+            return None
+        option = option_of(configuration, accuracy=server.accuracy, gpus=configuration.gpus)
+        if workers is not None:
+            option.prefill_workers, option.decode_workers = workers.prefill, workers.decode
+            option.gpus = configuration.gpus * (workers.prefill + workers.decode)
+        assert option.gpus
+        paid = self._gpu_hour(configuration)
+        purchase = paid and replace(paid, amount=paid.amount * option.gpus)
+        option.figures = list(figure_reader(self.objectives)(run))
+        option.pay(purchase, per_s, facts.output_tokens * facts.per_arrival)
+        in_flight = replicas * float(curve.in_flight[index])
+        option.commands = commands_of(option, self._context(facts, per_s), in_flight)
+        rate = per_s * facts.per_arrival
+        return ParetoPoint(
+            option=option,
+            per_s=per_s,
+            in_flight=in_flight,
+            tokens_per_s_per_user=1 / float(np.median(tpot)),
+            tokens_per_s_per_gpu=rate * facts.output_tokens / option.gpus,
+            ttft_p99_s=float(np.quantile(ttft, 0.99)),
+            tpot_p99_s=float(np.quantile(tpot, 0.99)),
+            cost_per_million_tokens=option.cost_per_million_tokens,
+            meets=objectives_check(self.objectives)(option.figures, 1.0),
+        )
+
+
+def _whole_workers(prefill_workers: float) -> WorkerPools:
+    """Return whole numbers of workers for a number of prefill workers per decode worker, at most MAX_PARETO_WORKERS."""
+    best = WorkerPools(1, 1)
+    waste = math.inf
+    for decode in range(1, MAX_PARETO_WORKERS):
+        prefill = max(1, math.ceil(prefill_workers * decode))
+        if prefill + decode > MAX_PARETO_WORKERS:
+            break
+        excess = (prefill + decode) / (decode * (1 + prefill_workers))
+        if excess < waste - 1e-3:
+            best, waste = WorkerPools(prefill, decode), excess
+    return best
+
+
+def undominated(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
+    """Return the points that no other point beats in both speed per user and cost, the fastest first.
+
+    Without costs, the throughput per GPU counts instead.
+    """
+
+    def cost(point: ParetoPoint) -> float:
+        if point.cost_per_million_tokens is not None:
+            return point.cost_per_million_tokens
+        return 1 / point.tokens_per_s_per_gpu
+
+    result = []
+    lowest = math.inf
+    for point in sorted(points, key=lambda each: (-each.tokens_per_s_per_user, cost(each))):
+        if cost(point) < lowest:
+            lowest = cost(point)
+            result.append(point)
+    return result
+
+
+def rank(option: CapacityOption) -> tuple[Any, ...]:
+    """Return the sort key of an option: cost per hour, then the number of GPUs, then simpler configurations first.
+
+    Options without a price come after the others, and options that do not meet the objectives last.
+    """
+    unknown = option.cost_per_hour is None
+    extras = configuration_of(option).extras
+    return not option.gpus, unknown, option.cost_per_hour or 0.0, option.gpus or 0, extras, option.gpu, option.layout

@@ -1,0 +1,230 @@
+"""Reads a price list of GPUs (TOML), and computes what a number of replicas costs on demand or as spot instances.
+
+    currency = "$"
+
+    [[price]]
+    gpu = "H100"
+    region = "eu-west"               # optional
+    on_demand = 2.50                 # per GPU and hour
+    spot = 1.10                      # per GPU and hour; optional
+    interruptions_per_hour = 0.05    # of one machine; required for a spot price
+    recovery_minutes = 8             # until the replica works on another machine; optional
+
+A spot instance may be interrupted at any time. A replica is down while another machine loads the model. Spare replicas
+keep the load served meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from loadgen.analysis.prices import HINT, Price, parse_price
+from loadgen.errors import PlanError
+from loadgen.servers.errors import read_toml
+from loadgen.servers.hardware import HardwareError, gpu
+
+RECOVERY_MINUTES = 10.0
+"""Time until a replica works on another machine, if the price list does not say: start a machine and load the model."""
+AVAILABILITY = 0.99
+"""Share of the time in which enough spot replicas must work."""
+MAX_SPARES = 1000
+"""Maximum number of spare replicas."""
+EXAMPLE = """[[price]]
+gpu = "H100"
+region = "eu-west"
+on_demand = 2.50
+spot = 1.10
+interruptions_per_hour = 0.05"""
+_KEYS = ("gpu", "region", "on_demand", "spot", "interruptions_per_hour", "recovery_minutes")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPrice:
+    """The prices of one GPU type in one region, per GPU and hour."""
+
+    gpu: str
+    """GPU name in the hardware tables."""
+    region: str = ""
+    on_demand: Price | None = None
+    spot: Price | None = None
+    interruptions_per_hour: float = 0.0
+    """Interruptions of one spot machine per hour."""
+    recovery_minutes: float = RECOVERY_MINUTES
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """How the GPUs of a plan are paid, and what they cost per hour."""
+
+    amount: float
+    """Cost of all GPUs per hour, including spare replicas."""
+    currency: str = ""
+    region: str = ""
+    spot: bool = False
+    spare_gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Equal replicas (or workers) that must work at the same time."""
+
+    replicas: int
+    gpus: int
+    """GPUs per replica."""
+
+
+def read_price_list(path: Path, hardware: Path | None = None) -> list[GpuPrice]:
+    """Return the prices of a price list.
+
+    `hardware` is the user's file of additional GPUs. Raises PlanError, with all mistakes of the file in one message.
+    """
+    try:
+        content = read_toml(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PlanError(f"--prices {path}: {reason}", f"Name a TOML file such as:\n{EXAMPLE}") from None
+    mistakes = [_unknown(key, ("currency", "price")) for key in content.keys() - {"currency", "price"}]
+    rows = content.get("price")
+    currency = str(content.get("currency", ""))
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        mistakes.append("no [[price]] tables")
+        rows = []
+    prices: list[GpuPrice] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            price = _read_row(row, currency, hardware)
+        except ValueError as error:
+            mistakes.append(f"[[price]] {number}: {error}")
+            continue
+        if any((other.gpu, other.region) == (price.gpu, price.region) for other in prices):
+            where = f" in {price.region}" if price.region else ""
+            mistakes.append(f"[[price]] {number}: a second price of {price.gpu}{where}; give each region a name")
+        prices.append(price)
+    if mistakes:
+        raise PlanError(f"--prices {path}: {'; '.join(mistakes)}", f"A price list looks like this:\n{EXAMPLE}")
+    check_currencies(prices, f"--prices {path}")
+    return prices
+
+
+def check_currencies(prices: Sequence[GpuPrice], source: str) -> None:
+    """Raise PlanError if the prices have different currencies. `source` is the beginning of the message."""
+    known = [price for each in prices for price in (each.on_demand, each.spot) if price is not None]
+    currencies = sorted({price.currency for price in known})
+    if len(currencies) > 1:
+        named = " and ".join(currency or "none" for currency in currencies)
+        raise PlanError(f"{source}: prices in different currencies ({named})", "Give all prices in the same currency.")
+
+
+def _unknown(key: str, known: Sequence[str]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"unknown key {key!r}" + (f" (did you mean {near[0]}?)" if near else f": choose {', '.join(known)}")
+
+
+def _read_row(row: Mapping[str, Any], currency: str, hardware: Path | None) -> GpuPrice:
+    """Return the prices of one [[price]] table. Raises ValueError for the first mistake."""
+    unknown = sorted(row.keys() - set(_KEYS))
+    if unknown:
+        raise ValueError(_unknown(unknown[0], _KEYS))
+    try:
+        card = gpu(str(row.get("gpu", "")), hardware)
+    except HardwareError as error:
+        raise ValueError(str(error).partition(":")[0]) from None
+    on_demand, spot = (_read_price(row, key, currency) for key in ("on_demand", "spot"))
+    if on_demand is None and spot is None:
+        raise ValueError(f"{card.name} has neither on_demand nor spot")
+    interruptions = _read_number(row, "interruptions_per_hour", 0.0)
+    if spot is not None and "interruptions_per_hour" not in row:
+        raise ValueError(f"the spot price of {card.name} needs interruptions_per_hour, such as 0.05")
+    recovery = _read_number(row, "recovery_minutes", RECOVERY_MINUTES)
+    return GpuPrice(card.name, str(row.get("region", "")), on_demand, spot, interruptions, recovery)
+
+
+def _read_price(row: Mapping[str, Any], key: str, currency: str) -> Price | None:
+    if key not in row:
+        return None
+    try:
+        price = parse_price(row[key])
+    except ValueError as error:
+        raise ValueError(f"{key}: {error} ({HINT[0].lower()}{HINT[1:]})") from None
+    return price if price.currency else Price(price.amount, currency)
+
+
+def _read_number(row: Mapping[str, Any], key: str, default: float) -> float:
+    value = row.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{key} must be 0 or a positive number, not {value!r}")
+    return float(value)
+
+
+def spare_replicas(replicas: int, down_share: float, availability: float = AVAILABILITY) -> int:
+    """Return how many spare replicas are needed so that at least `replicas` of them work with this probability.
+
+    Each replica is down for the share `down_share` of the time, independently of the others.
+    """
+    for spares in range(MAX_SPARES):
+        number = replicas + spares
+        if sum(_binomial(number, down, down_share) for down in range(spares + 1)) >= availability:
+            return spares
+    raise PlanError(
+        f"spot replicas that are down for {down_share:.0%} of the time never serve the load reliably",
+        "Check interruptions_per_hour and recovery_minutes of the price list, or leave out --spot.",
+    )
+
+
+def _binomial(number: int, down: int, down_share: float) -> float:
+    """Return the probability that exactly `down` of `number` replicas are down."""
+    if not down_share:
+        return float(down == 0)
+    ways = math.lgamma(number + 1) - math.lgamma(down + 1) - math.lgamma(number - down + 1)
+    return math.exp(ways + down * math.log(down_share) + (number - down) * math.log1p(-down_share))
+
+
+def down_share(price: GpuPrice, gpus: int, node_gpus: int) -> float:
+    """Return the share of the time for which a spot replica of `gpus` GPUs is down.
+
+    The replica is interrupted whenever one of its machines is. It is then down for `recovery_minutes`.
+    """
+    machines = math.ceil(gpus / node_gpus)
+    down = price.interruptions_per_hour * machines * price.recovery_minutes / 60
+    return down / (1 + down)
+
+
+def cheapest(prices: Sequence[GpuPrice], pools: Sequence[Pool], *, spot: bool, node_gpus: int) -> Purchase | None:
+    """Return the cheapest way to pay for the GPUs of all pools, or None without a price.
+
+    `prices` are those of the GPU in each region. Spot prices are considered only if `spot` is true.
+    """
+    purchases = []
+    gpus = sum(pool.replicas * pool.gpus for pool in pools)
+    for price in prices:
+        if price.on_demand is not None:
+            purchases.append(Purchase(gpus * price.on_demand.amount, price.on_demand.currency, price.region))
+        if spot and price.spot is not None:
+            spares = sum(
+                pool.gpus * spare_replicas(pool.replicas, down_share(price, pool.gpus, node_gpus)) for pool in pools
+            )
+            amount = (gpus + spares) * price.spot.amount
+            purchases.append(Purchase(amount, price.spot.currency, price.region, spot=True, spare_gpus=spares))
+    return min(purchases, key=lambda purchase: purchase.amount, default=None)
+
+
+def gpu_hour(prices: Sequence[GpuPrice], *, spot: bool) -> Purchase | None:
+    """Return the lowest price of an hour in which one GPU works, or None without a price.
+
+    Spot machines that were interrupted and do not work yet are paid too. There are no spare replicas.
+    """
+    purchases = [
+        Purchase(price.on_demand.amount, price.on_demand.currency, price.region) for price in prices if price.on_demand
+    ]
+    if spot:
+        purchases += [
+            Purchase(price.spot.amount / (1 - down_share(price, 1, 1)), price.spot.currency, price.region, spot=True)
+            for price in prices
+            if price.spot
+        ]
+    return min(purchases, key=lambda purchase: purchase.amount, default=None)

@@ -1,0 +1,173 @@
+"""The search finds what simulating everything finds, and its bounds are bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadgen.analysis.objectives import parse
+from loadgen.analysis.prices import Price
+from loadgen.plan import Plan
+from loadgen.servers.hardware import model
+from loadgen.servers.simulated.disaggregated_engine import WorkerPools
+from loadgen.studies import capacity, capacity_search
+from loadgen.studies.capacity_score import formula_curve, physical_limit, request_facts
+from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, undominated
+from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
+from loadgen.studies.price_list import GpuPrice
+
+PLAN = Plan(server="vllm", n=1, output_tokens="32", metrics_every_s=0.0)
+OBJECTIVES = parse(["ttft.p99 < 400ms", "tpot.p99 < 40ms"])
+PRICES = [
+    GpuPrice("H100 SXM", on_demand=Price(2.5, "$")),
+    GpuPrice("L40S", "us", Price(0.9, "$"), Price(0.4, "$"), 0.1),
+    GpuPrice("L4", on_demand=Price(0.45, "$")),
+]
+SPACE = SearchSpace(
+    ["H100 SXM", "L40S", "L4"],
+    engines=["vllm", "sglang", "tgi"],
+    tensors=[1, 2],
+    pipelines=[1, 2],
+    disaggregation=[False, True],
+)
+SHAPE = model("llama-3.1-8b")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations of a tenth of the requests."""
+    monkeypatch.setattr(capacity, "REQUEST_COUNTS", range(100, 301))
+    monkeypatch.setattr(capacity_search, "PARETO_REQUESTS", 60)
+
+
+def search(space: SearchSpace = SPACE, **fields: object) -> capacity_search.SearchResult:
+    """Return the result of a search for 20 requests/s."""
+    return CapacitySearch(PLAN, SHAPE, "llama-3.1-8b", space, PRICES, OBJECTIVES, 20.0, **fields).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spot", "space"),
+    [
+        (False, replace(SPACE, gpus=["H100 SXM", "L40S"], engines=["vllm", "tgi"], pipelines=[1])),
+        (True, replace(SPACE, engines=["sglang"], tensors=[1], disaggregation=[False])),
+    ],
+)
+def test_the_best_is_that_of_an_exhaustive_search(
+    spot: bool, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pruning loses nothing: the same cost as with every configuration simulated, in fewer simulations."""
+    monkeypatch.setattr(capacity_search, "ALWAYS_SIMULATED", 0)
+    pruned, complete = search(space, spot=spot), search(space, spot=spot, exhaustive=True)
+    assert pruned.options[0].cost_per_hour == complete.options[0].cost_per_hour
+    assert pruned.options[0].gpus
+    assert pruned.search.simulated < complete.search.simulated
+    assert {option.gpu for option in pruned.options} <= {option.gpu for option in complete.options}
+
+
+def test_counts_add_up() -> None:
+    """Each configuration that was considered is simulated or pruned for a reason."""
+    result = search()
+    counts = result.search
+    assert counts.considered == counts.simulated + sum(counts.pruned.values())
+    assert counts.considered + sum(counts.impossible.values()) == 3 * 3 * 2 * 2 * 2
+    assert counts.simulated == len(result.options)
+    assert len(result.not_simulated) == sum(counts.pruned.values())
+
+
+def test_too_many_gpus_are_no_option() -> None:
+    """With at most one GPU, no plan with two remains."""
+    result = search(replace(SPACE, max_gpus=1))
+    assert all(option.gpus is None or option.gpus <= 1 for option in result.options)
+    assert result.search.pruned[capacity_search.TOO_MANY] > 0
+
+
+def test_the_physical_limit_is_better_than_the_formula_and_the_simulation() -> None:
+    """No replica carries more than its limit allows, with one or separate workers."""
+    facts = request_facts(PLAN)
+    for gpu, engine, pipeline, separate in (
+        ("H100 SXM", "vllm", 1, False),
+        ("L40S", "trtllm", 2, False),
+        ("L40S", "sglang", 1, True),
+    ):
+        configuration = Configuration(gpu, engine=engine, pipeline=pipeline, disaggregated=separate)
+        deployment = configuration.deployment(SHAPE, SPACE)
+        preset = ENGINES[engine].preset()
+        limit = physical_limit(deployment, preset.kv_tokens(deployment), facts, OBJECTIVES, separate=separate)
+        curve = formula_curve(deployment, facts, preset.policy, separate=separate)
+        highest = curve.highest_per_s(OBJECTIVES)
+        assert not limit.missed
+        assert highest is not None
+        assert 0.05 * limit.per_s < highest < limit.per_s
+        if separate:
+            assert limit.prefill_per_s
+            assert curve.prefill_per_s
+            assert curve.prefill_per_s < limit.prefill_per_s
+
+
+def test_an_objective_beyond_physics_is_told() -> None:
+    """L4 reads 16 GB in 54 ms at least, so a TPOT of 40 ms is impossible on one."""
+    result = search(SearchSpace(["L4"], tensors=[1]))
+    assert not result.options
+    assert "tpot.p99 < 40ms is beyond the physical limit" in result.not_simulated[0].not_possible
+
+
+def test_facts_of_requests() -> None:
+    """Lengths of independent prompts are those of the plan. A conversation computes only new tokens."""
+    facts = request_facts(PLAN)
+    assert (facts.prompt_tokens, facts.output_tokens, facts.per_arrival) == (512, 32, 1.0)
+    turns = request_facts(Plan(server="vllm", n=1, workload="multi-turn:turns=4", metrics_every_s=0.0))
+    assert turns.per_arrival == pytest.approx(4.0)
+    assert turns.prompt_tokens < 800
+    assert set(np.unique(turns.prompts)) == {1}
+
+
+def test_more_workers_are_added_where_they_are_missing() -> None:
+    """A search that begins with one worker of each kind ends with enough of both, and with no more than needed."""
+    configuration = Configuration("L40S", disaggregated=True)
+    deployment = configuration.deployment(SHAPE, SPACE)
+    reader = capacity_search.figure_reader(OBJECTIVES)
+    server = capacity.SimulatedServer(PLAN, configuration, SPACE, deployment, reader)
+    small = server.smallest_pools(OBJECTIVES, 1.0, 60.0, WorkerPools(1, 1))
+    large = server.smallest_pools(OBJECTIVES, 1.0, 60.0, WorkerPools(5, 5))
+    assert small
+    assert large
+    assert small.prefill >= 3  # a prompt takes about 45 ms
+    assert abs(small.prefill + small.decode - large.prefill - large.decode) <= 1
+    strict = parse(["ttft.p99 < 1ms"])
+    hopeless = capacity.SimulatedServer(PLAN, configuration, SPACE, deployment, capacity_search.figure_reader(strict))
+    assert hopeless.smallest_pools(strict, 1.0, 60.0, WorkerPools(1, 1)) is None
+
+
+def point(speed: float, cost: float | None, per_gpu: float = 1.0) -> ParetoPoint:
+    """Return a point of the Pareto set."""
+    return ParetoPoint(
+        option=capacity.option_of(Configuration("L4")),
+        per_s=1.0,
+        in_flight=1.0,
+        tokens_per_s_per_user=speed,
+        tokens_per_s_per_gpu=per_gpu,
+        ttft_p99_s=0.1,
+        tpot_p99_s=0.1,
+        cost_per_million_tokens=cost,
+    )
+
+
+def test_points_that_another_point_beats_are_left_out() -> None:
+    """Faster and cheaper wins. Without costs, throughput per GPU counts."""
+    found = undominated([point(10, 1.0), point(20, 2.0), point(15, 3.0), point(5, 1.5)])
+    assert [each.tokens_per_s_per_user for each in found] == [20, 10]
+    found = undominated([point(10, None, 5), point(20, None, 6), point(5, None, 9)])
+    assert [each.tokens_per_s_per_user for each in found] == [20, 5]
+
+
+def test_pareto_points_are_undominated_and_simulated() -> None:
+    """The fastest first, each cheaper than the one before, with commands."""
+    points = search().pareto
+    speeds = [each.tokens_per_s_per_user for each in points]
+    costs = [each.cost_per_million_tokens or 0 for each in points]
+    assert speeds == sorted(speeds, reverse=True)
+    assert costs == sorted(costs, reverse=True)
+    assert len(points) >= 3
+    assert all({"limits"} < set(each.option.commands) for each in points)

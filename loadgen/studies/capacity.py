@@ -32,7 +32,7 @@ from loadgen.servers.simulated.disaggregated_engine import WorkerPools
 from loadgen.servers.simulated.scheduler_presets import CURRENT
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
-from loadgen.studies.price_list import Pool, Purchase
+from loadgen.studies.price_list import Purchase, ReplicaPool
 from loadgen.studies.simulate import ResolvedModel, ServerModel, model_accuracy, run_in_memory
 
 RATE_STEP = 1.03
@@ -122,11 +122,14 @@ class CapacityOption(msgspec.Struct, kw_only=True):
         return f"{layout} {self.prefill_workers}P+{self.decode_workers}D" if self.prefill_workers else f"{layout} P+D"
 
     @property
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[ReplicaPool]:
         """The replicas, or the prefill workers and the decode workers, without spare ones."""
         if self.prefill_workers is not None and self.decode_workers is not None:
-            return [Pool(self.prefill_workers, self.replica_gpus), Pool(self.decode_workers, self.replica_gpus)]
-        return [Pool((self.gpus or 0) // self.replica_gpus, self.replica_gpus)]
+            return [
+                ReplicaPool(self.prefill_workers, self.replica_gpus),
+                ReplicaPool(self.decode_workers, self.replica_gpus),
+            ]
+        return [ReplicaPool((self.gpus or 0) // self.replica_gpus, self.replica_gpus)]
 
     def pay(self, purchase: Purchase | None, rate_per_s: float, output_tokens: float) -> None:
         """Set the cost fields. `output_tokens` is the number of output tokens per arrival."""

@@ -1,10 +1,9 @@
 """Judges a configuration without a simulation: by the physical limit of its hardware, and by formula.
 
 - The physical limit (`Limit`) is the best that the data sheet allows. A configuration whose limit misses an objective
-can
-  never meet it, and no replica carries a higher rate than its limit.
-- The formula (`Curve`) predicts mean latencies and throughput for several numbers of requests in flight. It orders the
-  configurations, so that the simulation begins with the best ones.
+  can never meet it, and no replica carries a higher rate than its limit.
+- The formula (`LoadCurve`) predicts mean latencies and throughput for several numbers of requests in flight. It orders
+  the configurations, so that the simulation begins with the best ones.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ def _slowest(bounds: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LoadCurve:
     """Predicted mean latencies and rates of one replica, or one decode worker, by the number of requests in flight."""
 
     in_flight: Any
@@ -208,7 +207,7 @@ class Curve:
         return None
 
 
-def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *, separate: bool) -> Curve:
+def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *, separate: bool) -> LoadCurve:
     """Return the curve of a deployment. `separate` is true if prefill and decode have separate workers."""
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)
@@ -216,10 +215,10 @@ def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *
         return _separate_curve(deployment, load, policy.memory_fraction)
     times = formula_times(deployment, load, policy.memory_fraction)
     per_s = times.output_tokens_per_s / facts.output_tokens
-    return Curve(in_flight, times.ttft_s, times.tpot_s, per_s, np.zeros(len(in_flight)), facts.output_tokens)
+    return LoadCurve(in_flight, times.ttft_s, times.tpot_s, per_s, np.zeros(len(in_flight)), facts.output_tokens)
 
 
-def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) -> Curve:
+def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) -> LoadCurve:
     """Return the curve of a decode worker and the prefill workers that it needs.
 
     `in_flight` is the number of requests that decode. The prefill workers are busy for BUSY_SHARE of the time, and
@@ -238,7 +237,7 @@ def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) 
     wait_s = BUSY_SHARE / (2 * (1 - BUSY_SHARE)) * alone_s
     ttft_s = deployment.framework.server_s + transfer_s(deployment, prompt) + alone_s + wait_s
     per_s = running / (max(1, output - 1) * tpot_s)
-    return Curve(
+    return LoadCurve(
         load.in_flight,
         np.full(len(running), ttft_s),
         tpot_s,

@@ -39,8 +39,8 @@ from loadgen.studies.capacity import (
 )
 from loadgen.studies.capacity_commands import CommandContext, commands_of
 from loadgen.studies.capacity_score import (
-    Curve,
     Limit,
+    LoadCurve,
     RequestFacts,
     formula_curve,
     formula_slack,
@@ -48,7 +48,7 @@ from loadgen.studies.capacity_score import (
     request_facts,
 )
 from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
-from loadgen.studies.price_list import GpuPrice, Pool, Purchase, cheapest, gpu_hour
+from loadgen.studies.price_list import GpuPrice, Purchase, ReplicaPool, cheapest, gpu_hour
 
 ALWAYS_SIMULATED = 8
 """If no more configurations than this number remain after pruning, all of them are simulated."""
@@ -140,7 +140,7 @@ class _Candidate:
     limit: Limit
     limit_cost: float
     """Cost at the physical limit: no plan with this configuration is cheaper."""
-    curve: Curve | None = None
+    curve: LoadCurve | None = None
     cost: float = math.inf
     """Cost by formula."""
     expected_per_s: float = 0.0
@@ -232,7 +232,7 @@ class CapacitySearch:
             self._prune(configuration, LIMIT, f"{limit.missed} is beyond the physical limit of a single request")
             return None
         replicas, prefill = limit.min_replicas(self.rate_per_s * facts.per_arrival)
-        pools = [Pool(each, configuration.gpus) for each in (replicas, prefill) if each]
+        pools = [ReplicaPool(each, configuration.gpus) for each in (replicas, prefill) if each]
         gpus = sum(pool.replicas * pool.gpus for pool in pools)
         if self.space.max_gpus is not None and gpus > self.space.max_gpus:
             self._prune(configuration, TOO_MANY, f"needs {gpus} GPUs or more, even at the physical limit")
@@ -243,7 +243,7 @@ class CapacitySearch:
         self._pruned[reason] += 1
         self._not_simulated.append(option_of(configuration, not_possible=text))
 
-    def _cost(self, configuration: Configuration, pools: Sequence[Pool]) -> tuple[float, Purchase | None]:
+    def _cost(self, configuration: Configuration, pools: Sequence[ReplicaPool]) -> tuple[float, Purchase | None]:
         """Return the cost per hour of pools, and how they are paid. Without prices, the number of GPUs is the cost."""
         if not self.prices:
             return float(sum(pool.replicas * pool.gpus for pool in pools)), None
@@ -277,11 +277,11 @@ class CapacitySearch:
             return
         expected_per_s = (per_s or float(curve.per_s[0])) / facts.per_arrival
         replicas = max(1, math.ceil(self.rate_per_s / expected_per_s))
-        pools = [Pool(replicas, configuration.gpus)]
+        pools = [ReplicaPool(replicas, configuration.gpus)]
         if curve.prefill_per_s is not None:
             prefill = math.ceil(self.rate_per_s * facts.per_arrival / curve.prefill_per_s)
             candidate.start = WorkerPools(max(1, prefill), replicas)
-            pools.append(Pool(candidate.start.prefill, configuration.gpus))
+            pools.append(ReplicaPool(candidate.start.prefill, configuration.gpus))
         gpus = sum(pool.replicas * pool.gpus for pool in pools)
         if self.space.max_gpus is not None and gpus > MARGIN * self.space.max_gpus and not self.exhaustive:
             self._prune(configuration, TOO_MANY, f"needs {gpus} GPUs by formula")

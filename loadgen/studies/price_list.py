@@ -70,7 +70,7 @@ class Purchase:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ReplicaPool:
     """Equal replicas (or workers) that must work at the same time."""
 
     replicas: int
@@ -194,7 +194,9 @@ def down_share(price: GpuPrice, gpus: int, node_gpus: int) -> float:
     return down / (1 + down)
 
 
-def cheapest(prices: Sequence[GpuPrice], pools: Sequence[Pool], *, spot: bool, node_gpus: int) -> Purchase | None:
+def cheapest(
+    prices: Sequence[GpuPrice], pools: Sequence[ReplicaPool], *, spot: bool, node_gpus: int
+) -> Purchase | None:
     """Return the cheapest way to pay for the GPUs of all pools, or None without a price.
 
     `prices` are those of the GPU in each region. Spot prices are considered only if `spot` is true.

@@ -10,7 +10,7 @@ from loadgen.analysis.prices import Price
 from loadgen.errors import PlanError
 from loadgen.studies.price_list import (
     GpuPrice,
-    Pool,
+    ReplicaPool,
     cheapest,
     down_share,
     gpu_hour,
@@ -105,17 +105,17 @@ def test_the_cheapest_purchase_is_chosen() -> None:
     dollar = Price(2.5, "$")
     us = GpuPrice("H100 SXM", "us", dollar, Price(1.5, "$"), 0.5, 12.0)
     eu = GpuPrice("H100 SXM", "eu", Price(2.2, "$"))
-    on_demand = cheapest([us, eu], [Pool(10, 1)], spot=False, node_gpus=8)
+    on_demand = cheapest([us, eu], [ReplicaPool(10, 1)], spot=False, node_gpus=8)
     assert on_demand
     assert (on_demand.amount, on_demand.region, on_demand.spot) == (22.0, "eu", False)
-    spot = cheapest([us, eu], [Pool(10, 1)], spot=True, node_gpus=8)
+    spot = cheapest([us, eu], [ReplicaPool(10, 1)], spot=True, node_gpus=8)
     assert spot
     assert (spot.spot, spot.spare_gpus, spot.region) == (True, 4, "us")
     assert spot.amount == 14 * 1.5
-    one = cheapest([us, eu], [Pool(1, 1)], spot=True, node_gpus=8)
+    one = cheapest([us, eu], [ReplicaPool(1, 1)], spot=True, node_gpus=8)
     assert one
     assert (one.amount, one.spot) == (2.2, False)  # a spare replica would double 1.5
-    assert cheapest([], [Pool(1, 1)], spot=True, node_gpus=8) is None
+    assert cheapest([], [ReplicaPool(1, 1)], spot=True, node_gpus=8) is None
 
 
 def test_an_hour_of_a_spot_gpu_includes_the_time_in_which_it_is_down() -> None:

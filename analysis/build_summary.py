@@ -312,6 +312,7 @@ def server_info(run: Run) -> summary.ServerInfo:
         simulated=bool(server.get("simulated", False)),
         speed=server.get("speed"),
         virtual=bool(server.get("virtual", False)),
+        model_accuracy=str((server.get("hardware") or {}).get("accuracy") or ""),
         limits=server.get("limits") or {},
     )
 

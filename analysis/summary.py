@@ -162,6 +162,9 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     virtual: bool = False
     """True for a run in virtual time: no request was sent, and a simulated scheduler on modelled hardware produced the
     results."""
+    model_accuracy: str = ""
+    """Accuracy of the simulated latencies in published measurements of this engine and GPU. Examples are `TPOT 4% (p50)
+    and 13% (p90) off in 20 rows` and `TTFT, TPOT not validated`. Empty if the run is not in virtual time."""
     limits: dict[str, bool | int | float | str | None]
     """Limits that the server reports, such as its context length, by name."""
 

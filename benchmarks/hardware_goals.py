@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import hardware_model as bench
 from benchmarks import schedulers, twin, twin_transfer
 from loadgen.servers.hardware import gpu, model
-from loadgen.servers.hardware.validation import COLUMNS, KERNELS, SPEED_UP, SPEED_UP_JOIN, TABLE, TRAINING
+from loadgen.servers.hardware.validation import COLUMNS, KERNELS, SPEED_UP, SPEED_UP_JOIN, TABLE, TRAINING, TRANSFERRED
 
 Points = list[bench.Point]
 CLOSED_LOOP_FILES = {
@@ -191,12 +191,25 @@ def validation_rows() -> list[list[str]]:
         for point in bench.mixtures(figure):
             key = (framework_of(point), gpu(point.gpu).name, "mixture of experts", figure)
             errors.setdefault(key, []).append((point.error, "InferenceX"))
+    for key, error in transferred_errors():
+        errors.setdefault(key, []).append((error, "InferenceX"))
     for point in kernel_points():
         key = (KERNELS, point.gpu, "dense", point.quantity)
         errors.setdefault(key, []).append((point.error, point.source))
     for framework, point in speed_ups():
         errors.setdefault((framework, point.gpu, "dense", SPEED_UP), []).append((point.error, point.source))
     return [_validation_row(key, values) for key, values in sorted(errors.items())]
+
+
+@cache
+def transferred_errors() -> list[tuple[tuple[str, ...], float]]:
+    """Return the errors of twins that were fitted to other servers, by the first four columns of validation.csv."""
+    results = twin_transfer.transfers(bench.read_rows("closed_loops"))
+    return [
+        ((framework_of(point), point.gpu, "dense", f"{TRANSFERRED} {quantity}"), point.error)
+        for quantity in ("TTFT", "TPOT")
+        for point in twin_transfer.points(results, quantity, with_twin=True)
+    ]
 
 
 def _step_errors() -> dict[tuple[str, ...], list[tuple[float, str]]]:

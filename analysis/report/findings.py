@@ -888,7 +888,9 @@ def client_sentence(summary: Summary) -> str:
     """
     client = summary.client
     if summary.server.virtual:
-        return "Simulated: figures of a model. No server and no network took part."
+        accuracy = summary.server.model_accuracy
+        known = f" Accuracy of the model: {accuracy}." if accuracy else ""
+        return f"Simulated: figures of a model. No server and no network took part.{known}"
     valid = f"Invalid: {_invalid_reason(client)}"
     if client.ok:
         valid = (

@@ -90,6 +90,9 @@ class SweepResult(msgspec.Struct, kw_only=True):
     """Lengths of the requests, such as `512 input and 128 output tokens`. Empty if they are unknown."""
     mark: str
     """`SIMULATED` for a simulated server, else empty."""
+    model_accuracy: str = ""
+    """Accuracy of the simulated latencies in published measurements of this engine and GPU. Empty if the sweep is not
+    in virtual time."""
     speed: float = 1.0
     """Clock speed of a simulated server, relative to real time; 1 for a real server. All figures are in the server's
     time. Cost and energy need real time, so they are only computed at speed 1."""
@@ -234,6 +237,7 @@ def build_result(
     return SweepResult(
         name="" if last is None else _configuration_name(last, gpus),
         mark="" if last is None else simulated(last),
+        model_accuracy="" if last is None else last.server.model_accuracy,
         speed=1.0 if last is None else speed_of(last),
         model=None if last is None else last.server.model,
         workload="" if last is None else _lengths_text(last, plan.get("run", {}).get("traffic") or ()),

@@ -194,6 +194,8 @@ def findings(sweep: SweepResult) -> list[Finding]:
     """Return the findings on a sweep. The first finding states the capacity, and the others state limitations."""
     settled = _is_settled(sweep)
     results = [Finding("capacity", "ok" if settled else "warning", capacity_sentence(sweep), "steps")]
+    if sweep.model_accuracy:
+        results.append(Finding("accuracy", "note", f"Accuracy of the model: {sweep.model_accuracy}.", "steps"))
     if sweep.ended in ENDED:
         level: doc.Level = "note" if settled else "warning"
         if sweep.ended == "client":

@@ -239,14 +239,15 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
     """Predict the figures of a plan on a twin, each with a 95% interval. No file is written.
 
     The plan is simulated once with the fitted constants, and once with each of several random draws of the constants.
-    The draws reflect the uncertainty of the fit. The list is empty for loads of more than MAX_REQUESTS requests. Raises
-    the same errors as loadgen.studies.simulate.run.
+    The draws reflect the uncertainty of the fit. If the plan names other hardware or another model than the twin, the
+    intervals also contain the errors of the hardware model. The list is empty for loads of more than MAX_REQUESTS
+    requests. Raises the same errors as loadgen.studies.simulate.run.
     """
     from loadgen.analysis import prediction
     from loadgen.analysis.build_summary import summarise
     from loadgen.analysis.compare.figures import RUN_VARIATION
     from loadgen.analysis.repeats import figures_of
-    from loadgen.studies.simulate import planned_requests, run_in_memory
+    from loadgen.studies.simulate import planned_requests, resolve_model, run_in_memory
 
     if model.twin is None:
         raise PlanError("intervals need a twin", "Name one with --twin.")
@@ -258,7 +259,7 @@ def predict(plan: Plan, model: ServerModel, draws: int | None = None) -> list[Pr
     central, *drawn = (
         figures_of(summarise(run_in_memory(plan, model, draw)), thin=True) for draw in (None, *range(number))
     )
-    return prediction.predict(central, drawn, model.twin.residual, RUN_VARIATION)
+    return prediction.predict(central, drawn, resolve_model(plan, model).errors, RUN_VARIATION)
 
 
 def predict_run(run: ObservedRun, fitted_twin: Twin) -> list[Predicted]:

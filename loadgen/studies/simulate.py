@@ -59,7 +59,7 @@ from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
 from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
-from loadgen.servers.hardware.validation import Accuracy, accuracy, describe, models_like
+from loadgen.servers.hardware.validation import TRANSFERRED, Accuracy, accuracy, describe, models_like
 from loadgen.servers.simulated.disaggregated_engine import DisaggregatedEngine, WorkerPools
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
@@ -165,6 +165,8 @@ class ResolvedModel:
     workers: WorkerPools | None = None
     transfer_s: Callable[[int], float] = lambda _: 0.0
     """Time in s to send the KV cache of a prompt with a number of tokens to a decode worker."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Errors of a twin's predictions by figure, as in `Twin.residual`. Empty without a twin."""
 
     def new_engine(self) -> VirtualEngine | DisaggregatedEngine:
         """Return a new simulated engine, without any jobs."""
@@ -409,7 +411,8 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
     )
     if deployment:
         deployment = server_model.serving.apply(deployment)
-    values = twin.values(draw, elsewhere=_hardware_facts(deployment) != _hardware_facts(measured_deployment))
+    elsewhere = _hardware_facts(deployment) != _hardware_facts(measured_deployment)
+    values = twin.values(draw, elsewhere=elsewhere)
     if deployment and measured_deployment:
         values |= _host_constants(values, engine, measured_deployment, deployment)
     kv_tokens = server_model.kv_tokens or twin.kv_tokens
@@ -425,8 +428,26 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
         path_s=values["path_s"],
         version=twin.server_version,
         model=deployment.model.name if deployment else twin.served,
-        hardware={**_hardware_facts(deployment), "twin": ", ".join(str(run["run"]) for run in twin.runs)},
+        hardware={
+            **_hardware_facts(deployment),
+            "twin": ", ".join(str(run["run"]) for run in twin.runs),
+            "accuracy": _twin_accuracy(twin, deployment, elsewhere=elsewhere),
+        },
+        errors=twin.errors(elsewhere=elsewhere),
     )
+
+
+def _twin_accuracy(twin: Twin, deployment: Deployment | None, *, elsewhere: bool) -> str:
+    """Return how far predictions of a twin are off.
+
+    For the measured server, this is the error of the fit. With `elsewhere`, the twin predicts another server, and the
+    errors are those of twins of other servers in published measurements."""
+    if elsewhere and deployment is not None:
+        names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
+        known = {figure: accuracy(*names, f"{TRANSFERRED} {figure}") for figure in ("TTFT", "TPOT")}
+        return f"twin of another server, {describe(known)}"
+    errors = [f"{name.upper()} {percent(twin.residual[name])}" for name in ("ttft", "tpot") if name in twin.residual]
+    return f"fit off by {', '.join(errors)}" if errors else "not validated"
 
 
 def _host_constants(

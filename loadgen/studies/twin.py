@@ -14,6 +14,7 @@ from the front end to the first step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,12 @@ MAX_FILE_BYTES = 1 << 26
 
 MIN_STEP_S, MIN_SEQUENCE_S = 1e-4, 1e-6
 """Lower limits of the start values of `step_s` and `sequence_s`. The hardware tables contain 0 for some engines."""
+
+
+MODEL_ERRORS = {"ttft": 0.3, "tpot": 0.075}
+"""Typical error of the hardware model for one server: the standard deviation of `log(simulated / measured)`, from
+validation.csv. The error has the same direction for most runs of a server. More runs of this server therefore say no
+more about other hardware or other models."""
 
 
 class ConstantInfo(NamedTuple):
@@ -134,6 +141,20 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         if not elsewhere:
             return values
         return {name: value * self.transferred.get(name, fitted[name]) / fitted[name] for name, value in values.items()}
+
+    def errors(self, *, elsewhere: bool = False) -> dict[str, float]:
+        """Return the errors of predictions by figure, as in `residual`.
+
+        With `elsewhere`, the errors are those for another GPU, model, number of GPUs or number format. They contain the
+        errors of the hardware model. Rates have the error of TPOT, and E2E latency too.
+        """
+        if not elsewhere:
+            return self.residual
+        model_errors = {"rate": MODEL_ERRORS["tpot"], "e2e": MODEL_ERRORS["tpot"]} | MODEL_ERRORS
+        return {
+            name: math.hypot(error, model_errors.get(name.partition(".")[0], 0.0))
+            for name, error in self.residual.items()
+        }
 
     def deployment(
         self,

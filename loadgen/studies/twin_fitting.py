@@ -32,6 +32,7 @@ from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import (
     HARDWARE_CONSTANTS,
     LINEAR_CONSTANTS,
+    MODEL_ERRORS,
     REQUEST_CONSTANTS,
     Twin,
     TwinConstant,
@@ -56,10 +57,6 @@ NOISE = 0.1
 """Assumed standard deviation of `log(latency)` of one request."""
 INDEPENDENT_REQUESTS = 20
 """Weight of a run relative to the prior: each run counts as this number of independent requests."""
-MODEL_ERRORS = {"ttft": 0.3, "tpot": 0.075}
-"""Typical error of the hardware model for one server: the standard deviation of `log(simulated / measured)`, from
-validation.csv. The error has the same direction for most runs of a server. More runs of this server therefore say no
-more about other hardware or other models."""
 OUTLIER = 0.3
 """Residuals above this value count less than quadratically (soft L1 loss)."""
 STEP_TOKENS = tuple(256 << power for power in range(8))

@@ -25,6 +25,9 @@ SPEED_UP_JOIN = " to "
 KERNELS = "kernels"
 KERNEL_FIGURES = ("GEMM", "decode attention", "prefill attention")
 """Framework and figures of the rows about single kernels."""
+TRANSFERRED = "transferred"
+"""First word of the figures `transferred TTFT` and `transferred TPOT`: predictions of a twin that was fitted to another
+server with the same framework."""
 TRAINING = "training"
 """Framework of the rows about training iterations. Their figure is `iteration`."""
 

@@ -14,7 +14,7 @@ from loadgen.plan import Plan
 from loadgen.servers.simulated.disaggregated_engine import WorkerPools
 from loadgen.studies.simulate import ServerModel, resolve_model
 from loadgen.studies.twin import Twin
-from tests.support.command import ROOT, burst, loadgen, summary_of
+from tests.support.command import ROOT, burst, in_process, loadgen, summary_of
 
 ENGINE = ("--server", "vllm", "--gpu", "A800", "--model", "llama-2-7b")
 SMALL = ("--n", "30", "--input-tokens", "200", "--output-tokens", "20")
@@ -92,6 +92,21 @@ def test_separate_workers_and_pipelines(tmp_path: Path) -> None:
     told = json.loads(out)
     assert (code, told["requests"]["complete"], told.get("limit")) == (0, 30, None)
     assert told["server"]["platform"] == "10 x A800-80GB SXM"
+
+
+def test_the_accuracy_of_the_model_is_in_every_output(tmp_path: Path) -> None:
+    """In the text, in the JSON, in the page, and in a sweep."""
+    words = (*SMALL, "--server", "vllm", "--gpu", "H100", "--model", "llama-3.1-8b")
+    _, out, _ = burst(tmp_path, *words, command="simulate")
+    assert "Accuracy of the model: TTFT " in " ".join(out.split())
+    told = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["server"]["model_accuracy"]
+    assert told.startswith("TTFT ")
+    assert told in (tmp_path / "run" / "report.html").read_text("utf-8")
+    load = ("--virtual", "H100", "--model", "llama-3.1-8b", "--concurrency", "1,2", "--n", "8")
+    _, out, _ = in_process(tmp_path, "sweep", "--server", "vllm", *load, "--out", "sweep")
+    assert f"Accuracy of the model: {told}." in " ".join(out.split())
+    assert json.loads((tmp_path / "sweep" / "sweep.json").read_text("utf-8"))["model_accuracy"] == told
+    assert told in (tmp_path / "sweep" / "frontier.html").read_text("utf-8")
 
 
 def test_cached_prompts_can_be_read_from_a_run(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ class Estimate(NamedTuple):
 
     seconds: float
     source: Literal["measured", "modelled", "guessed"]
+    accuracy: str = ""
+    """Accuracy of the simulated latencies from which the estimate was computed. An example is `vllm on A100-80GB SXM:
+    TTFT, TPOT not validated`. Empty without a simulation."""
 
 
 def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
@@ -169,6 +172,8 @@ def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Re
     total = f"{runs_to_go} to go{done_text}: {format_duration(remaining_s(matrix, lines, done))}."
     used = {estimate.source for estimate in (*runs.values(), *startups)}
     sources = [f"  {source}: {meaning}." for source, meaning in ESTIMATE_SOURCES.items() if source in used]
+    accuracies = sorted({estimate.accuracy for estimate in runs.values()} - {""})
+    sources += [f"  accuracy of the model for {accuracy}." for accuracy in accuracies]
     output = StringIO()
     console = Console(file=output, width=width, highlight=False)
     for part in (heading(matrix), "", table, *skipped, "", total, *sources):
@@ -200,9 +205,9 @@ def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
         return Estimate(steps * (run.duration_s + OVERHEAD_S), "modelled")
     due_ns = prepare.build_schedule(run).due_ns
     last_due_s = due_ns[-1] / 1e9 if due_ns else 0.0
-    modelled_s = _modelled_s(start, run)
-    if modelled_s is not None:
-        return Estimate(steps * (max(last_due_s, modelled_s) + OVERHEAD_S), "modelled")
+    modelled = _modelled_run(start, run)
+    if modelled is not None:
+        return modelled._replace(seconds=steps * (max(last_due_s, modelled.seconds) + OVERHEAD_S))
     guessed_s = (run.n or 1) * _mean_length(run.output_tokens) / TOKENS_PER_S
     return Estimate(steps * (max(last_due_s, guessed_s) + OVERHEAD_S), "guessed")
 
@@ -234,8 +239,8 @@ def count_gpus(start: Start) -> tuple[int, str]:
     return max(number, int(start.options.get("tensor_parallel") or 1)), name
 
 
-def _modelled_s(start: Start, run: Plan) -> float | None:
-    """Return the simulated duration of a run in s, or None if the server, the GPU or the model is unknown."""
+def _modelled_run(start: Start, run: Plan) -> Estimate | None:
+    """Return the simulated duration of a run, or None if the server, the GPU or the model is unknown."""
     from loadgen.studies import simulate
 
     options: Mapping[str, Any] = start.options
@@ -248,13 +253,16 @@ def _modelled_s(start: Start, run: Plan) -> float | None:
     tensor = int(options.get("tensor_parallel", 1))
     try:
         server_model = simulate.ServerModel(gpu=str(gpu), model=str(shape), tensor=tensor)
-        footer = simulate.run_in_memory(run.replaced(n=simulated_requests, metrics_every_s=0.0), server_model).footer
+        plan = run.replaced(n=simulated_requests, metrics_every_s=0.0)
+        resolved = simulate.resolve_model(plan, server_model)
+        footer = simulate.run_in_memory(plan, server_model, resolved=resolved).footer
     except (LoadgenError, ValueError):
         return None
     if footer is None:
         return None
     speed = float(options.get("speed", 1.0)) if start.launch == "simulated" else 1.0
-    return footer.ended_ns / 1e9 * requests / simulated_requests / speed
+    accuracy = f"{plan.server} on {resolved.hardware['gpu']}: {resolved.hardware['accuracy']}"
+    return Estimate(footer.ended_ns / 1e9 * requests / simulated_requests / speed, "modelled", accuracy)
 
 
 def _mean_length(tokens: int | str) -> int:

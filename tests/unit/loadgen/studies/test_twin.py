@@ -166,6 +166,21 @@ def test_a_twin_has_the_serving_options() -> None:
     assert (other.policy.cache_hit_rate, other.policy.chunked) == (0.25, False)
 
 
+def test_predictions_of_other_servers_have_the_errors_of_the_model() -> None:
+    """Their intervals are wider, and the accuracy names the twin of another server or the error of the fit."""
+    twin = truth(H100, **CARD, residual={"ttft": 0.04, "tpot": 0.03, "rate": 0.02, "ttft.p99": 0.1})
+    plan = Plan(server="vllm", n=1)
+    here, there = (resolve_model(plan, ServerModel(twin=twin, tensor=tensor)) for tensor in (1, 2))
+    assert here.errors == twin.residual
+    assert there.errors == pytest.approx(
+        {"ttft": math.hypot(0.04, 0.3), "tpot": math.hypot(0.03, 0.075)}
+        | {"rate": math.hypot(0.02, 0.075), "ttft.p99": math.hypot(0.1, 0.3)}
+    )
+    assert here.hardware["accuracy"] == "fit off by TTFT 4.0%, TPOT 3.0%"
+    assert there.hardware["accuracy"].startswith("twin of another server, TTFT ")
+    assert resolve_model(plan, ServerModel(twin=truth(CPU))).hardware["accuracy"] == "not validated"
+
+
 def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:
     """Of the figures of another load, and wider for a twin that fits worse."""
     plan = Plan(server="vllm", n=60, arrivals="poisson:3", output_tokens=64, seed=5)

@@ -98,6 +98,10 @@ def test_the_dry_run_says_everything_beforehand() -> None:
     assert "Not measured: vllm on a, 70b: does not fit." in text
     assert "1 run to go, 1 done: about" in text
     assert "guessed: a server starts in 180 s (compose)" in text
+    known = matrix(plan())
+    (modelled,) = {estimate.accuracy for estimate in estimate_runs(known, []).values()}
+    assert "TTFT" in modelled
+    assert f"accuracy of the model for {modelled}." in " ".join(dry_run_text(known, [], []).split())
 
 
 @pytest.mark.parametrize(

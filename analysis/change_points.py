@@ -80,7 +80,11 @@ def _median_difference(values: Floats, lag: int) -> float:
 
 
 def _without_outliers(values: Floats, noise: float) -> Floats:
-    """Return the values, each moved to within OUTLIER_NOISES of the median of its neighbours."""
+    """Return the values, with outliers moved closer to their neighbours.
+
+    A value is an outlier if its distance from the median of its neighbours exceeds OUTLIER_NOISES times `noise`. An
+    outlier is moved to this distance.
+    """
     result = np.empty(len(values))
     for index in range(len(values)):
         neighbours = values[max(0, index - OUTLIER_REACH) : index + OUTLIER_REACH + 1]

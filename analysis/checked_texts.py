@@ -44,7 +44,7 @@ class ExpectedTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_expected_texts(frame: Frame, interval: Callable[[int, int], tuple[float, float]]) -> ExpectedTexts | None:
-    """Return how many responses contain their expected text, or None if no request states one."""
+    """Return how many responses contain their expected text, or None if no request states an expected text."""
     marks = frame.mark("expected_text")[frame.measured & frame.complete]
     checked, expected = int((marks >= 0).sum()), int((marks == 1).sum())
     if not checked:

@@ -15,9 +15,10 @@ Value = TypeVar("Value")
 
 
 def can_fork() -> bool:
-    """Return True if a second process would run on a core of its own, and if this process can be forked safely.
+    """Return True if a second process would run on a separate core, and if this process can be forked safely.
 
-    A process with several threads cannot: a lock that another thread holds would never be released in the child.
+    A process with several threads cannot be forked safely, because a lock that another thread holds would never be
+    released in the child.
     """
     return len(os.sched_getaffinity(0)) > 1 and threading.active_count() == 1
 

@@ -1,7 +1,7 @@
 """Compact arrays of exact arrival times and token counts per chunk, for runs with a hundred million chunks.
 
 The arrival time of a chunk is stored as the time since the previous chunk of its request. If there are too many values
-to sort, percentiles are computed by counting the values instead.
+to sort, percentiles are computed by counting the values.
 """
 
 from __future__ import annotations

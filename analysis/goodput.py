@@ -62,7 +62,8 @@ def goodput(frame: Frame, bounds: Sequence[Objective], unrecorded: int = 0) -> G
 def add_part_goodput(run: Run, frame: Frame, summary: Summary, bounds: Sequence[Objective]) -> None:
     """Add the goodput of each class of traffic, of each model and of each replica to the summary of a run.
 
-    `bounds` are those of the whole run. A class may have its own bounds instead."""
+    `bounds` are the bounds of the whole run. If a class has separate bounds, only these apply to the class.
+    """
     class_bounds = {facts.name: facts.goodput for facts in run.header.traffic}
     parts_by_labels: list[tuple[RowLabels | None, Sequence[PartFigures]]] = [
         (frame.classes, summary.traffic),

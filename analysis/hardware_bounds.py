@@ -77,7 +77,7 @@ def _phases(bounds: Labelled) -> list[str]:
 
 
 def _kernels(bounds: Labelled, phase: str) -> list[list[KernelBound]]:
-    """Return the kernels of one phase. Each entry holds the same kernel on every GPU."""
+    """Return the kernels of one phase. Each entry contains the same kernel on every GPU."""
     by_gpu = [[kernel for kernel in item.kernels if kernel.phase == phase] for item in bounds.values()]
     return [list(kernels) for kernels in zip(*by_gpu, strict=True)]
 

@@ -145,7 +145,10 @@ class AttainmentCurve(msgspec.Struct, kw_only=True):
 
 
 class Goodput(msgspec.Struct, kw_only=True):
-    """Complete requests that met every bound (--goodput), out of all requests due in the window, sent or not."""
+    """Number, share and rate of the complete requests that met every bound (--goodput).
+
+    The share is that of all requests due in the window, sent or not.
+    """
 
     bounds: list[str]
     good: int

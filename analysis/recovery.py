@@ -85,7 +85,7 @@ class _Figure(msgspec.Struct, frozen=True):
 
 
 def describe_commands(run: Run, frame: Frame, bounds: Sequence[Objective]) -> list[CommandEffect]:
-    """Return the commands of a run in order of time, and how the server recovered after each.
+    """Return the commands of a run in order of time. Each command states how the server recovered after it.
 
     `bounds` are the bounds of --goodput.
     """

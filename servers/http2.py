@@ -101,7 +101,10 @@ def _connect(url: str, access: Access) -> socket.socket:
 
 
 def open_tunnel(sock: socket.socket, proxy: Proxy, host: str, port: int) -> None:
-    """Ask the proxy to which the blocking socket is connected for a tunnel to the server. Raises OSError."""
+    """Ask a proxy for a tunnel to the server. Raises OSError.
+
+    `sock` is a blocking socket that is connected to the proxy. `host` and `port` are those of the server.
+    """
     tunnel = Tunnel(proxy, host, port)
     sock.sendall(tunnel.take_request())
     while not tunnel.receive(sock.recv(READ_BYTES)):

@@ -111,7 +111,7 @@ def takes_azure_key(url: str) -> bool:
 
 
 def parse_host(url: str) -> str:
-    """Return the host name of a URL as users write it, or "" if the URL has none."""
+    """Return the host name of a URL as users write it, or "" if the URL has no host name."""
     with suppress(ValueError):
         return urlsplit(_with_scheme(url.strip())).hostname or ""
     return ""
@@ -135,9 +135,10 @@ def describe_repair(text: str, address: ServerUrl) -> str:
 
 
 def fixed_number(urls: Sequence[str]) -> int | None:
-    """Return the number of servers at these URLs, or None if it may change.
+    """Return the number of servers at these URLs, or None if the number may change.
 
-    The number is known if every host is an IP address or a Unix socket. A host name may get more addresses later."""
+    The number is known if every host is an IP address or a Unix socket. A host name may get more addresses later.
+    """
     if all(url.lower().startswith(UNIX_SCHEME) or _is_ip_address(parse_host(url)) for url in urls):
         return len(urls)
     return None

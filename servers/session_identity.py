@@ -64,7 +64,7 @@ def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names unchanged if each names a header or a cookie. Raises ValueError for another text."""
+    """Return the names unchanged if every name is that of a header or of a cookie. Raises ValueError otherwise."""
     for name in names:
         if not _NAME.fullmatch(name.removeprefix(COOKIE)):
             raise ValueError("must be the name of a response header, or a cookie such as cookie:llm-d-session")
@@ -72,7 +72,7 @@ def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_header_name(name: str) -> str:
-    """Return the name unchanged. Raises ValueError if it is neither empty nor the name of a header."""
+    """Return the name of a header, or an empty name, unchanged. Raises ValueError for any other text."""
     if name and not _NAME.fullmatch(name):
         raise ValueError("must be the name of a response header, such as X-Served-By")
     return name

@@ -590,10 +590,11 @@ def _engine_labels(samples: Sequence[Labels]) -> list[Labels]:
 
 
 def _name_on_page(page: Page, names: Sequence[str]) -> str | None:
-    """Return the first name in `names` that has a sample or a TYPE declaration on the page, or None if none has.
+    """Return the first name in `names` that has a sample or a TYPE declaration on the page.
 
-    A name without a sample is accepted because a counter may get its first sample later. The result must not change
-    between two readings."""
+    Return None if the page has none of the names. A name without a sample is accepted because a counter may get its
+    first sample later. The result must not change between two readings.
+    """
     for candidate in names:
         name = candidate.partition("{")[0]
         if _samples(page, name) or name.removesuffix("_total").removesuffix("_sum") in page.declared:

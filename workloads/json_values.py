@@ -71,7 +71,7 @@ def check_file_text(text: str) -> None:
 
 
 def _check_members(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], name: str, depth: int) -> None:
-    """Check every member of an object or list, and raise WorkloadError for an invalid one.
+    """Check every member of an object or list, and raise WorkloadError for an invalid member.
 
     `name` is the path of the object or list in messages, or "" for the outermost object of an option. `depth` is its
     nesting depth.

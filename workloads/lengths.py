@@ -2,8 +2,9 @@
 
 The distributions `lognormal` and `exponential` have two optional limits:
 
-- `max=K`: If a length is above K, another one is drawn, as in llm-infer-bench. The mean becomes lower than requested.
-- `min=K`: If a length is below K, K is used instead.
+- `max=K`: If a length is above K, another length is drawn, as in llm-infer-bench. The mean becomes lower than
+  requested.
+- `min=K`: If a length is below K, it is replaced by K.
 
 The requested mean and coefficient of variation are those of the distribution without limits. Lengths are rounded to
 whole numbers of at least 1.

@@ -198,7 +198,7 @@ class SessionGraph(msgspec.Struct, frozen=True):
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
 
     def outline(self) -> Iterator[Request]:
-        """Yield the requests of all nodes in order of id. Only the first one has a prompt."""
+        """Yield the requests of all nodes in order of id. Only the first request has a prompt."""
         yield self.request(0)[0]
         yield from (self.unsent_request(index) for index in range(1, len(self.nodes)))
 

@@ -231,7 +231,8 @@ class Prompts(msgspec.Struct, frozen=True):
     def requests(self) -> Iterator[Request]:
         """Yield the requests in order of id.
 
-        Raises WorkloadError for a workload of multi-turn sessions, for which `conversations` must be used instead."""
+        Raises WorkloadError for a workload of multi-turn sessions. The method `conversations` yields these sessions.
+        """
         spec = self.spec
         if isinstance(spec.workload, MultiTurn | SessionFile):
             raise WorkloadError("the turns of a session follow its responses", "run whole sessions")

@@ -23,9 +23,10 @@ def record_file(folder: Path, worker: int, number: int) -> Path:
 
 
 def record_files(folder: Path, worker: int | None = None) -> list[Path]:
-    """Return the files of completed Records in a folder, of one worker or of all, the oldest of each worker first.
+    """Return the files of completed Records in a folder.
 
-    A compressed file replaces the file with the same name.
+    If `worker` is given, only the files of this worker are returned. The files of a worker are in order, the oldest one
+    first. If a file was compressed, only the compressed file is returned.
     """
     files = sorted(folder.glob(f"records-{'*' if worker is None else worker}-*.jsonl*"))
     names = {file.name for file in files}

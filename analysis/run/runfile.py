@@ -316,8 +316,10 @@ class RunWriter:
     """Appends lines to the file that one process writes: a part file, or `run.jsonl`. Lines are buffered in memory."""
 
     def __init__(self, path: Path, worker: int = 0, rotate_bytes: int = 0) -> None:
-        """Open the file. Once it holds `rotate_bytes`, it becomes a file of Records of this worker, and a new file is
-        begun. With 0, the file grows without limit.
+        """Open the file `path`.
+
+        When the file contains `rotate_bytes` bytes, it is renamed to a file of Records of this worker, and a new file
+        is begun. If `rotate_bytes` is 0, the file grows without limit.
         """
         self.path = path
         self._worker = worker
@@ -363,7 +365,9 @@ class RunWriter:
         return file
 
     def _rotate(self) -> None:
-        """Rename the file, which ends with a whole line, and begin a new one. This takes a tenth of a millisecond."""
+        """Rename the file, which ends with a whole line, and begin a new file. Both take a tenth of a millisecond
+        together.
+        """
         self._rotated += 1
         self._written = 0
         os.rename(self.path, record_file(self.path.parent, self._worker, self._rotated))  # noqa: PTH104
@@ -453,7 +457,7 @@ def scan_records(
 ) -> int:
     """Read files of Records without the rest of their run. Return the number of damaged lines.
 
-    The two functions are those of `scan`. The caller must check that no request has two Records.
+    `on_record` and `on_block` are called as `scan` calls them. The caller must check that no request has two Records.
     """
     run = Run(Path(), Header(version="", started_at="", start_ns=0, plan={}, server={}), [], [], None)
     for block in chain.from_iterable(map(_blocks, files)):

@@ -344,9 +344,10 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
     distribution `Beta(s * n + 0.5, (1 - s) * n + b)`. The constant `b` is chosen so that the prior `Beta(0.5, b)` has
     the median `max_share`.
 
-    If few samples miss the bound, the share is extrapolated instead. The function fits an exponential distribution to
-    the values above the quantile TAIL, and computes the share of this distribution that lies above the bound. Three
-    conditions must hold: `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and the quantile is below the bound.
+    If few samples miss the bound, the share is extrapolated in another way: the function fits an exponential
+    distribution to the values above the quantile TAIL, and computes the share of this distribution that lies above the
+    bound. This way is used under three conditions: `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and the
+    quantile is below the bound.
     """
     from scipy.special import betaincc, btdtrib, gammainc
 

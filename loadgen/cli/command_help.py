@@ -159,7 +159,10 @@ class GroupedCommand(TyperCommand):
 
 
 def write_example(name: str, formatter: Any) -> None:
-    """Write the example of a command, such as `hardware bounds`, after its help. A command without one gets no text."""
+    """Write the example of a command, such as `hardware bounds`, after its help.
+
+    Nothing is written for a command without an example.
+    """
     if name in EXAMPLES:
         formatter.write(f"\nExample: {EXAMPLES[name]}\n")
 

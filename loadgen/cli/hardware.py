@@ -118,9 +118,9 @@ def sweep(
 ) -> None:
     """Predict what another technology node, memory or network brings.
 
-    Every node is combined with every memory and network. A cell has the time per output token or per training step, and
-    what binds: compute, memory, network or latency. Training uses sequence parallelism and ZeRO stage 1. The GPUs do
-    not exist, so nothing is validated. Exit codes: 0 computed, 2 usage error.
+    Every node is combined with every memory and network. A cell contains the time per output token or per training
+    step, and what binds this time: compute, memory, network or latency. Training uses sequence parallelism and ZeRO
+    stage 1. The GPUs do not exist, so nothing is validated. Exit codes: 0 computed, 2 usage error.
     """
     options = TechnologySweepOptions(
         purpose=purpose,

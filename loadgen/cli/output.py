@@ -130,7 +130,8 @@ def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> in
     """Return the exit code for the verdicts on objectives.
 
     - 4 if an objective failed.
-    - 6 if an objective is inconclusive. If `inconclusive` is `pass` or `fail`, the code is 0 or 4 instead.
+    - 6 if an objective is inconclusive and `inconclusive` is None. If `inconclusive` is `pass`, the code is 0. If
+      `inconclusive` is `fail`, the code is 4.
     - 0 otherwise.
     """
     if "fail" in verdicts:

@@ -143,9 +143,9 @@ def run(
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the plan that the machines execute.
 
-    The fields are those of `header_plan`, the plan in the header of the run. If the plan has classes of traffic, this
-    header states some fields of the first class, which the other classes must not inherit. The values of these fields
-    come from `plan` instead.
+    The fields are those of `header_plan`, the plan in the header of the run. If the plan has classes of traffic, some
+    fields of `header_plan` describe the first class only. The values of these fields come from `plan`, because the
+    other classes must not inherit them.
     """
     if not plan.traffic:
         return dict(header_plan)

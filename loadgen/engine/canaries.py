@@ -66,7 +66,7 @@ class CanaryLoop(ClosedLoop):
         self.stopped = True
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first canary of each client, or none if the loop was stopped before."""
+        """Return the first canary of each client, or an empty list if the loop was stopped before."""
         return [] if self.stopped else super().group()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:

@@ -168,7 +168,7 @@ class GraphRequests:
         """Requests built in advance, by the id of the session's first request and the index of the node."""
 
     def build_next(self) -> bool:
-        """Build and encode one request that will soon be due. Return False if there was none to build."""
+        """Build and encode one request that will soon be due. Return False if there is no such request."""
         while self._unbuilt:
             progress, node = self._unbuilt.popleft()
             key = progress.graph.first_id, node

@@ -250,8 +250,10 @@ def _wait_until(
 
 
 def _receive(worker: Worker) -> None:
-    """Receive one message from a worker, and store in `worker` that it is ready or done. A worker with a closed pipe is
-    done."""
+    """Receive one message from a worker, and store the reported state in `worker`: ready, drained or done.
+
+    A worker with a closed pipe is done.
+    """
     try:
         word, value = worker.pipe.recv()
     except (EOFError, OSError):

@@ -427,7 +427,10 @@ class Driver:
                 self._wait(following)
 
     def _build_ahead(self) -> None:
-        """Build one request that will soon be due. The method schedules itself again until none is left to build."""
+        """Build one request that will soon be due.
+
+        The method schedules itself again until all such requests are built.
+        """
         assert isinstance(self._following, GraphRequests)
         self._building = not self._interrupted and self._following.build_next()
         if self._building:

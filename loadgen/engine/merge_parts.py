@@ -123,11 +123,11 @@ def _all_records(
 ) -> Iterator[bytes]:
     """Yield the complete lines of a worker's part file, then a failed Record for each due request that has no line.
 
-    The Records of a long run (--soak) that are in separate files are counted, and stay in these files. `removed` are
-    the figures of the files that were removed.
-
-    These failed Records have the error kind of a lost request, or of a cancelled request if `interrupted` is True. The
+    The failed Records have the error kind of a lost request, or of a cancelled request if `interrupted` is True. The
     number of measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
+
+    A long run (--soak) has some of its Records in separate files. These Records are counted and not yielded. `removed`
+    contains the figures of files that were removed. The requests in these files are counted too.
     """
     seen = IdSet()
     task = worker_exit.task

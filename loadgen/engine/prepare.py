@@ -181,8 +181,9 @@ def run(
 def check_disk(plan: Plan, prepared: Prepared, folder: Path, say: Say) -> None:
     """Raise OutputError if the disk of the folder is clearly too small for the run.
 
-    For a run with --soak, report how fast its files grow. In a closed loop, the throughput decides, which is not known
-    before the run."""
+    For a run with --soak, also report how fast the files of the run grow. If the request rate is not known before the
+    run, as in a closed loop, only the size per request is reported, and nothing is checked.
+    """
     if not plan.soak:
         folders.check_room(folder, prepared.bytes)
         return

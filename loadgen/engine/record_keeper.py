@@ -80,9 +80,11 @@ def keep_records(folder: Path, keep_ns: int) -> None:
 
 
 def compress(file: Path) -> Path:
-    """Replace a file by a compressed one, which keeps its time of modification. Return the path of the new file.
+    """Replace a file by a compressed file, and return the path of the compressed file.
 
-    A crash leaves the old file, the new file or both, but never a part of the new file."""
+    The compressed file has the same time of modification. A crash leaves the old file, the new file or both, but never
+    a part of the new file.
+    """
     target = file.with_name(file.name + COMPRESSED)
     temporary = file.with_name(f".{file.name}.part")
     try:

@@ -210,10 +210,10 @@ class WorkerTask(msgspec.Struct, frozen=True):
     def schedule_request(
         self, request: Request, due_ns: int, conversation: Session | None = None, canary: int | None = None
     ) -> ScheduledRequest:
-        """Encode a request and return it with its due time. `canary` is the number of the canary if the request is one.
+        """Encode a request and return it with its due time.
 
-        If the request cannot be encoded, the result contains the reason. Only this request fails, and the worker's
-        other requests are sent.
+        If the request is a canary, `canary` is the number of the canary. If the request cannot be encoded, the result
+        contains the reason. Only this request fails, and the other requests of the worker are sent.
         """
         dialect = self.dialects.get(request.path, self.dialect) if request.path else self.dialect
         if self.model_mix is not None:

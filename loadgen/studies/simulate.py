@@ -982,9 +982,9 @@ class VirtualRun:
         return ids
 
     def _follow_node(self, ended: VirtualRequest, progress: SessionProgress, record: Record, end_ns: int) -> None:
-        """Schedule the requests of a session that follow a request that has ended.
+        """Schedule the requests of a session that follow the request `ended`.
 
-        If this request did not complete, the requests that can never be sent are recorded instead.
+        If `ended` did not complete, the following requests can never be sent. They are then recorded as not sent.
         """
         if record.state == "complete":
             for index, due_ns in progress.ended(ended.node, end_ns, ""):

@@ -354,7 +354,8 @@ def _standard_fields(endpoint: str, request: Request, model: str) -> dict[str, A
     """Return the standard fields of a request for a stream of at most `request.output_tokens` tokens.
 
     A chat request without a history contains one user message. Chat requests use `max_tokens` and not
-    `max_completion_tokens`, because servers from before October 2024 support only the former."""
+    `max_completion_tokens`, because servers from before October 2024 support only `max_tokens`.
+    """
     if endpoint == "chat":
         assert isinstance(request.prompt, str), "chat accepts only text"
         history = request.messages or (("user", request.prompt),)
@@ -623,9 +624,10 @@ def _read_empty(
 ) -> None:
     """Count one token for each choice that has neither text nor token ids, if `rule` accepts the choice as a token.
 
-    `with_choice` lists the indices of the events with a choice. `tokens` contains the tokens of each event and is
-    changed. If its sum would then exceed `total`, the server's token count, no such choice is counted, because it is
-    unknown which of these choices the server counted.
+    `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event, and
+    the function changes these counts. `total` is the server's token count. If the sum of the counts would exceed
+    `total`, the function changes nothing, because the server counted only some of these choices, and it is unknown
+    which.
     """
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []

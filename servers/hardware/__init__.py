@@ -84,7 +84,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A connection between GPUs: a row of links.csv. The rates are those of one GPU."""
+    """A connection between GPUs: a row of links.csv. Each rate is the rate of one GPU."""
 
     name: str
     bytes_per_s: float  # In one direction

@@ -396,7 +396,7 @@ def _times(work: KernelWork, factor: float) -> KernelWork:
 
 
 def _trained(work: KernelWork) -> KernelWork:
-    """Return a GEMM with its expected duration in training, where it is slower than in isolation."""
+    """Return a GEMM with its expected duration in training. A GEMM takes longer in training than in isolation."""
     return replace(work, expected=lambda: work.expected() / constant("training_share"))
 
 

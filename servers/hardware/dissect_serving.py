@@ -163,7 +163,10 @@ def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingS
 
 
 def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[ServingState]]:
-    """Return the change of the number format of the KV cache, or nothing if both are the same."""
+    """Return a list with the change that replaces the number format of the KV cache by that of the second GPU.
+
+    The list is empty if both GPUs use the same format.
+    """
     if before.kv_bytes == after.kv_bytes:
         return []
     bits = [f"{8 * deployment.kv_bytes:.0f}" for deployment in (before, after)]

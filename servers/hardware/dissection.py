@@ -69,7 +69,10 @@ class SpeedFactor:
 
     @property
     def kind(self) -> str:
-        """The name without the number format: the same for all GPUs."""
+        """Name of the factor without the number format, such as `compute rate` for the factor `compute rate, fp16`.
+
+        The name without the format is the same for all GPUs.
+        """
         return self.name.partition(",")[0]
 
 

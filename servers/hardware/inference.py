@@ -256,7 +256,7 @@ class Deployment:
         return tokens
 
     def _gpus_for_weights(self, memory_fraction: float) -> int:
-        """Return the smallest number of GPUs, among the powers of 2, whose memory holds the weights."""
+        """Return the smallest number of GPUs, which is a power of 2, whose memory holds the weights."""
         gpus = 1
         while gpus * self.gpu.memory_bytes * memory_fraction <= self.weight_bytes:
             gpus *= 2

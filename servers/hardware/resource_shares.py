@@ -57,9 +57,9 @@ def divide_time(time_of: TimeOf, gpu: Gpu) -> DividedTime:
 
 
 def with_fast_resources(gpu: Gpu, names: Collection[str]) -> Gpu:
-    """Return a GPU on which the named resources take no time.
+    """Return a copy of a GPU on which the named resources take no time.
 
-    Compute includes the caches on the chip.
+    The resource `compute` includes the caches on the chip.
     """
     if "compute" in names:
         peaks = {name: rate * FASTER for name, rate in gpu.peaks.items()}

@@ -56,7 +56,7 @@ class Technology:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGeneration:
-    """A memory generation. The figures are those of one stack of HBM, or of one device of other memory."""
+    """A memory generation. Each figure is that of one stack of HBM, or of one device of other memory."""
 
     name: str
     family: str  # HBM, GDDR or LPDDR
@@ -207,7 +207,7 @@ def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
 
 
 def scaling_changes(technology_name: str | None, memory_name: str | None, network_name: str | None) -> list[str]:
-    """Return changes in the syntax of `with_changes` that derive a hypothetical GPU."""
+    """Return the changes that derive a hypothetical GPU, each as a text that `with_changes` accepts."""
     values = (technology_name, memory_name, network_name)
     return [f"{name}={value}" for name, value in zip(SCALINGS, values, strict=True) if value]
 

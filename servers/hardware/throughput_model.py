@@ -1,7 +1,7 @@
 """Predicts latency and throughput of a closed loop with a fixed number of requests in flight.
 
-`formula_times` is a formula for the steady state. `expected_times` in loadgen/servers/simulated/closed_loop.py replays
-the closed loop request by request instead, for the engines whose scheduling rules are known.
+`formula_times` is a formula for the steady state. For engines whose scheduling rules are known, `expected_times` in
+loadgen/servers/simulated/closed_loop.py replays the closed loop request by request.
 
 Each step decodes one token for every running request. While one request decodes, the prompt of every other request is
 computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308.16369):

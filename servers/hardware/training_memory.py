@@ -10,8 +10,8 @@ the number format of the run. The prediction includes:
 ZeRO stages 2 and 3 are predicted as FSDP2 implements them. At stage 2, each device holds its shard of the weights, and
 also a full copy of each layer until the backward pass of this layer.
 
-`loadgen.servers.hardware.training` predicts Megatron-LM instead. Like arXiv 2205.05198, it counts only the layers, in
-mixed precision.
+The memory of Megatron-LM is predicted by `loadgen.servers.hardware.training`. Like arXiv 2205.05198, that module counts
+only the layers, in mixed precision.
 """
 
 from __future__ import annotations

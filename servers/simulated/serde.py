@@ -475,9 +475,9 @@ class Untagged:
 
 
 def _missing_or_wrong(reader: Reader, expected: str) -> BodyError:
-    """Return the error for a value that does not have the type `expected`.
+    """Return the error for a missing value, or for a value that does not have the type `expected`.
 
-    If the body has ended, the error reports the missing value instead.
+    The value is missing if the body has ended.
     """
     if not reader.peek():
         return reader.unexpected("EOF while parsing a value")

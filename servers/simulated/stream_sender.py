@@ -230,7 +230,10 @@ def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> 
 
 
 def send_at_intervals(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
-    """Fault hook that sends the first token at once and then `k` tokens per event, as vLLM's `--stream-interval`."""
+    """Fault hook that sends the first token at once and then `k` tokens per event.
+
+    The option `--stream-interval` of vLLM has the same effect.
+    """
     if first == 0:
         return stream.events(first, tokens), tokens
     return _coalesce(True, k, stream, first, tokens)

@@ -156,8 +156,10 @@ def _timed_closing(usage_event: bytes, output_tokens: int, times: protocol.Reque
 
 
 def _identity(state: ServerState, request: CompletionRequest, *, chat: bool) -> dict[str, Any]:
-    """Return the first fields of a response: id, object, created and model. Two of them depend on the
-    route (`chat`).
+    """Return the first fields of a response: id, object, created and model.
+
+    For a chat request (`chat`), the id begins with `chatcmpl` and the object is `chat.completion`. For any other
+    request, the id begins with `cmpl` and the object is `text_completion`.
     """
     prefix, object_name = ("chatcmpl", "chat.completion") if chat else ("cmpl", "text_completion")
     return {

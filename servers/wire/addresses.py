@@ -178,8 +178,9 @@ class Connector:
     def __call__(self) -> Connection | Awaitable[Connection]:
         """Open one connection.
 
-        Return the connection if it is open at once, otherwise an awaitable that opens it. Raises the errors of
-        loadgen.servers.wire.connection.connect, and so does the awaitable."""
+        Return the connection if it is open at once, otherwise an awaitable that opens it. This method and the awaitable
+        raise the errors of loadgen.servers.wire.connection.connect.
+        """
         if len(self._target.addresses) == 1:
             opening = connect(self._target, self._timeout_s, self._stamps, self._receive_buffer)
             return self._named(opening) if self._name else opening

@@ -81,8 +81,9 @@ class Pool:
     def put(self, connection: Connection) -> None:
         """Put a connection that can carry another request back into the pool.
 
-        The pool may hold more idle connections than the number `spare`. If `spare` is 0, or after `close`,
-        the connection is closed instead."""
+        The pool may hold more idle connections than the number `spare`. If `spare` is 0, or after `close`, the
+        connection is closed and not put back.
+        """
         if self._spare:
             self._idle.append(connection)
         else:

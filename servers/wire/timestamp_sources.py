@@ -264,7 +264,9 @@ class PacketRingTimestamps(TimestampSource):
     def _agrees(self, received: Response, ring_stamps: Sequence[int]) -> bool:
         """Return True if the ring timestamps of a response agree with its socket timestamps.
 
-        Also return True if they cannot be compared. The differences are counted for the health telemetry of the run."""
+        The result is also True if the timestamps cannot be compared. The differences between the timestamps are counted
+        for the health telemetry of the run.
+        """
         self._checked += 1
         # The socket timestamps of retransmitted or reordered segments cannot be compared with the ring's.
         socket_stamps = None if received.tcp_stream.reordered else kernel_stamps(received)

@@ -16,8 +16,8 @@ missing:
     INFO 11-05 12:39:36 [logger.py:72] Generated response ID (streaming complete): output: '...', output_token_ids: ...
     DEBUG 11-05 12:39:36 [logger.py:98] Generated response ID details: output_token_ids: [...]
 
-vLLM writes times without a year, in whole seconds. The requests of one second are spread evenly over it. A time with a
-fraction in front of the line, such as that of `docker logs --timestamps`, is used instead.
+vLLM writes times without a year, in whole seconds. The requests of one second are spread evenly over this second. If a
+line begins with a time that has a fraction of a second, as `docker logs --timestamps` writes it, this time is used.
 """
 
 from __future__ import annotations

@@ -210,7 +210,9 @@ def new_sweep(
     adaptive: bool = False,
     speed: float = 1.0,
 ) -> Sweep:
-    """Return a new sweep. To resume it later, the plan, objectives, simulated server and clock speed must be the same.
+    """Return a new sweep.
+
+    A sweep can only be resumed later with the same plan, objectives, server model and clock speed.
 
     - `virtual_model` describes the server of a simulated sweep. It is None if the sweep measures a real server.
     - With `adaptive`, the sweep chooses how long its steps last.

@@ -164,8 +164,9 @@ def run_pilot(
 def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
     """Return the plan of level number `number`: a closed loop with `concurrency` clients.
 
-    The loop sends WAVES + 1 waves of requests, and a wave has one request for each client. LevelWatch ends the level
-    after WAVES waves. If the prompts come from a file, the loop lasts at most FILE_LEVEL_S seconds instead.
+    If the prompts come from a file, the loop lasts at most FILE_LEVEL_S seconds. Otherwise, the loop sends WAVES + 1
+    waves of requests, and a wave has one request for each client. LevelWatch ends the level earlier, as soon as the
+    throughput is known.
     """
     length: dict[str, Any] = {"n": (WAVES + 1) * concurrency, "duration_s": None}
     if sweep.plan.uses_file:

@@ -60,14 +60,12 @@ def run_capacity(
     ] = None,
     prices: Annotated[
         Path | None,
-        Option(metavar="FILE", help="TOML file with prices of GPUs by region, on demand and as spot.", **SERVER),
+        Option(metavar="FILE", help="TOML file with GPU prices by region, also spot.", **SERVER),
     ] = None,
     region: Annotated[
         list[str] | None, Option(metavar="NAME", help="Region of --prices to consider; repeatable.", **SERVER)
     ] = None,
-    spot: Annotated[
-        bool, Option("--spot", help="Consider the spot prices of --prices too, with spare replicas.", **SERVER)
-    ] = False,
+    spot: Annotated[bool, Option("--spot", help="Consider spot prices too, with spare replicas.", **SERVER)] = False,
     model: Annotated[str, Option(help="Model or config.json.", **SERVER)] = "llama-3.1-8b",
     search: Annotated[
         bool,
@@ -128,7 +126,7 @@ def run_capacity(
     hardware: Hardware = None,
     page: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Also write an HTML page with the options and the Pareto set.", **OUTPUT),
+        Option(metavar="FILE", help="Also write an HTML page: options and Pareto set.", **OUTPUT),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON and nothing else.", **OUTPUT)] = False,
     quiet: Annotated[bool, Option("--quiet", help="Show no progress.", **OUTPUT)] = False,
@@ -353,10 +351,10 @@ def plan_capacity(
     plan: PlanFile = None,
     **shared: Any,
 ) -> None:
-    """Compute how many GPUs a load needs to meet its objectives, and what they cost.
+    """Compute how many GPUs a load needs, and what they cost.
 
-    A search combines GPU types, engines and ways to divide the model. Combinations that memory or the physical limit
-    excludes are dropped, a formula ranks the others, and the cheapest are simulated in virtual time with the server's
-    scheduler. Nothing is sent. Exit codes: 0 computed, 2 usage error.
+    The GPUs meet the objectives at this load. A search combines GPU types, engines and ways to divide the model.
+    Combinations that memory or the physical limit excludes are dropped, a formula ranks the others, and the cheapest
+    are simulated in virtual time with the server's scheduler. Nothing is sent. Exit codes: 0 computed, 2 usage error.
     """
     run_capacity(merge_settings(plan, None, settings), **shared)

@@ -179,7 +179,7 @@ def _prefix_share(text: str, expected: str) -> float:
 
 
 def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[float, float]:
-    """Return the 95% interval of the share of answers that are equal to the first one.
+    """Return the 95% interval of the share of answers that are equal to the first answer to the same canary.
 
     `same` is the number of equal answers. `numbers` contains the number of the canary of each answer.
 

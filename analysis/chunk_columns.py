@@ -145,7 +145,7 @@ class OrderStatistics:
     def with_zeros(self, zeros: int) -> OrderStatistics:
         """Return the statistics of these samples and of `zeros` further samples with the value 0.
 
-        What a search has learned about these samples is used for both.
+        The result reuses the digit counts of the first pass over these samples, so it need not repeat this pass.
         """
         if self._first_counts is None:
             self._counts(np.zeros(1, np.int64), self._bits, _digit_bits(self._bits, groups=1))

@@ -31,7 +31,7 @@ _BRACKET = ord("[")
 
 
 class ChunkLists(NamedTuple):
-    """The chunks of a block of Records, one Record after another."""
+    """The chunks of a block of Records. The chunks of each Record follow those of the previous Record."""
 
     counts: Integers
     """Number of chunks of each Record."""
@@ -88,7 +88,10 @@ def _ones(count: int) -> bytes:
 
 
 def _integers(texts: Sequence[bytes], smallest: int, largest: int) -> tuple[Integers, Integers] | None:
-    """Return the lengths of JSON lists and their elements. Return None if an element is no integer in the limits."""
+    """Return two arrays from JSON lists of integers: the length of each list, and the elements of all lists.
+
+    Return None if an element is not an integer from `smallest` to `largest`.
+    """
     if any(text[0] != _BRACKET for text in texts):  # not a list
         return None
     joined = b",".join([text[1:-1] + _COMMA_END if len(text) > 2 else _END for text in texts])

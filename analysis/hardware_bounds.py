@@ -54,8 +54,8 @@ def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str,
 def notes(sizes: Mapping[str, str]) -> list[str]:
     """Return the note below the tables about the unit of `compute from`.
 
-    `compute from` is the smallest size from which a kernel is bound by compute. The note names the kernels whose size
-    has another unit than in the heading. `sizes` contains the usual unit of each phase.
+    `compute from` is the smallest size from which a kernel is bound by compute. The heading of a table states the unit
+    of this size, such as tokens. The note lists the kernels with another unit. `sizes` contains the unit of each phase.
     """
     if "prefill" in sizes:
         return [
@@ -65,7 +65,7 @@ def notes(sizes: Mapping[str, str]) -> list[str]:
 
 
 def accuracy_lines(bounds: Labelled) -> list[str]:
-    """Return a sentence per GPU about how far the times of kernels were off in measurements."""
+    """Return one sentence per GPU about the errors of predicted kernel durations, compared with measured durations."""
     from loadgen.servers.hardware.validation import describe, kernel_accuracies
 
     return [f"Accuracy on {name}: {describe(kernel_accuracies(item.gpu))}." for name, item in bounds.items()]
@@ -117,7 +117,10 @@ def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
 
 
 def share_rows(bounds: Labelled, phase: str) -> dict[str, list[str]]:
-    """Return the share of the kernel time that each resource binds, one cell per GPU."""
+    """Return the rows of the table of kernel time: for each resource, one cell per GPU.
+
+    The cell is the share of the time in kernels that are bound by this resource, such as memory.
+    """
     first = next(iter(bounds.values())).shares[phase]
     return {name: [f"{100 * item.shares[phase][name]:.0f}%" for item in bounds.values()] for name in first}
 

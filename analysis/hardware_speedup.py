@@ -87,11 +87,11 @@ def _factor_row(factor: SpeedFactor) -> tuple[str, ...]:
 
 
 def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
-    """Return a table of gains: a row per kind of factor, a column per step, and a column with the product of all steps.
+    """Return a table of gains, with one row per kind of factor and one column per step from a GPU to the next.
 
-    A gain is the growth of the speed that the factors of one kind cause in one step. The gain depends on the order in
-    which all factors are applied, so each cell contains the geometric mean over all orders. The last row is the
-    speed-up.
+    The last column contains the product of all steps. A gain is the growth of the speed that the factors of one kind
+    cause in one step. The gain depends on the order in which all factors are applied, so each cell contains the
+    geometric mean over all orders. The last row is the speed-up.
     """
     longest_first = sorted(dissections, key=lambda dissection: -len(dissection.factors))
     kinds = dict.fromkeys(factor.kind for dissection in longest_first for factor in dissection.factors)
@@ -104,15 +104,20 @@ def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
 
 
 def _kind_gain(dissection: Dissection, kind: str) -> float:
-    """Return the product of the mean gains of all factors of one kind, such as all number formats.
+    """Return how much the factors of one kind, such as number formats, increase the speed together.
 
-    The mean gain of a factor is the geometric mean over all orders in which the factors may be applied.
+    The result is the product of their mean gains. The mean gain of a factor is the geometric mean over all orders in
+    which the factors may be applied.
     """
     return math.prod(factor.share for factor in dissection.factors if factor.kind == kind)
 
 
 def speedup_document(dissections: Sequence[Dissection], load: str) -> Document:
-    """Return the page of `loadgen hardware compare`: cards, a chart and a table per step, and the compared GPUs."""
+    """Return the page of `loadgen hardware compare`.
+
+    The page has cards, a table of the compared GPUs, and a chart and a table for each step. A step leads from one GPU
+    to the next.
+    """
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.status import COMPUTED
     from loadgen.analysis.report.tables import number_columns, table

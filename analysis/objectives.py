@@ -147,7 +147,8 @@ class AttainmentCurve(msgspec.Struct, kw_only=True):
 class Goodput(msgspec.Struct, kw_only=True):
     """Number, share and rate of the complete requests that met every bound (--goodput).
 
-    The share is that of all requests due in the window, sent or not.
+    The share is the number of these requests, divided by the number of all requests that were due in the window,
+    including requests that were never sent.
     """
 
     bounds: list[str]

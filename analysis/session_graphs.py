@@ -61,7 +61,11 @@ def sessions_in_flight(frame: Frame) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _spans(frame: Frame, graphs: GraphColumns, place: NDArray[Any], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the first due time and the last end of each session, among requests that were sent."""
+    """Return two arrays with one element per session: its first due time, and the last end of its requests, in ns.
+
+    Requests that were not sent are ignored. `place` contains the index of the session of each request in `graphs`, and
+    `count` is the number of sessions.
+    """
     start_ns, end_ns = np.full(count, np.inf), np.full(count, -np.inf)
     sent = ~np.isnan(frame.sent_ns[graphs.row])
     np.minimum.at(start_ns, place[sent], frame.due_ns[graphs.row][sent])

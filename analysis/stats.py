@@ -669,11 +669,13 @@ def batch_rates(frame: Frame, batches: int) -> dict[str, Floats]:
 
 
 def rate_interval(rates: Floats) -> tuple[float, float] | None:
-    """Return the confidence interval of the mean of the rates of equal batches, or None if the rates do not vary.
+    """Return the confidence interval of the mean of `rates`, which are the rates in batches of equal length.
 
-    The method is the bootstrap t. This method replaces the quantiles of Student's t by those of
-    `(mean* - mean) / error*`. Here mean* is the mean of a sample of batches drawn with replacement, and error* is the
-    standard error of this mean. Skewed rates therefore get a skewed interval.
+    Return None if a rate is unknown, or if all or nearly all rates are equal.
+
+    The method is the bootstrap t. This method replaces the quantiles of Student's t by those of `(mean* - mean) /
+    error*`. Here mean* is the mean of a sample of batches drawn with replacement, and error* is the standard error of
+    this mean. Skewed rates therefore get a skewed interval.
     """
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0
@@ -727,7 +729,11 @@ def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats
 
 
 def _batch_of(frame: Frame, batches: int, instants: Floats) -> Integers:
-    """Return the batch of each time in ns: -1 before the measurement window, and `batches` after the window."""
+    """Return the index of the batch that contains each time in `instants` (ns).
+
+    The batches divide the measurement window into `batches` equal parts. A time before the window has the index -1, and
+    a time after the window has the index `batches`.
+    """
     begins, ends = frame.span_ns or (0.0, 1.0)
     indices = np.minimum(batches - 1, (instants - begins) / (ends - begins) * batches).astype(np.int64)
     indices[instants < begins] = -1

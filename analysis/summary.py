@@ -103,9 +103,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
 
 class RemovedFigures(msgspec.Struct, kw_only=True):
-    """Figures of the requests that ended in one time window, whose records were removed.
+    """Figures of requests whose Records were removed, for the requests that ended in one time window.
 
-    Latencies are those of complete requests. None: no request of the window has this latency.
+    Latencies are those of complete requests. A latency is None if no request of the window has it.
     """
 
     from_s: float
@@ -225,9 +225,9 @@ class RequestCounts(msgspec.Struct, kw_only=True):
 
 
 class LengthDifference(msgspec.Struct, kw_only=True):
-    """Number and mean lengths of complete responses whose length differs from the requested one.
+    """Number and mean lengths of complete responses that do not have the requested length.
 
-    One object covers the responses that are too short, and another one the responses that are too long.
+    There is one object for the responses that are shorter than requested, and one for the responses that are longer.
     """
 
     responses: int

@@ -120,7 +120,11 @@ def _notes(sweep: TechnologySweep) -> Iterable[str]:
 
 
 def _problems(sweep: TechnologySweep) -> list[str]:
-    """Return a sentence if the model does not fit on some GPUs, and one if not all requests fit."""
+    """Return sentences about memory that is too small.
+
+    There is a sentence if the model does not fit on some GPUs, and a sentence if some GPUs hold fewer requests at the
+    same time than others.
+    """
     sentences = []
     problems = [point for point in sweep.points if point.problem]
     if problems:
@@ -336,7 +340,10 @@ def _time_chart(name: str, figure: str, sweep: TechnologySweep) -> dict[str, Any
 
 
 def _parts_chart(name: str) -> dict[str, Any]:
-    """Return the chart of the parts of a time: one stacked bar per node."""
+    """Return the definition of a chart with one stacked bar per technology node. `name` is the id of the chart.
+
+    A bar shows which shares of a predicted time are due to compute, memory, network and latency.
+    """
     traces = [
         {
             "type": "bar",

@@ -519,7 +519,10 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 
 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
-    """Return why the backend may count a request several times, or "" if it counts every request once."""
+    """Return why the backend may count more than the client does, or "" if no reason is known.
+
+    `counter` is the name of the counter. For example, a backend may count each text of a request as a request.
+    """
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
     if piece and np.nanmax(frame.output_asked, initial=0) > piece:
@@ -582,7 +585,8 @@ def memory_use(run: Run) -> Memory | None:
 def _by_subject(source_readings: Sequence[Reading], source: Source) -> dict[str, Values]:
     """Return the readings of a telemetry source, grouped by device or process.
 
-    For each reading, the group contains a pair: the moment of the reading (such as `idle`) and its values.
+    A group has one pair per reading: the phase of the run in which the reading was taken (such as `idle`), and the
+    values.
     """
     subjects: dict[str, Values] = {}
     for reading in source_readings:

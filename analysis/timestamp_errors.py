@@ -127,11 +127,11 @@ def _quantile(values: Floats) -> float | None:
 
 
 def _merged_read_errors(frame: Frame, away_s: float | None) -> tuple[Floats, Integers, Integers]:
-    """Return three arrays of errors of complete requests, for tokens that were read together with other tokens:
+    """Return three arrays about tokens of complete requests that were read together with other tokens:
 
     - the maximum error of the TTFT of each request, in ns.
-    - the number of timestamps in each bucket of maximum errors.
-    - the number of inter-token gaps in each bucket of maximum errors.
+    - the number of timestamps in each bucket, which is a range of maximum errors.
+    - the number of inter-token gaps in each bucket.
 
     Buckets keep the arrays small for a hundred million tokens. `away_s` is the longest time in seconds that the client
     may have spent without reading, or None if this time is unknown. No error exceeds `away_s`.

@@ -470,7 +470,10 @@ class Plan:
 
     @property
     def first_model(self) -> str | None:
-        """Return the model that the plan names, or the first model of a split. None if the plan names no model."""
+        """Return the model that the plan names, or None if the plan names no model.
+
+        If the plan splits its requests over several models, return the first of these models.
+        """
         mix = self.model_mix
         return self.model if mix is None else mix.models[0]
 

@@ -302,7 +302,10 @@ def endpoint_dialect(server: str, endpoint: str | None) -> Dialect:
 
 
 def check_endpoint(facts: ServerFacts, endpoint: str | None) -> None:
-    """Raise EndpointError if the server's model does not support the endpoint. None is the default endpoint."""
+    """Raise EndpointError if the server's model does not support the endpoint.
+
+    If `endpoint` is None, the default endpoint is used, and no error is raised.
+    """
     if endpoint is None or not facts.endpoints or endpoint in facts.endpoints:
         return
     raise EndpointError(

@@ -133,7 +133,10 @@ def start_translator(url: str, access: Access) -> str:
 
 
 def translator_pids() -> list[int]:
-    """Return the process ids of the translators that this process, or the process from which it was forked, started."""
+    """Return the process ids of the translators that this process has started.
+
+    In a forked process, the result also contains the translators that its parent had started before the fork.
+    """
     return [translator.pid for translator in _translators.values()]
 
 

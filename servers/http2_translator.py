@@ -295,7 +295,7 @@ async def _read_request(reader: asyncio.StreamReader, begin: bytes) -> Http1Requ
 
 
 async def _run(settings: Mapping[str, Any]) -> None:
-    """Serve loadgen until this process receives SIGTERM."""
+    """Translate the requests of loadgen to HTTP/2 until this process receives SIGTERM."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)

@@ -123,9 +123,11 @@ def normalise_proxy_url(url: str) -> str:
 
 
 def proxy_at(url: str, environ: Mapping[str, str] = os.environ) -> Proxy:
-    """Return the proxy at a URL that `normalise_proxy_url` accepted, with the credentials of the environment.
+    """Return the proxy at a URL that `normalise_proxy_url` accepted.
 
-    Raises SecretError if the credentials cannot be used."""
+    The credentials for the proxy come from the environment variable PROXY_AUTH_VARIABLE. Raises SecretError if they
+    cannot be used.
+    """
     parts = urlsplit(normalise_proxy_url(url))
     credentials = environ.get(PROXY_AUTH_VARIABLE, "").strip()
     headers = {}

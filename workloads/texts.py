@@ -245,9 +245,9 @@ def measure_openings(count: CountTokens, vocabulary: WordCosts) -> WordCosts:
 def pair_texts(first: str, words: Sequence[str]) -> list[str]:
     """Return texts that together contain every pair of `words`, including each word twice in a row.
 
-    There is one text per word. The text begins with `first`, and then contains its word twice. Then, for every word
-    that comes later in `words`, the text contains the later word and its own word. For example, the first text for the
-    words a, b and c is `first a a b a c a`.
+    There is one text per word. The text begins with `first`, followed by the word twice. For every later word in
+    `words`, the text then contains the later word, followed by the word of the text again. For example, the first text
+    for the words a, b and c is `first a a b a c a`.
     """
     texts = []
     for position, word in enumerate(words):
@@ -333,8 +333,9 @@ class TextSurvey:
     def note(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
         """Add one prompt to the survey, and return an empty string.
 
-        The method has the interface of a prompt builder (`Prompt`). It replaces the prompt builder when all prompts of
-        a run are counted in advance."""
+        The method has the parameters of a prompt builder (`Prompt`). It can therefore be passed in place of a prompt
+        builder, to count all prompts of a run in advance without building them.
+        """
         start = shared[0] if shared else (number, tokens)
         if start[0] >= 0:
             self.lengths[start[1]] += 1

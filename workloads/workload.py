@@ -209,7 +209,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def has_graphs(self) -> bool:
-        """True if the sessions of the workload are graphs, which `graphs` yields."""
+        """True if each session of the workload is a graph of requests. The method `graphs` then yields the sessions."""
         return isinstance(self.spec.workload, SessionFile)
 
     @property
@@ -223,7 +223,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def shared_spans(self) -> int:
-        """The number of beginnings that several prompts share, or 0 if it is unknown."""
+        """The number of different beginnings that prompts have in common, or 0 if this number is unknown."""
         if self.query_tokens:
             return self.spec.numbers // self.spec.batch_size
         return getattr(self.spec.workload, "groups", 0)
@@ -278,9 +278,11 @@ class Prompts(msgspec.Struct, frozen=True):
         return isinstance(self.spec.workload, SessionFile) and self.spec.workload.loop and self.spec.n is None
 
     def graphs(self, *, once: bool = False) -> Iterator[SessionGraph]:
-        """Yield the sessions that are graphs. With `once`, an endless workload ends with its file.
+        """Yield the sessions, each as a graph of requests.
 
-        Raises WorkloadError for a workload without such sessions."""
+        With `once`, each session of a file is yielded once, even if the workload repeats the file without end. Raises
+        WorkloadError for a workload whose sessions are not graphs.
+        """
         source = self.spec.workload
         if not isinstance(source, SessionFile):
             raise WorkloadError(f"{source} has no sessions with several requests", "use sessions:FILE")

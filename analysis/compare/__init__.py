@@ -577,9 +577,10 @@ def _ratio_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _log_range(comparison: Comparison) -> tuple[float, float] | None:
-    """Return the ends of the logarithmic axis of the chart of ratios, or None if a linear axis shows all ratios.
+    """Return the smallest and the largest value on the axis of the chart of ratios, if the axis is logarithmic.
 
-    A wide interval extends the axis by at most CLIP_FACTOR. Otherwise this interval would squeeze all other intervals.
+    Return None if a linear axis can show all ratios. A wide interval extends the axis by at most CLIP_FACTOR. Otherwise
+    this interval would squeeze all other intervals.
     """
     rows = _ratio_rows(comparison)
     ratios = [row["ratio"] for row in rows if row["ratio"] > 0]
@@ -673,7 +674,7 @@ def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
 
 
 def _throughput_traces(traces: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the traces of the mean throughput of each group of runs, with a band from the minimum to the maximum."""
+    """Return the chart traces for the throughput of a group of runs: the mean, and a band from minimum to maximum."""
     edge = {"type": "scatter", "mode": "lines", "x": "$course.start_s", "hoverinfo": "skip", "showlegend": False}
     edge |= {"line": {"width": 0, "shape": "hv"}, "name": "range"}
     mean = next(trace for trace in traces if trace["y"] == "$course.tokens_per_s")

@@ -242,9 +242,11 @@ def _finite(value: float) -> float | None:
 
 
 def _percent(share: float) -> str:
-    """Return a difference as text, such as `+5.1%`, or as a factor, such as `6.30x`, if a value more than doubles.
+    """Return a relative difference as text, such as `+5.1%`.
 
-    Return `unbounded` if the difference is not finite."""
+    A difference of more than 100% becomes a factor, such as `6.30x`. Return `unbounded` if the difference is not
+    finite.
+    """
     if not math.isfinite(share):
         return "unbounded"
     if abs(share) > 1:

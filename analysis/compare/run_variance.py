@@ -330,10 +330,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
-    """Return two durations in seconds, one for run A and one for run B, that determine the value of a metric.
+    """Return two durations in seconds, one for run A and one for run B, on which the value of a metric depends.
 
-    For a real-time factor, which is the ratio of a latency to the length of audio, the duration is the median E2E
-    latency of the run. For any other metric, the function returns `values`, which are durations themselves.
+    If the metric is a duration, these are its `values` in the two runs. A real-time factor is the ratio of a latency to
+    the length of the audio. For a real-time factor, the result contains the median E2E latency of each run.
     """
     if metric.unit == "ratio":
         return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]

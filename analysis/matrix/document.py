@@ -240,7 +240,11 @@ class MatrixReport:
         )
 
     def _chips(self) -> list[doc.Chip]:
-        """Return the status strip: chips on the measured and valid cells and sweeps, and on the requests."""
+        """Return the chips of the status strip.
+
+        The chips state how many cells and sweeps were measured, how many of them are valid, and how many requests are
+        complete.
+        """
         return [*self._cell_chips(), *sweep_chips(self.summary.sweeps)]
 
     def _cell_chips(self) -> list[doc.Chip]:

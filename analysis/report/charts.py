@@ -165,7 +165,10 @@ def _distribution_curve(name: str, frame: Frame) -> dict[str, Any]:
 
 
 def data_without_summary(frame_input: FrameInput) -> dict[str, Data | None]:
-    """Return the data of the charts that do not use the summary, by chart id. None: the chart does not apply."""
+    """Return the data of the charts that do not use the summary, by chart id.
+
+    The data of a chart is None if the chart does not apply to the run.
+    """
     charts = [chart for chart in CHARTS.values() if not chart.needs_summary]
     return {chart.id: chart.data(cast("ChartInput", frame_input)) for chart in charts}
 

@@ -641,7 +641,8 @@ def _canaries_level(canaries: CanaryFigures) -> Level:
 def canaries_sentence(canaries: CanaryFigures) -> str:
     """Return sentences on the answers to canaries.
 
-    If answers under load are wrong, the sentences state the number of requests in flight from which on they are wrong.
+    If answers under load are wrong, the sentences may also state up to how many requests in flight the answers are
+    right.
     """
     if not canaries.answers or canaries.share_ci95 is None:
         return (
@@ -781,7 +782,10 @@ def mixed_counters_finding(summary: Summary) -> Finding | None:
 
 
 def response_groups_finding(summary: Summary) -> Finding | None:
-    """Return a warning if TTFT forms two separate groups, as behind a URL with unequal replicas, or None if not."""
+    """Return a warning if TTFT forms two separate groups, as it does if one URL leads to a fast and a slow replica.
+
+    Return None if there are no such groups, or if another finding already names replicas that differ.
+    """
     groups = summary.response_groups
     if groups is None or summary.replica_difference is not None:  # the other finding names the replicas
         return None

@@ -487,7 +487,7 @@ def _folded_chart(chart: Block) -> Block:
 
 
 def _machines(summaries: Sequence[Summary], telemetry: Sequence[Block]) -> list[Block]:
-    """Return the blocks of the report on memory, on the server's counters and on other telemetry readings.
+    """Return blocks for the report on three topics: memory, the server's counters, and other telemetry readings.
 
     The sentences on memory come first. Below them, a folded block contains the tables, the reasons for missing
     readings, and the blocks in `telemetry`.

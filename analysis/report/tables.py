@@ -695,7 +695,10 @@ def validity_cell(summary: Summary) -> TableCell:
 
 
 def longest_gaps(gaps: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
-    """Return the table of the longest gaps between tokens: eight for a single run, or three per run for several."""
+    """Return the table of the longest gaps between tokens.
+
+    The table has the eight longest gaps of a single run, or the three longest gaps of each of several runs.
+    """
     several = len(gaps) > 1
     rows = []
     for index, gaps_of_run in enumerate(gaps):

@@ -567,8 +567,9 @@ def _header(main: Path, line: bytes) -> Header:
 def _blocks(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = WHOLE_FILE) -> Iterator[bytes]:
     """Yield blocks of whole lines. Raises RunFileError for an unreadable file or a line over LINE_BYTES.
 
-    `span` contains the offset in bytes of the first line to read, and that of the line after the last one. None instead
-    of the second offset means the end of the file."""
+    `span` contains two offsets in bytes: the start of the first line to read, and the end of the last one. If the
+    second offset is None, the file is read to its end.
+    """
     position, end = span
     try:
         with open_records(file, pipes=pipes) as stream:

@@ -184,10 +184,10 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is True if at least one run met the objectives and at least one run violated them. If `bracketed` is
-        True, one end of the confidence interval of the capacity may still be far from the median of the capacity: by
-        more than a factor of 2. The method then returns a load between this end and the median, because a run at such a
-        load clearly meets or violates the objectives. An exception is a load near which a run was already made.
+        `bracketed` is True if at least one run met the objectives and at least one run violated them. Even then, one
+        end of the confidence interval of the capacity may be more than a factor of 2 away from the median of the
+        capacity. In this case, the method returns a load between this end and the median, unless a run near this load
+        was already made. A run at such a load clearly meets or violates the objectives.
         """
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
@@ -280,8 +280,8 @@ def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
     """Return the capacity according to runs at a fixed list of loads.
 
     The upper end of the capacity's interval is the smallest load that violated the objectives, or None if no load
-    violated them. The capacity and the lower end are the largest load that met the objectives and is smaller than the
-    upper end.
+    violated them. Among the loads below this upper end, the largest load that met the objectives is both the capacity
+    and the lower end of the interval. If there is no such load, the lower end is 0.
     """
     violated = [run.load for run in runs if run.over > 0.5]
     high = min(violated, default=None)

@@ -222,7 +222,8 @@ def ended_sentence(sweep: SweepResult) -> str:
 def _verdict(step: SweepStep, sweep: SweepResult) -> str:
     """Return the verdict on a step (the run at one load) in words.
 
-    The result is empty for a sweep over a fixed list of loads without objectives.
+    If a sweep without objectives measures a fixed list of loads, its steps have no verdict. The result is then empty,
+    unless the server was overloaded.
     """
     if sweep.state is not None and not sweep.objectives:
         return STABILITY_VERDICTS[step.verdict]
@@ -243,9 +244,10 @@ def _remarks(step: SweepStep, sweep: SweepResult) -> str:
 def _is_settled(sweep: SweepResult) -> bool:
     """Return True if the sweep reached its goal, else False.
 
-    The goal of a capacity search is an interval as narrow as requested. A search without a useful next load has also
-    reached its goal. The goal of a fixed list of loads is a capacity between two of these loads, or only the
-    measurements if there are no objectives."""
+    A capacity search reaches its goal if the interval of the capacity is as narrow as requested, or if no further load
+    would be useful. A fixed list of loads reaches its goal if the capacity lies between two of these loads. If the list
+    has no objectives, it only has to be measured.
+    """
     if sweep.state is None:
         return sweep.fixed_loads
     return sweep.state == "found" or (sweep.state == "open" and sweep.ended == "done")
@@ -349,9 +351,10 @@ def _subtitle(sweeps: Sequence[SweepResult]) -> str:
 
 
 def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return the status strip: validity, the capacity, the objectives, and the requests at loads within the capacity.
+    """Return the chips of the status strip.
 
-    The validity says how many steps of the sweep were measured validly. A step is the run at one load.
+    They are about the measurement, the capacity, the objectives, and the requests at loads within the capacity. The
+    chip on the measurement says how many steps of the sweeps are valid. A step is the run at one load.
     """
     steps = [step for sweep in sweeps for step in sweep.steps]
     valid = sum(step.client == "ok" for step in steps)
@@ -651,7 +654,7 @@ def _comparison(sweeps: Mapping[str, SweepResult], link: Links) -> doc.Table:
 
 
 def _prices(sweeps: Iterable[SweepResult]) -> str:
-    """Return the prices of the sweeps, or an empty string if no sweep has a price."""
+    """Return the prices of the sweeps per GPU hour or server hour as text, or an empty string if there are none."""
     texts = (
         f"{format_price(sweep.gpu_hour_cost, sweep.currency)} per {'GPU hour' if sweep.gpus else 'server hour'}"
         for sweep in sweeps

@@ -98,12 +98,12 @@ class EdgeSearch:
         return lower * ratio**0.5 if ratio > 1 + NEAR else None
 
     def _confirming_load(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
-        """Return a load that may confirm an end of the confidence interval, or None if neither end needs confirmation.
+        """Return a load that may confirm an end of the capacity's confidence interval, or None if none is needed.
 
-        `carried` is the largest load with which the server clearly kept up, and `exceeded` the smallest load with which
-        it clearly did not. If the upper end of the interval is still far above `exceeded`, the result is a load just
-        above `exceeded`. Otherwise, if the lower end is still far below `carried`, the result is a load just below
-        `carried`.
+        `carried` is the largest load at which the server clearly kept up. `exceeded` is the smallest load at which the
+        server clearly did not keep up. If the upper end of the interval is still far above `exceeded`, the result is a
+        load just above `exceeded`. Otherwise, if the lower end is still far below `carried`, the result is a load just
+        below `carried`. If both ends are near these loads, the result is None.
         """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:

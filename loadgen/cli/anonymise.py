@@ -101,9 +101,11 @@ def _model_names(pairs: list[str]) -> dict[str, str]:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[str]]:
-    """Open a file for writing. It gets its name when the context ends without an error, and is deleted otherwise.
+    """Open a file for writing under a temporary name.
 
-    Raises OutputError if the file cannot be written."""
+    If the context ends without an error, the file gets the name `path`. Otherwise it is deleted. A device, such as
+    /dev/stdout, is opened directly. Raises OutputError if the file cannot be written.
+    """
     if path.exists() and not path.is_file():  # such as /dev/stdout
         with path.open("w", encoding="utf-8") as device:
             yield device

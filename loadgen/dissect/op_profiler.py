@@ -299,7 +299,10 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> float:
-    """Return the bytes of a tensor in memory. An expanded dimension counts once."""
+    """Return the bytes of a tensor in memory.
+
+    If a dimension was created by `expand`, its elements share memory, so the dimension does not increase the result.
+    """
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return float(math.prod(sizes) * tensor.element_size())
 

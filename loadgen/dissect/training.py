@@ -117,9 +117,10 @@ def measure_training(spec: TrainingSpec) -> TrainingResult:
 
 
 def _measure_and_predict(spec: TrainingSpec, technique: Technique, limits: DeviceLimits) -> TechniqueResult:
-    """Measure a technique, and add predictions based on the measured limits of its processes.
+    """Measure a technique, and add predictions of its times and memory.
 
-    If the technique does not fit into the GPU's memory, the result says so and has no measurements.
+    The predictions use the device limits that were measured together with the technique. If there are none, they use
+    `limits`. If the technique does not fit into the GPU's memory, the result says so and has no measurements.
     """
     count = spec.process_count(technique)
     try:

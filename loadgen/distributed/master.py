@@ -545,13 +545,15 @@ class ClockOffset:
         return self.after.offset_ns - self.before.offset_ns
 
     def correction(self, start_ns: int, instant_ns: int) -> int:
-        """Return the clock correction in ns for a time that a worker machine recorded. The correction is added to the
-        time.
+        """Return the correction in ns that must be added to a time that a worker machine recorded.
 
-        `instant_ns` is the recorded time in ns since the start of the run. The worker machine's start time was computed
-        with the offset `before`, and `start_ns` is the start on the master's clock. The clock has drifted since the
-        first exchange, so the correction is `-drift_ns * passed_ns / span_ns`. `span_ns` is the time between the two
-        exchanges. `passed_ns` is the time from the first exchange to the instant, limited to `0..span_ns`.
+        `instant_ns` is the recorded time in ns since the start of the run. `start_ns` is the start on the master's
+        clock.
+
+        The machine's start time was computed with the offset of the exchange `before`. Since this exchange, the
+        machine's clock has drifted. The drift between the exchanges `before` and `after` is `drift_ns`, and the time
+        between them is `span_ns`. The correction is therefore `-drift_ns * passed_ns / span_ns`. Here `passed_ns` is
+        the time from `before` to the recorded time, limited to `0..span_ns`.
         """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)
@@ -559,11 +561,10 @@ class ClockOffset:
 
 
 def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
-    """Return the clock offset of a machine, from its best clock exchange before the start and its best one after the
-    start.
+    """Return the clock offset of a machine, from two exchanges of timestamps: one before and one after `start_ns`.
 
-    The best exchange has the shortest round trip. Without an exchange after the start, the best exchange before the
-    start takes its place. Raises ValueError without an exchange before the start.
+    On each side of the start, the exchange with the shortest round trip is used. If there is no exchange after the
+    start, the exchange before the start is used twice. Raises ValueError if there is no exchange before the start.
     """
     best = partial(min, key=attrgetter("round_trip_ns"))
     before = best(sample for sample in samples if sample.at_ns <= start_ns)

@@ -54,7 +54,10 @@ def replica_in_turn(number: int, replicas: int, workers: int) -> int:
 
 
 class Dealer:
-    """Deals the requests of one worker process to replicas in turn (`even` and `session`)."""
+    """Chooses the replica for each request of one worker process, with the methods `even` and `session` of this module.
+
+    With the method `least-busy`, this class chooses replicas only for warm-up requests and canaries.
+    """
 
     def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
         """Create the dealer of worker process number `worker` of `workers`.
@@ -192,8 +195,8 @@ class NewAddress(NamedTuple):
 def readdressed(payload: bytes, address: NewAddress) -> bytes:
     """Return an encoded request for another replica, with a new request line and a new Host header.
 
-    A Host header that the user has set is not changed. The function is called when the request is due, so it copies the
-    body only once.
+    A Host header that the user has set is not changed. The function must be fast, because it is called when the request
+    is due. It therefore copies the body only once.
     """
     target_at = payload.find(b" ") + 1
     headers_at = payload.find(b"\r\n") + 2

@@ -140,8 +140,8 @@ class CanaryLog:
 class CanaryAsker:
     """Sends the canaries of a run (prompts with a known answer), before, during or after the load.
 
-    `encode` encodes a request with its due time. `build_driver` returns a Driver that sends a queue of requests with a
-    number of clients and passes its Records to `log`.
+    `encode` encodes a request with its due time. `build_driver` has two arguments: a queue of requests and the number
+    of clients. It returns a Driver that sends these requests. The Driver passes the Record of each request to `log`.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def merge_parts(
 
 
 def _removed_records(parts: Iterable[Path]) -> list[RemovedRecords]:
-    """Return the figures of the removed Records among the lines of several files."""
+    """Return the descriptions of removed Records that several part files contain. Other lines are ignored."""
     result = []
     for line in whole_lines(parts, [], ""):
         with suppress(*DECODE_ERRORS):

@@ -303,11 +303,12 @@ class PreparedLoad(msgspec.Struct, frozen=True):
 
 
 def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
-    """Return the classes of traffic of a plan, each with a schedule or None.
+    """Return the classes of traffic of a plan, each as a pair of the class and its schedule.
 
     If the plan states due times for all classes together, these due times are divided among the classes with a share.
-    Each of these classes has a schedule with its part of the due times. Every other class has None, and the caller must
-    build its schedule. If a plan has no classes, the result has one class without a name, with None.
+    Each of these classes has a schedule with its part of the due times. For every other class, the schedule is None,
+    and the caller must build it. For a plan without classes, the result is one class with an empty name and without a
+    schedule.
     """
     if not plan.traffic:
         return [(TrafficClass("", plan, 0, 0), None)]

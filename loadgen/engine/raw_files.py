@@ -56,9 +56,10 @@ class RawFacts(msgspec.Struct):
 
 
 def raw_requests_of(plan: Plan) -> RawRequests | None:
-    """Return the workload of a plan if it consists of whole requests, otherwise None.
+    """Return the workload of a plan if it is a file of whole requests (`requests:FILE`), otherwise None.
 
-    If the plan names a path or an endpoint, requests without `url` are sent there."""
+    If the plan names a path or an endpoint, requests without `url` are sent to this path or endpoint.
+    """
     source = plan.prompt_source
     if not isinstance(source, RawRequests):
         return None

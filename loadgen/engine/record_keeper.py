@@ -101,7 +101,10 @@ def compress(file: Path) -> Path:
 
 
 def remove_old(folder: Path, keep_ns: int) -> None:
-    """Remove every file whose last Record is older than `keep_ns`, after its figures are on disk."""
+    """Remove every file of Records whose last Record was written more than `keep_ns` ago.
+
+    Before a file is removed, the figures of its Records are written to disk.
+    """
     for file in record_files(folder):
         if time.time_ns() - file.stat().st_mtime_ns < keep_ns:
             continue

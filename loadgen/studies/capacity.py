@@ -374,7 +374,11 @@ def worker_option(
 def add_worker_interval(
     result: CapacityOption, server: SimulatedServer, per_s: float, objectives: Sequence[Objective]
 ) -> None:
-    """Set the ends of the interval of the GPUs of an option with separate workers."""
+    """Set the fields `gpus_low` and `gpus_high` of an option with separate workers.
+
+    They are the numbers of GPUs that are needed if the server is faster or slower than predicted by the factor `1 +
+    step_error`.
+    """
     assert result.prefill_workers
     assert result.decode_workers
     factor = 1 + constant("step_error")

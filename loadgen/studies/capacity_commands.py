@@ -67,7 +67,7 @@ def _if_above(value: int, smallest: int = 1) -> int | None:
 
 
 def _hardware(option: CapacityOption, context: CommandContext) -> dict[str, object]:
-    """Return the options that `limits` and `simulate` have in common."""
+    """Return the options that the commands `loadgen limits` and `loadgen simulate` have in common."""
     return {
         "--gpu": option.gpu,
         "--model": context.model,
@@ -100,7 +100,11 @@ def _limits(option: CapacityOption, context: CommandContext, in_flight: float) -
 
 
 def _simulate(option: CapacityOption, context: CommandContext) -> str:
-    """Return the command that simulates one replica at its share of the rate, or all separate workers."""
+    """Return the command that simulates an option.
+
+    The command simulates one replica at its share of the request rate. If the option has separate prefill and decode
+    workers, the command simulates all workers at the whole rate.
+    """
     plan = context.plan
     replicas = 1 if option.prefill_workers is not None else max(1, option.pools[0].replicas)
     options = {"--server": option.engine} | _hardware(option, context)

@@ -260,7 +260,10 @@ def _pareto_data(report: CapacityReport, colours: Mapping[str, str]) -> dict[str
 
 
 def _commands(report: CapacityReport) -> list[Block]:
-    """Return a disclosure with the commands of each option and each point of the Pareto set."""
+    """Return blocks that the reader can unfold, each with the commands of one configuration.
+
+    The configurations are the first MAX_COMMANDS options and all points of the Pareto set.
+    """
     entries = [
         (f"{option.gpus} x {report.full_name(option)}", option.commands) for option in report.options[:MAX_COMMANDS]
     ]

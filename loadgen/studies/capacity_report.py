@@ -107,7 +107,10 @@ class CapacityReport:
         return rows
 
     def _pareto_rows(self, level: int) -> list[tuple[str, ...]]:
-        """Return the rows of the table of the Pareto set. A higher `level` makes them shorter."""
+        """Return the rows of the table of the Pareto set.
+
+        `level` is from 0 to 3. With a higher level, the rows are narrower: they have fewer columns or shorter texts.
+        """
         points = self.result.pareto
         priced = any(point.cost_per_million_tokens is not None for point in points)
         speed = ("tokens/s user", "tok/s user", "tok/s user", "tok/s")[level]
@@ -232,7 +235,11 @@ def format_cost(cost: float | None, option: CapacityOption) -> str:
 
 
 def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:
-    """Return a table as text. `rows` returns its rows for a level from 0 to 3; higher levels are shorter."""
+    """Return a table as text, in the widest form that fits into LINE_WIDTH columns.
+
+    `rows` returns the rows of the table for a level from 0 to 3. With a higher level, the rows are narrower. If no form
+    fits, the narrowest one is returned.
+    """
     tables = (align_columns(rows(level)) for level in range(4))
     table = ""
     for table in tables:
@@ -242,7 +249,7 @@ def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:
 
 
 def _listed(reasons: Sequence[str]) -> list[str]:
-    """Return indented lines, at most MAX_REASONS of them."""
+    """Return the reasons as indented lines. After MAX_REASONS reasons, one line states how many more there are."""
     lines = []
     for reason in reasons[:MAX_REASONS]:
         lines += textwrap.wrap(reason, LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="    ")

@@ -81,7 +81,7 @@ def request_facts(plan: Plan) -> RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the data sheet allows for one replica, or for one prefill worker and one decode worker."""
+    """The physical limit of one replica, or of one prefill worker and one decode worker, by the data sheet."""
 
     missed: str
     """The objective that a single request misses even at the limit; empty if it meets all."""
@@ -91,7 +91,10 @@ class Limit:
     """Maximum requests per second of one prefill worker. None without separate workers."""
 
     def min_replicas(self, rate_per_s: float) -> tuple[int, int]:
-        """Return the minimum numbers of (replicas or decode workers, prefill workers) for a request rate."""
+        """Return the minimum number of replicas for a request rate, and the minimum number of prefill workers.
+
+        With separate workers, the first number counts decode workers. Otherwise, the second number is 0.
+        """
         prefill = 0 if self.prefill_per_s is None else math.ceil(rate_per_s / self.prefill_per_s)
         return max(1, math.ceil(rate_per_s / self.per_s)), prefill
 
@@ -101,7 +104,8 @@ def physical_limit(
 ) -> Limit:
     """Return the physical limit of a deployment. `separate` is true if prefill and decode have separate workers.
 
-    Latencies are those of a request alone: no other load makes them shorter.
+    An objective counts as missed if even a request without other requests would miss it, because other requests can
+    only slow this request down.
     """
     decode_s = _slowest(lower_bounds_s(deployment, 0, 0, 1, float(facts.prompts.min())))
     missed = ""
@@ -131,7 +135,10 @@ def physical_limit(
 
 
 def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestFacts, decode_s: float) -> float:
-    """Return the minimum of the figure of an objective if each request is alone; 0 if no minimum is known."""
+    """Return the minimum in seconds of the latency that an objective limits, for a request without other requests.
+
+    Return 0 if no minimum is known for this latency.
+    """
     if objective.figure in ("ttft", "ttft_due"):
         prompt, _ = deployment.prompt_parts(int(_length(objective, facts.prompts)))
         return float(_slowest(lower_bounds_s(deployment, 1, prompt, 0, 0)))
@@ -143,7 +150,7 @@ def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestF
 
 
 def _length(objective: Objective, lengths: Any) -> float:
-    """Return the statistic of the lengths that belongs to the statistic of an objective."""
+    """Return a statistic of the `lengths` in tokens: the one that the objective uses, such as the mean or the p99."""
     if objective.percentile is not None:
         return float(np.quantile(lengths, objective.percentile, method="lower"))
     return float(getattr(lengths, objective.statistic)())
@@ -169,7 +176,11 @@ class LoadCurve:
     """Requests per second of one prefill worker that is busy for BUSY_SHARE of the time."""
 
     def gpu_share(self, gpus: int) -> Any:
-        """Return the number of GPUs per replica, or per decode worker with its prefill workers."""
+        """Return the number of GPUs that one replica needs, for each number of requests in flight.
+
+        `gpus` is the number of GPUs of one worker. With separate workers, the result counts a decode worker together
+        with its part of the prefill workers.
+        """
         return gpus * (1 + self.prefill_workers)
 
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
@@ -249,5 +260,9 @@ def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) 
 
 
 def formula_slack() -> float:
-    """Return the factor by which a bound is loosened before the formula rejects a configuration: the model's error."""
+    """Return the factor by which bounds of objectives are multiplied before predictions are compared with them.
+
+    The factor allows for the typical error of the predictions, so that no configuration is rejected because of this
+    error.
+    """
     return 1 + constant("step_error")

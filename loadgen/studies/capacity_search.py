@@ -3,8 +3,12 @@
     all combinations ──engine and model──> considered ──memory, --max-gpus, physical limit──> survivors
     survivors ──formula──> ranked by cost ──virtual time, the cheapest first──> options and Pareto set
 
-Only simulated configurations become options. The simulation ends when every other configuration is more expensive: by
-its physical limit, or by formula and a margin.
+Only simulated configurations become options. The cheapest configuration of each GPU type is always simulated. Any other
+configuration is not simulated in these cases, unless there are few configurations or --exhaustive is set:
+
+- Even at its physical limit, it costs more than the cheapest simulated configuration.
+- By the formula, it costs more than MARGIN times as much as the cheapest simulated configuration.
+- MAX_SIMULATED configurations were already simulated.
 """
 
 from __future__ import annotations
@@ -244,7 +248,11 @@ class CapacitySearch:
         self._not_simulated.append(option_of(configuration, not_possible=text))
 
     def _cost(self, configuration: Configuration, pools: Sequence[ReplicaPool]) -> tuple[float, Purchase | None]:
-        """Return the cost per hour of pools, and how they are paid. Without prices, the number of GPUs is the cost."""
+        """Return the cost per hour of the GPUs in `pools`, and the purchase with this cost.
+
+        If the user gave no prices, the number of GPUs takes the place of the cost. If the GPU has no price, the cost is
+        infinite.
+        """
         if not self.prices:
             return float(sum(pool.replicas * pool.gpus for pool in pools)), None
         of_gpu = [price for price in self.prices if price.gpu == configuration.gpu]
@@ -421,7 +429,11 @@ class CapacitySearch:
         return frontier
 
     def _point(self, candidate: _Candidate, index: int, facts: RequestFacts) -> ParetoPoint | None:
-        """Simulate a point of a curve. Return None if a request does not complete."""
+        """Simulate a configuration at one load, and return the result as a point for the Pareto set.
+
+        The load is the one at position `index` of the candidate's LoadCurve. Return None if a request does not
+        complete.
+        """
         curve, configuration = candidate.curve, candidate.configuration
         assert curve is not None
         workers = None
@@ -498,9 +510,11 @@ def undominated(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
 
 
 def rank(option: CapacityOption) -> tuple[Any, ...]:
-    """Return the sort key of an option: cost per hour, then the number of GPUs, then simpler configurations first.
+    """Return the sort key of an option.
 
-    Options without a price come after the others, and options that do not meet the objectives last.
+    Options are sorted by cost per hour, then by the number of GPUs. Of two otherwise equal options, the simpler
+    configuration comes first. Options without a price follow the options with a price. Options that do not meet the
+    objectives come last.
     """
     unknown = option.cost_per_hour is None
     extras = configuration_of(option).extras

@@ -19,7 +19,7 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, TENSORRT_LLM, E
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """What an engine can do, and how its server is started."""
+    """The abilities of an inference engine, such as pipelines or separate prefill workers."""
 
     name: str
     title: str

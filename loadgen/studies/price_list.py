@@ -59,7 +59,7 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """How the GPUs of a plan are paid, and what they cost per hour."""
+    """The price of GPUs per hour, with its region, and whether it is a spot price."""
 
     amount: float
     """Cost of all GPUs per hour, including spare replicas."""
@@ -216,9 +216,10 @@ def cheapest(
 
 
 def gpu_hour(prices: Sequence[GpuPrice], *, spot: bool) -> Purchase | None:
-    """Return the lowest price of an hour in which one GPU works, or None without a price.
+    """Return the lowest price of one GPU for an hour of work, or None if there is no price.
 
-    Spot machines that were interrupted and do not work yet are paid too. There are no spare replicas.
+    A spot machine must be paid even while it does no work after an interruption. The spot price per hour of work is
+    therefore higher than the listed spot price. No spare replicas are included.
     """
     purchases = [
         Purchase(price.on_demand.amount, price.on_demand.currency, price.region) for price in prices if price.on_demand

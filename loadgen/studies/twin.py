@@ -143,10 +143,12 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         return {name: value * self.transferred.get(name, fitted[name]) / fitted[name] for name, value in values.items()}
 
     def errors(self, *, elsewhere: bool = False) -> dict[str, float]:
-        """Return the errors of predictions by figure, as in `residual`.
+        """Return the relative error of the prediction of each figure, by the name of the figure.
 
-        With `elsewhere`, the errors are those for another GPU, model, number of GPUs or number format. They contain the
-        errors of the hardware model. Rates have the error of TPOT, and E2E latency too.
+        By default, the errors are those of the fit (`residual`). With `elsewhere`, the twin predicts a server with
+        another GPU, model, number of GPUs or number format, and the result includes the errors of the hardware model.
+        The hardware model has an error for TTFT and an error for TPOT. The error for TPOT is also used for rates and
+        for E2E latency.
         """
         if not elsewhere:
             return self.residual

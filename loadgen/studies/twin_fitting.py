@@ -337,7 +337,7 @@ class FitProblem:
         The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. A budget
         replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. The budget is not changed if the user
         has set it, or if the engine does not mix prefill and decode. `logarithms` contains the logarithms of the
-        constants for the simulation. Return True if `limits` has changed.
+        constants for the simulation. The budget is stored in `self.limits`. Return True if the budget was changed.
         """
         original = self.limits
         if original.step_tokens is not None or original.policy.prefill != "mixed":
@@ -374,7 +374,8 @@ class FitProblem:
         """Return the constants of DRAWS bootstrap samples, one row per draw.
 
         Each draw resamples the blocks of requests, and replaces the start values by random values from their prior
-        distribution. The problem is linearised at `solution`, so that a draw needs no replay.
+        distribution. A linear approximation at `solution` gives the result of a draw, so the runs are not simulated
+        again.
         """
         random = np.random.default_rng(0)
         jacobian = self._jacobian(solution)
@@ -425,10 +426,12 @@ class FitProblem:
         return {name: _rounded(value) for name, value in zip(self.constants, np.exp(solution.x), strict=True)}
 
     def _transfer_prior(self) -> Floats:
-        """Return the logarithms of the constants in the hardware tables.
+        """Return the logarithms of the constants that the hardware tables predict.
 
-        The path from the front end to the first step is at most as long as the fastest request of each run permits: its
-        TTFT, less the simulated TTFT without a path. The simulated TTFT may be too long by MODEL_ERRORS.
+        The constant `path_s` is the time from the server's front end to the first step. In every run, this time is part
+        of the fastest measured TTFT. `path_s` is therefore at most this TTFT minus the simulated TTFT of a server
+        without such a path. The simulated TTFT may be too long, so it is first reduced by the error of the model
+        (MODEL_ERRORS).
         """
         assert self.deployment is not None
         start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))

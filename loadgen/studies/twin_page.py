@@ -163,7 +163,7 @@ def _signed(share: float) -> str:
 
 
 def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> dict[str, Any]:
-    """Return the data of a run for the chart of errors, in percent."""
+    """Return the chart data with the errors of the figures that a twin predicted for a run, in percent."""
     off = {
         "figure": [figure_title(error.figure) for error in errors],
         "error": [100 * error.error for error in errors],

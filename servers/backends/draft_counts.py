@@ -117,7 +117,7 @@ def note_drafts(answer: Answer, payloads: Sequence[bytes]) -> None:
 
 
 def _counts(event: EventWithDrafts, output_tokens: int) -> dict[str, int | None]:
-    """Return the counts of an event by name. None: the event does not contain the count."""
+    """Return the counts of an event by name. A count is None if the event does not contain it."""
     choice = event.choices[0] if event.choices else ChoiceWithDrafts()
     vllm = (event.metrics and event.metrics.speculative_decoding) or choice.speculative_decoding_stats
     if vllm is not None:

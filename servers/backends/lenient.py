@@ -42,7 +42,7 @@ class UnreadableEventError(Exception):
 
 
 def plain(payload: bytes) -> bytes:
-    """Return the payload without surrounding white space. If it is `[DONE]`, quotation marks are removed too."""
+    """Return the payload without surrounding white space, and an end marker in quotation marks as plain `[DONE]`."""
     payload = payload.strip()
     return DONE if payload == b'"[DONE]"' else payload
 

@@ -31,7 +31,7 @@ ADDED_FIELDS: dict[str, tuple[bytes, ...]] = {
 
 
 class _StreamFields(msgspec.Struct):
-    """The fields of a body that decide how the response arrives."""
+    """The fields of a request body that decide whether the response is streamed, and what the stream contains."""
 
     stream: Any = None
     stream_options: Any = None

@@ -39,10 +39,12 @@ def decode_events(
 def _decode_leniently(
     payloads: Sequence[bytes], decoder: msgspec.json.Decoder[Event], events: list[Event], number: int, error: Exception
 ) -> tuple[list[Event], str]:
-    """Continue `decode_events` with the event that the typed decoder refused.
+    """Decode the rest of a stream after the typed decoder has refused an event.
 
+    Return all events up to the first unreadable one, and a description of the unreadable event ("" if there is none).
     `events` holds the events before the refused event, and `error` is the decoder's error. `number` is the index of
-    the first payload in the response."""
+    `payloads[0]` in the response.
+    """
     remaining = islice(payloads, len(events) + 1, None)
     while True:
         payload = payloads[len(events)]

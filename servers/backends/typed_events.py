@@ -29,7 +29,7 @@ class GeneratedPiece(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The token counts that the server reported for a response. None: the server did not report this count."""
+    """The token counts that the server reported for a response. A count is None if the server did not report it."""
 
     prompt: int | None = None
     output: int | None = None

@@ -106,7 +106,7 @@ class KernelBound:
 
 @dataclass(frozen=True, slots=True)
 class GpuBounds:
-    """What binds the kernels of a model on one GPU."""
+    """The resource that binds each kernel of a model on one GPU, and the share of the kernel time per resource."""
 
     gpu: str
     format: str
@@ -274,7 +274,10 @@ def _mixture_gemms(deployment: Deployment, sequences: StepSequences) -> list[Ker
 
 
 def _expert_gemms(deployment: Deployment, tokens: int) -> list[KernelWork]:
-    """Return the router and the grouped GEMMs of the experts of one layer."""
+    """Return the kernels of the experts in a layer: the GEMM of the router, and the grouped GEMMs of the experts.
+
+    The list is empty for a model without experts.
+    """
     model = deployment.model
     experts = model.experts
     if experts is None:
@@ -317,9 +320,10 @@ def _gemm(gpu: Gpu, gemm: Gemm, rows: int) -> KernelWork:
 
 
 def _gemm_start_s(gpu: Gpu, stored: Format) -> float:
-    """Return the time to start and end a GEMM and one of its tiles.
+    """Return the part of a GEMM's duration that does not depend on its size.
 
-    If a separate kernel quantises the activations, the result includes the time of this kernel.
+    This part consists of the time to start and end the kernel, and the time to start and end one tile. If a separate
+    kernel quantises the activations, the time of this kernel is included.
     """
     start = gpu.architecture.launch_s + gpu.architecture.tile_s
     return start + (stored.quantise_s if quantises_separately(stored) else 0.0)

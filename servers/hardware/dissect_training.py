@@ -54,7 +54,7 @@ Attention = Literal["fused", "stored"]
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """How one of the compared GPUs trains the model."""
+    """One of the compared GPUs, with the settings with which GPUs of this type train the model."""
 
     gpu: str
     format: str = NATIVE

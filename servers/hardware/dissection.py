@@ -124,7 +124,10 @@ def dissection(
 def divide_speed_up(
     start: State, changes: Sequence[FactorChange[State]], speed: Callable[[State], float]
 ) -> list[SpeedFactor]:
-    """Apply the changes to the state `start` one after the other, and return one factor with its gain per change."""
+    """Apply the changes to the state `start` one after the other, and return one SpeedFactor per change.
+
+    A SpeedFactor contains the gain in speed that is due to its change.
+    """
     logarithms = _log_speeds(start, changes, speed)
     shares = _mean_gains(changes, logarithms)
     factors = []
@@ -209,7 +212,7 @@ def native_format(card: Gpu) -> str:
 
 
 def compute_name(format_name: str) -> str:
-    """Return the name of the factor of the compute rate. `format_name` is the number format of the first GPU."""
+    """Return the name of the factor `compute rate`. `format_name` is the number format of the first GPU."""
     return f"{COMPUTE_RATE}, {format_name}"
 
 
@@ -352,11 +355,11 @@ def _apply_format(state: State, with_format: Callable[[State, str], State], name
 
 
 def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
-    """Return the number formats on the way from `old` to `new`, including these two.
+    """Return a list of number formats that begins with `old` and ends with `new`.
 
-    From 16 bits to fewer bits, the formats of FORMATS_BY_BITS that lie between `old` and `new` are included if the
-    tensor cores of `card` compute in them. bf16 counts as fp16. If `old` or `new` is any other format, the result
-    contains only `old` and `new`.
+    If `new` has fewer bits than `old`, the list also contains the formats of FORMATS_BY_BITS between these two, as far
+    as the tensor cores of `card` compute in them. For this purpose, bf16 counts as fp16. If `old` or `new` is not in
+    FORMATS_BY_BITS, the list contains only `old` and `new`.
     """
     names = ["fp16" if name in SIXTEEN_BITS else name for name in (old, new)]
     if any(name not in FORMATS_BY_BITS for name in names):

@@ -193,7 +193,10 @@ def _share_of_step(deployment: Deployment, sequences: StepSequences) -> StepSequ
 
 
 def _mlp_gemms_s(deployment: Deployment, stored: Format, rows: Any, intermediate: int) -> Any:
-    """Return the duration of the GEMMs of a dense MLP or of a shared expert in one layer."""
+    """Return the time of all GEMMs in one dense MLP or one shared expert.
+
+    `rows` is the number of tokens, and `intermediate` is the width of the hidden layer of the MLP or the expert.
+    """
     rows = elementwise_max(rows, 1e-9)
     return sum(
         gemm_s(deployment.gpu, stored, rows, matrix.n, matrix.k) for matrix in mlp_matrices(deployment, intermediate)

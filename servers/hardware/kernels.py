@@ -119,7 +119,10 @@ def tiles_s(gpu: Gpu, number_format: Format, rate: Rates, m: Any, n: Any, k: Any
 
 @cache
 def _tilings() -> Any:
-    """Return all tile sizes and splits as an array with a row each for tile rows, tile columns and splits."""
+    """Return all combinations of a tile size and a split, as an array with one column per combination.
+
+    The three rows of the array contain the rows of a tile, the columns of a tile, and the number of splits.
+    """
     import numpy as np  # loaded already, as an argument is an array, or another module has imported it
 
     return np.array([(*tile, split) for tile, split in product(TILES, SPLITS)], float).T

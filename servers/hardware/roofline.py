@@ -268,7 +268,7 @@ def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, seq
 
 
 def _mixture_bounds(deployment: Deployment, phase: str, tokens: int, sequences: int) -> list[GemmBound]:
-    """Return the limits of the GEMMs of each type of layer, and of the output head.
+    """Return the limits of each GEMM: the GEMMs of all types of layers, and the output head.
 
     A row about experts shows the dimensions of the GEMM of one expert. Its times cover all experts that receive tokens.
     """

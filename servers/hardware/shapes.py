@@ -65,7 +65,7 @@ class LatentAttention:
         return self.kv_rank + self.rope_dim
 
     def layer_parameters(self, hidden: int, heads: int, head_dim: int) -> int:
-        """Return the number of parameters of the attention matrices of one layer.
+        """Return the number of attention parameters per layer.
 
         `hidden` is the width of the model. `heads` and `head_dim` are the number of heads and their dimension.
         """

@@ -76,7 +76,7 @@ class NetworkGeneration:
 
 @dataclass(frozen=True, slots=True)
 class ScaledGpu:
-    """A GPU that was derived from another one, and what was changed."""
+    """A hypothetical GPU that was derived from another GPU, with the changes and their limits."""
 
     gpu: Gpu
     changes: Sequence[Change] = ()
@@ -179,9 +179,10 @@ def scaled_gpu(
 
 
 def sort_names(text: str) -> tuple[str | None, str | None, str | None]:
-    """Return the names of the technology, the memory and the networks in a list such as `3nm, HBM4, NVLink 5`.
+    """Assign each name in a list such as `3nm, HBM4, NVLink 5` to technology, memory or networks.
 
-    Raises HardwareError if a name in the list is unknown, or if the list contains several technologies or memories.
+    Return one name for each of these three, or None if the list has no such name. Several networks are joined with `+`.
+    Raises HardwareError if a name is unknown, or if the list contains several technologies or memories.
     """
     finders: Sequence[Callable[[str], str]] = (
         lambda name: technology(name).name,

@@ -79,7 +79,7 @@ class TechnologySweep:
         return (TRAINING_STEP,) if self.purpose == "training" else (DECODE, PREFILL)
 
     def point(self, technology_name: str, memory: str, network: str) -> SweepPoint:
-        """Return the point of the GPU with this technology node, memory and network."""
+        """Return the SweepPoint of the hypothetical GPU with this technology node, memory and network."""
         names = (technology_name, memory, network)
         return next(point for point in self.points if (point.technology, point.memory, point.network) == names)
 
@@ -95,9 +95,9 @@ class SweepAxes:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The work whose times are predicted on one GPU.
+    """Functions that predict the times of a model on a GPU.
 
-    `times` contains one function per named time, which returns the time in seconds on a GPU. `running` is the number of
+    `times` maps the name of each time to a function that returns this time in seconds. `running` is the number of
     requests whose KV cache fits into memory at the same time (0 for training).
     """
 

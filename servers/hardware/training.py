@@ -259,10 +259,10 @@ def _gemm_format(training: TrainingSetup) -> Format:
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the forward time of the attention scores and their products in one layer, without FlashAttention.
+    """Return the forward time of attention in one layer without FlashAttention, apart from GEMMs with weights.
 
-    In this case, all scores are stored. The time consists of two batched GEMMs, and of softmax and dropout, which
-    process 5 bytes per score.
+    Without FlashAttention, all attention scores are written to memory. The time consists of two batched GEMMs, which
+    compute and use the scores, and of softmax and dropout, which process 5 bytes per score.
     """
     rate = rates(training.gpu, number)
     scores = training.micro_batch * heads * training.sequence**2

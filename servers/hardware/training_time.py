@@ -147,7 +147,7 @@ def _elementwise_bytes(step: TorchStep) -> tuple[float, float]:
 
     - a norm: 8 (square, mean, product with the root, product with the weight), or 2 as a fused kernel.
     - rotary positions: 10 per query and key (two products, a rotation of two copies, a sum).
-    - reordering of heads and back: 8.
+    - reordering the values by attention head, and undoing this reordering: 8.
     - SiLU with its product: 5.
     - residuals: 6.
     - attention scores: 8 (scaled, masked in a copy, normalised).

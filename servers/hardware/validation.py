@@ -61,7 +61,7 @@ def accuracies(deployment: Deployment) -> dict[str, Accuracy]:
 
 
 def kernel_accuracies(gpu: str) -> dict[str, Accuracy]:
-    """Return how far the durations of single kernels were off on a GPU, for each of KERNEL_FIGURES."""
+    """Return the accuracy of predicted kernel durations on a GPU, for each figure of KERNEL_FIGURES."""
     return {figure: accuracy(KERNELS, gpu, "dense", figure) for figure in KERNEL_FIGURES}
 
 

@@ -1,9 +1,9 @@
-"""Replays a closed loop in a simulated engine, to predict its latencies on given hardware.
+"""Simulates a closed loop request by request in a simulated engine, to predict its latencies on given hardware.
 
 In a closed loop, all clients send their first request at the same time, and each client sends its next request when the
 previous response has ended. If all requests are equally long, the clients stay in step, and each round begins with a
-wave of prompts. Random lengths let the clients drift apart. A run may also end before waits for the KV cache have
-reached their mean. A formula for the steady state models none of these effects.
+wave of prompts. Random lengths let the clients drift apart. In a short run, requests also wait less for the KV cache
+than they do on average in a long run. A formula for the steady state models none of these effects.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def policy_of(framework: Framework) -> Policy | None:
 
 
 def is_replayed(deployment: Deployment) -> bool:
-    """Return True if closed loops on this deployment are replayed.
+    """Return True if the latencies of closed loops on this deployment are predicted by simulating every request.
 
-    Pipelines are not replayed, because the simulated engine computes one step at a time.
+    Pipelines are not simulated in this way, because the simulated engine computes one step at a time.
     """
     return deployment.pipeline == 1 and policy_of(deployment.framework) is not None
 
@@ -66,7 +66,10 @@ _latest_step_time: list[StepTime] = []
 
 
 def _step_time(deployment: Deployment) -> StepTime:
-    """Return a predictor for the durations of steps, which do not depend on the maximum size of a step."""
+    """Return a predictor for the step durations of a deployment.
+
+    The predictor does not depend on the maximum number of tokens per step.
+    """
     deployment = replace(deployment, framework=replace(deployment.framework, chunk_tokens=0.0))
     if not _latest_step_time or _latest_step_time[0].deployment != deployment:
         _latest_step_time[:] = [StepTime(deployment)]
@@ -76,9 +79,10 @@ def _step_time(deployment: Deployment) -> StepTime:
 def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 0.9) -> LoadTimes:
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
-    If the scheduling rules of the engine are known, the closed loop is replayed for every number of requests in flight.
-    Otherwise `formula_times` computes the result. The durations of single steps always come from `formula_times`.
-    Weights and KV cache may use `memory_fraction` of the GPU memory.
+    If `is_replayed` is true for the deployment, the requests of the closed loop are simulated one by one. If `load`
+    contains several numbers of requests in flight, there is one simulation for each number. Otherwise `formula_times`
+    computes the result. The durations of single steps always come from `formula_times`. `memory_fraction` is the share
+    of the GPU memory that weights and KV cache may use. Raises HardwareError if chunked prefill cannot be modelled.
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):

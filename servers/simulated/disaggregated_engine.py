@@ -191,7 +191,7 @@ class DisaggregatedEngine:
                 heappush(self._arriving, (arrival_ns, next(self._numbers), job))
 
     def _start_decoding(self) -> None:
-        """Hand the job whose transfer ends next to a decode worker."""
+        """Assign a job to a decode worker. The job is the one whose transfer of the KV cache ends first."""
         arrival_ns, _, job = heappop(self._arriving)
         self._first_ns[job] = arrival_ns
         remaining = Job(
@@ -204,7 +204,10 @@ class DisaggregatedEngine:
         self._place(job, remaining, self._decode)
 
     def _finished(self, times: TokenTimes) -> TokenTimes:
-        """Return the token times of a job that a decode worker has finished."""
+        """Return the token times of a whole job, given the times of the tokens that a decode worker generated.
+
+        The time of the first token, which a prefill worker generated, is added.
+        """
         job: Job = times.job.owner
         del self._workers[job]
         return TokenTimes(job, [self._first_ns.pop(job), *times.instants])

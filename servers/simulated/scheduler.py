@@ -362,7 +362,11 @@ class Scheduler:
                 self._return_chunks()
 
     def _waits_for_more_prompts(self) -> bool:
-        """Return True if the prompts of the planned step wait for further prompts. Count the steps that they wait."""
+        """Return True if the prompts of the planned step must wait for further prompts, to form a larger step.
+
+        The method also counts the steps for which prompts have waited. Prompts wait for at most
+        `policy.batch_wait_steps` steps.
+        """
         policy = self.policy
         if not (policy.batch_wait_steps and self._chunks and self.decoding):
             return False

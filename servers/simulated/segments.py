@@ -73,7 +73,10 @@ def complete(
 
 
 def pieces(completion: Completion, first: int, tokens: int) -> Iterator[AnswerPiece]:
-    """Yield the pieces of an event that contains `tokens` tokens, from token `first` on."""
+    """Yield the pieces of one event, where a piece is the part of the event that belongs to one segment.
+
+    The event contains `tokens` tokens of the answer, beginning with token number `first`.
+    """
     start = 0
     for index, segment in enumerate(completion.segments):
         begin, end = max(start, first), min(segment.end, first + tokens)

@@ -555,8 +555,8 @@ class CompletionHandler:
         """Prepare the head of a streamed response.
 
         The head is usually sent together with the first event. A Go proxy that receives the head while it is still
-        sending the request body breaks off 1 or 2% of the streams. With `wrong_length`, which is a fault, the head
-        states a content length that is larger than the body.
+        sending the request body breaks off 1 or 2% of the streams. If `wrong_length` is True, a fault is simulated: the
+        head states a content length that is larger than the body.
         """
         stream.chunked = not wrong_length
         headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head

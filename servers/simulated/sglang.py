@@ -202,8 +202,9 @@ def _complete(
 ) -> tuple[Completion, str]:
     """Check the lengths and the sampling parameters, and generate a completion.
 
-    Return the completion and the stop string that ended it, or an empty string. The text ends before the stop string.
-    Raises ErrorReply if a check fails.
+    `requested` is the requested maximum number of output tokens. `minimum_name` is the name of the parameter that
+    states the minimum number of output tokens. Return the completion and the stop string that ended it, or an empty
+    string. The text ends before the stop string. Raises ErrorReply if a check fails.
     """
     limit = sglang_checks.output_limit(state, request, len(ids), requested)
     sglang_checks.check_sampling(request, parameters, requested, minimum_name)

@@ -1,7 +1,8 @@
 """Refusals of a simulated SGLang 0.5.23: the checks of a request, and the format of its error responses.
 
 The format depends on the route. The OpenAI routes report `{"object": "error", ...}`. The native route `/generate`
-reports `{"error": {...}}`, for a stream as an event in a response with status 200.
+reports `{"error": {...}}`. If the request to `/generate` is streamed, the response has status 200, and the error is an
+event of the stream.
 """
 
 from __future__ import annotations
@@ -217,8 +218,8 @@ def check_sampling(
 ) -> None:
     """Check the sampling parameters, as SGLang's `SamplingParams.verify` does. Raises ErrorReply if a check fails.
 
-    `requested` is the requested maximum number of output tokens, and `minimum_name` is the name of the parameter with
-    the minimum.
+    `requested` is the requested maximum number of output tokens. `minimum_name` is the name of the parameter that
+    states the minimum number of output tokens.
     """
     temperature = protocol.number(parameters.get("temperature"))
     if temperature is not None and not (temperature >= 0 and math.isfinite(temperature)):

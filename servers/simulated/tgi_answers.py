@@ -151,7 +151,10 @@ def _unguided(
 
 
 def _guided(request: CompletionRequest, prompt_tokens: int, limit: int, text: str) -> Completion:
-    """Generate `text` and the end-of-text token, cut to `limit` tokens."""
+    """Return a completion with the tokens of `text` and the end-of-text token.
+
+    The completion has at most `limit` tokens, and at most `request.stop_after` tokens if this number is set.
+    """
     limit = min(limit, request.stop_after or limit)
     ids = [*tokenizer.encode(text), tokenizer.EOS_ID]
     texts = [_escape(tokenizer.pieces()[token]) for token in ids[:-1]]

@@ -265,10 +265,11 @@ def _usual_size(begin: bytes) -> tuple[int, int] | None:
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse the size line of a chunk like `_usual_size`, but only if the line is between two server-sent events.
+    """Parse the size line of a chunk, as `_usual_size` does, but only if the line is between two server-sent events.
 
     `begin` must start with the two newlines that end the previous event, and the chunk must begin with `data: `.
-    Otherwise, or if `_usual_size` returns None, return None."""
+    Otherwise, or if `_usual_size` returns None, return None.
+    """
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None
 

@@ -104,7 +104,7 @@ class TcpStream:
             self.stamps.append(stamp)
 
     def _accept_gaps(self, read_end: int) -> None:
-        """Mark the segments before the stream offset `read_end` that have not arrived in the ring as lost.
+        """Mark segments as lost if they are missing in the ring and lie before the stream offset `read_end`.
 
         The socket has already delivered every byte before this offset, so these segments will not arrive later.
         """

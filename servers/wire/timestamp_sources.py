@@ -345,10 +345,11 @@ def open_source(name: str, servers: Sequence[Address], share: Share = (0, 1)) ->
 
 
 def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {}) -> str:
-    """Return a sentence about what this machine lacks for a timestamp source, or "" if the source is in use.
+    """Return a text that explains why the requested timestamp source is not in use, or "" if it is in use.
 
-    `requested` is the name of the requested source (AUTO: the best one). `name` is the name of the source in use.
-    `server` are the facts about the server in the header of the run file: `addresses` and `protocol`."""
+    `requested` is the name of the requested source. AUTO stands for the best source. `name` is the name of the source
+    in use. `server` are the facts about the server in the header of the run file: `addresses` and `protocol`.
+    """
     best = next(iter(SOURCES)) if requested == AUTO else requested
     if best not in SOURCES or best == name:
         return ""

@@ -49,7 +49,7 @@ def prompt_of(body: Mapping[str, Any], notes: LogNotes) -> PromptContent | None:
 
 
 def output_of(response: Any, notes: LogNotes) -> str | None:
-    """Return the text of a response of one of OpenAI's endpoints, or None if there is none."""
+    """Return the text in a logged response of an OpenAI endpoint, or None if the response has no text."""
     if isinstance(response, str):
         return response or None
     if not isinstance(response, Mapping):

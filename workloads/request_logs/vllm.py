@@ -142,7 +142,10 @@ def _store_outputs(path: Path, outputs: RowStore) -> None:
 
 
 def _received(path: Path, notes: LogNotes, outputs: RowStore, clock: _Clock) -> Iterator[tuple[LoggedRequest, bool]]:
-    """Yield each logged request that has a prompt. A second value is True if its time has no fraction of a second."""
+    """Yield each logged request that has a prompt, as a pair of the request and a flag.
+
+    The flag is True if the log states the time of the request only in whole seconds.
+    """
     details: dict[str, str] = {}
     """Lines with details of requests that have not been received yet, by id."""
     count = 0

@@ -41,7 +41,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Fork(msgspec.Struct, forbid_unknown_fields=True):
-    """A conversation that continues the history of a turn of another conversation."""
+    """A conversation that begins with the history of another conversation, up to one of its turns."""
 
     child: Name
     background: bool = False

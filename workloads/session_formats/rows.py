@@ -32,7 +32,7 @@ Row = TypeVar("Row")
 
 
 class Options(NamedTuple):
-    """The options of a session file that a loader needs."""
+    """Options of the workload `sessions:FILE` that determine how a loader reads the file."""
 
     block_tokens: int | None = None
     """Number of tokens per block id. None: the number that the format defines."""
@@ -111,9 +111,11 @@ def block_spans(
 ) -> tuple[SharedSpan, ...]:
     """Return the shared spans of a prompt, given the ids of its blocks of tokens.
 
-    `namespace` is the number of the session if equal ids in different sessions stand for different tokens. None: ids
-    have the same meaning in the whole file. The last block may be incomplete. With `only_full`, an incomplete block may
-    have no id. Raises WorkloadError if the number of ids and the length of the prompt contradict each other."""
+    `namespace` is the number of the session if equal ids in different sessions stand for different tokens. If equal ids
+    stand for the same tokens in the whole file, `namespace` is None. The last block of a prompt may be incomplete. With
+    `only_full`, an incomplete block may lack an id. Raises WorkloadError if the number of ids and the length of the
+    prompt contradict each other.
+    """
     if not ids:
         return ()
     needed = -(-input_tokens // block_tokens)

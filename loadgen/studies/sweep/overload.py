@@ -118,7 +118,7 @@ class OverloadDetector:
         """True if the step was ended because the server refused every request."""
 
     def __call__(self, phase: str, counts: LiveCounters) -> str | None:
-        """Show the progress. Return the reason why the run must end now, or None if it may continue."""
+        """Pass the arguments on to the progress display. Return the reason why the run must end now, or None."""
         self._show(phase, counts)
         if phase != "running":
             return None

@@ -236,7 +236,7 @@ def _grid_data(bounds: Labelled, phase: str) -> dict[str, Any]:
 
 
 def _grid_chart(bounds: Labelled, phase: str) -> dict[str, Any]:
-    """Return the grid of kernels and GPUs. Each cell is a bar of height 1."""
+    """Return the chart that shows the kernels and GPUs as a grid. Each cell is drawn as a bar of height 1."""
     kernels = _kernels(bounds, phase)
     traces = [
         {

@@ -124,7 +124,7 @@ class Objective(msgspec.Struct, frozen=True):
 class BoundsMet(msgspec.Struct, kw_only=True):
     """The bounds of --goodput multiplied by a factor, so that a given share of the requests meets the resulting bounds.
 
-    The factor is the smallest such factor. For example, 90% of the requests would have met bounds that are 1.3 times as
+    The factor is as small as possible. For example, 90% of the requests would have met bounds that are 1.3 times as
     large, but not smaller bounds.
     """
 

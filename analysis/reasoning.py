@@ -12,7 +12,7 @@ from loadgen.analysis.frame import Booleans, Floats, Frame
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete responses that reach an answer. Other responses end during their reasoning."""
+    """Number and share of complete responses that reach an answer. Other responses end during their reasoning."""
 
     answered: int
     responses: int

@@ -85,9 +85,9 @@ class _Figure(msgspec.Struct, frozen=True):
 
 
 def describe_commands(run: Run, frame: Frame, bounds: Sequence[Objective]) -> list[CommandEffect]:
-    """Return the commands of a run in order of time. Each command states how the server recovered after it.
+    """Return the effect of each command of a run (--at), in order of time.
 
-    `bounds` are the bounds of --goodput.
+    An effect states how the server recovered after the command. `bounds` are the bounds of --goodput.
     """
     records = sorted(run.commands, key=lambda record: record.at_ns)
     if not records:

@@ -1,4 +1,4 @@
-"""Computes the figures that remain of a file of Records before the file is removed (--keep-records)."""
+"""Summarises a file of Records before the file is removed (--keep-records). Only the summary remains."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ of the latency plus LONGER_S seconds. The seconds are needed because TGI and TEI
 
 
 def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
-    """Return the server's times of a run with --server-timing, or None for a run without this option."""
+    """Divide the latency into parts with the times that the server states. Return None without --server-timing."""
     if not run.header.plan.get("server_timing"):
         return None
     samples = [sample.values for sample in run.telemetry if sample.source == "client"]

@@ -1,4 +1,7 @@
-"""Shares of requests or responses that loadgen judges, compares, and averages over repeats: `complete >= 99%`."""
+"""Computes the shares of requests or responses that objectives can bound, such as `complete >= 99%`.
+
+Comparisons and repeats use the same shares.
+"""
 
 from __future__ import annotations
 

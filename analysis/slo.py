@@ -379,9 +379,9 @@ def _finite(value: float) -> float | None:
 
 
 def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str, confidence: float) -> str:
-    """Return the measured figure as text.
+    """Return the measured figure as text, or a message if the figure is missing.
 
-    For a marginal figure, the text includes the number of requests that would be needed to decide.
+    If the bound lies inside the interval of the figure, the text includes the number of requests for a clear verdict.
     """
     if evidence is None:
         return _missing_text(objective)

@@ -712,10 +712,11 @@ class SessionFigures(msgspec.Struct, kw_only=True):
 
 
 class PartFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Figures of a part of the requests of a run: of one model, class of traffic or replica.
+    """Figures of one part of a run: the requests for one model, of one class of traffic or to one replica.
 
-    The parts add up to the run: their numbers of requests and tokens, and their rates, which all refer to the window of
-    the whole run."""
+    The numbers of requests and tokens of all parts add up to those of the run. The rates add up too, because the rates
+    of every part refer to the measurement window of the whole run.
+    """
 
     name: str
     """Name of the model, the class or the replica."""

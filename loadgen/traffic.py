@@ -182,7 +182,7 @@ def _traffic_class(plan: Plan, table: Mapping[str, Any], first_id: int, weights:
 
 
 def sends_sessions(plan: Plan) -> bool:
-    """Return True if the workload of a plan, or that of one of its classes of traffic, consists of sessions."""
+    """Return True if the workload of a plan, or of one of its classes of traffic, consists of sessions."""
     if not plan.traffic:
         return plan.uses_sessions
     return any(traffic_class.plan.uses_sessions for traffic_class in traffic_classes(plan))
@@ -254,9 +254,9 @@ def class_seed(seed: int, name: str) -> int:
 
 
 def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], seed: int) -> dict[str, array[int]]:
-    """Return the due times of each class of traffic that has a share of the load of the whole plan, by class name.
+    """Return the due times of the classes of traffic that share the load of the plan, by class name.
 
-    `due_ns` contains the due times of the whole load. For each due time, a class is drawn at random with the shares as
+    `due_ns` contains the due times of the shared load. For each due time, a class is drawn at random with the shares as
     probabilities. The random numbers depend only on `seed`.
     """
     sharing = [traffic_class for traffic_class in classes if traffic_class.share]
@@ -270,12 +270,12 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 
 
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
-    """Return the properties of the load of a class that has a share of the load of the whole plan.
+    """Return the properties of the part of a load that one class of traffic gets. `share` is the size of this part.
 
-    The rate is multiplied by the share. If the arrivals of the plan are Poisson, those of the class are Poisson too.
-    For other arrival processes, the distribution of the gaps in the class is unknown. The number of clients of a closed
-    loop is not scaled, because it was already divided among the classes. A share of 0 means that the class has its own
-    load, which is returned unchanged.
+    The rate is multiplied by the share. If the arrivals of the whole load are Poisson, the arrivals of the class are
+    Poisson too. For other arrival processes, the distribution of the gaps in the class is unknown. The number of
+    clients of a closed loop is not scaled, because it was already divided among the classes. A share of 0 means that
+    the class has its own load, which is returned unchanged.
     """
     if not share or load.clients:
         return load

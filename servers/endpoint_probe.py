@@ -144,8 +144,10 @@ def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
 
 
 def list_models(cards: Sequence[dict[str, Any]]) -> str:
-    """Return the model names as text for a message. After MODELS_LISTED names, the text ends with ` and 12 more`,
-    for example.
+    """Return the model names as text for a message.
+
+    If there are more than MODELS_LISTED names, the text ends with the number of the other names, such as ` and 12
+    more`.
     """
     names = sorted(str(card["id"]) for card in cards if "id" in card)
     more = f" and {len(names) - MODELS_LISTED} more" if len(names) > MODELS_LISTED else ""

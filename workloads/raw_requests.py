@@ -159,7 +159,10 @@ def _line(text: bytes) -> RawLine:
 
 
 def _problem(message: str) -> str:
-    """Convert an error message of msgspec on a line of the file to the wording of this module's error messages."""
+    """Return the mistake in a line of the file as a predicate, such as "has the unknown field `at_s`".
+
+    `message` is the error message of msgspec for this line.
+    """
     unknown = message.removeprefix("Object contains unknown field ")
     return f"has the unknown field {unknown}" if unknown != message else f"has a wrong field: {message}"
 

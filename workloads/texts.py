@@ -172,11 +172,11 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the words and the number of tokens that each word adds after another word.
+    """Return the candidate words, with the number of tokens that each word adds after another word.
 
-    The result also says whether token counts are additive (see the module's docstring). `alone` maps the first
-    candidate to its number of tokens as a complete text. `openings` is the number of words that are also counted at the
-    start of a text.
+    The result also says whether token counts are additive (see the module's docstring). `alone` maps words to their
+    numbers of tokens as complete texts, and must contain the first candidate. `openings` is the number of words that
+    are also counted at the start of a text.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -384,15 +384,14 @@ class Openings:
         """Lengths of texts that are too short to encode their position. `rank` must be called for each such text."""
 
     def rank(self, number: int, tokens: int, shared: Sequence[SharedSpan] = ()) -> str:
-        """Give a rank to one prompt if it is too short to encode its position. Return an empty string.
+        """Give the next rank to a prompt that is too short to encode its position. Do nothing for other prompts.
 
-        The rank is the next number among the prompts of the same length. `short` contains the lengths in tokens that
-        are too short. If the prompt begins with shared spans, the length of the first span must be in `short`.
-        Otherwise, the length of the whole prompt must be in `short`. All prompts that begin with the same span have the
-        same rank.
+        The attribute `short` contains the lengths in tokens that are too short. If the prompt begins with shared spans,
+        the length of the first span decides, and all prompts that begin with this span have the same rank. Otherwise,
+        the length of the whole prompt decides. Ranks are counted separately for each length.
 
-        The method has the interface of a prompt builder (`Prompt`). It replaces the prompt builder when all prompts of
-        a run are counted in advance.
+        The method has the interface of a prompt builder (`Prompt`) and always returns an empty text. It replaces the
+        prompt builder when all prompts of a run are counted in advance.
         """
         start = shared[0] if shared else (number, tokens)
         if start[1] in self.short and start not in self._ranks:

@@ -439,8 +439,9 @@ def _compare_pairs(figure: str, metric: Metric, a: ComparedRun, b: ComparedRun, 
 def compare_run_shares(figure: str, a: tuple[int, int], b: tuple[int, int]) -> ComparedFigure:
     """Compare a share of two single runs, such as the share of complete requests.
 
-    `a` and `b` are pairs: the number of complete requests, and the number of all requests. The p-value is that of
-    Fisher's exact test, and the interval is Newcombe's.
+    `a` and `b` contain the numerator and the denominator of the share in each run, such as the number of complete
+    requests and the number of planned requests. The p-value is that of Fisher's exact test, and the interval is
+    Newcombe's.
     """
     (part_a, all_a), (part_b, all_b) = a, b
     if not all_a or not all_b:
@@ -467,13 +468,14 @@ def compare_run_shares(figure: str, a: tuple[int, int], b: tuple[int, int]) -> C
 def compare_group_shares(figure: str, a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> ComparedFigure:
     """Compare a share of two groups of runs, such as the share of complete requests.
 
-    `a` and `b` have one pair per run: the number of complete requests, and the number of all requests. The shares are
-    tested in two ways. The result has the larger p-value and the wider interval of the two tests.
+    `a` and `b` have one pair per run: the numerator and the denominator of the share, such as the number of complete
+    requests and the number of planned requests. The shares are tested in two ways. The result has the larger p-value
+    and the wider interval of the two tests.
 
     - The test between runs is the same as for any other figure.
     - The test over all requests of a group is Fisher's exact test, with the exact interval of each share. This test is
-      needed for runs in which every request is complete: they show no variation between runs, but further runs might
-      contain incomplete requests.
+      needed, for example, for runs in which every request is complete. Such runs show no variation, but further runs
+      might contain incomplete requests.
     """
     if not all(total for _, total in (*a, *b)):
         return _untested(figure, math.nan, math.nan, why=WITHOUT_SHARE[figure])

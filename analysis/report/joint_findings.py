@@ -81,9 +81,10 @@ def joint_objectives(summaries: Sequence[Summary]) -> Finding | None:
 
 
 def _joint_finding(finding_id: str, known: Sequence[Sequence[Finding]], summaries: Sequence[Summary]) -> Finding | None:
-    """Return the joint finding with this id, or None if no repeat has it.
+    """Return the finding with this id on all repeats together, or None if no repeat has a finding with this id.
 
-    `known` has one list per repeat, with the repeat's findings of this id."""
+    `known` has one list per repeat. The list contains the findings on this repeat that have the id.
+    """
     level = min((finding.level for of_repeat in known for finding in of_repeat), key=LEVELS.index, default=None)
     if level is None:
         return None

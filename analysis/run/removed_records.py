@@ -27,7 +27,7 @@ class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tru
 
 
 class RemovedRecords(msgspec.Struct, tag_field="type", tag="removed", kw_only=True, frozen=True):
-    """The Records of one file that was removed."""
+    """Counts and figures of the Records in one file that was removed."""
 
     file: str
     """Name of the file in the folder of the run."""

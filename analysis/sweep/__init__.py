@@ -211,7 +211,9 @@ def build_result(
     """Return the contents of sweep.json.
 
     `plan` is the plan in sweep.jsonl. `search` is the last `search` line of sweep.jsonl, or empty if there is none.
-    `ended` is the reason why the sweep ended. `capacity` is None for a list of loads without objectives."""
+    `ended` is the reason why the sweep ended. `capacity` is None if no step is finished, or if the sweep did not search
+    for the capacity because it has fixed loads and no objectives.
+    """
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit
     gpus = search.get("gpus") or (limit.gpus if limit else None)

@@ -245,8 +245,8 @@ class Search:
     def _hints(self, runs: Sequence[LoadObservation]) -> Floats:
         """Return a weight for each load of the search grid. The weights only affect which load is tried next.
 
-        Loads below half of the throughput of an overloaded server have low weights. Loads far from the predicted
-        capacity also have low weights.
+        If runs have overloaded the server, loads below half of the lowest throughput in these runs have low weights.
+        Loads far from the predicted capacity also have low weights.
         """
         hints = np.ones(len(self._grid))
         carried = [run.carried for run in runs if run.carried]

@@ -410,7 +410,10 @@ def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
 
 
 def _requests_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return the chip on the requests at loads within the capacity. Above the capacity, failures are expected."""
+    """Return a list with the chip that states how many requests were complete, or an empty list without requests.
+
+    Only requests at loads within the capacity count, because failures are expected at higher loads.
+    """
     steps = [step for sweep in sweeps for step in sweep.steps if _is_within(step, sweep)]
     planned = sum(step.planned for step in steps)
     if not planned:

@@ -87,7 +87,10 @@ def _fields(facts: TraceFacts) -> dict[str, object]:
 
 
 def _model_names(pairs: list[str]) -> dict[str, str]:
-    """Return the new names of models by their names in the log. Raises PlanError for a malformed pair."""
+    """Parse pairs `OLD=NEW`, and return the new name of each model by its old name, the name in the log.
+
+    Raises PlanError for a malformed pair, and for an old name that occurs twice.
+    """
     result: dict[str, str] = {}
     for pair in pairs:
         old, equals, new = pair.rpartition("=")

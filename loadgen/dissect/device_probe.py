@@ -176,8 +176,8 @@ def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
 def _fresh_bytes_per_s(statistic: Statistic) -> float:
     """Return the rate at which the operating system provides new memory, in bytes per second.
 
-    `statistic` computes a duration from those of several attempts. Return 0 if writing to new memory takes no longer
-    than writing to memory that is already in use.
+    `statistic` computes one duration from the durations of several attempts. Return 0 if writing to new memory takes no
+    longer than writing to memory that is already in use.
     """
     used = torch.ones(STREAM_VALUES)
     used_s = _probe("cpu", lambda: used.fill_(1.0), statistic)

@@ -23,8 +23,8 @@ def predict_memory_bytes(
 ) -> dict[str, float]:
     """Return the predicted memory in bytes at the peak of a training step, by purpose.
 
-    The purposes are weights, gradients, optimiser and activations. `limits` are the limits of each of the `processes`
-    devices.
+    The purposes are weights, gradients, optimiser and activations. The step runs on `processes` devices, and each of
+    them has the limits `limits`.
     """
     memory: StepMemory = peak_memory(_torch_step(spec, technique, limits, processes))
     return {

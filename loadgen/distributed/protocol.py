@@ -100,7 +100,7 @@ class PromptsReady(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The worker machine has encoded its requests and opened its connections."""
+    """Message of a worker machine that has encoded its requests and opened its connections."""
 
     stamps: str
     """Name of the least exact timestamp source among the machine's workers."""
@@ -190,7 +190,7 @@ class Stop(Message, frozen=True):
 
 
 class PieceAck(Message, frozen=True):
-    """The master has written the part file of this worker process up to `offset`."""
+    """Acknowledges a piece: the master has written the part file of worker process `worker` up to byte `offset`."""
 
     worker: int
     offset: int

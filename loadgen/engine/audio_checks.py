@@ -93,7 +93,7 @@ def _token_mistakes(plan: Plan, dialect: Dialect) -> Iterator[Mistake]:
 
 
 def _speech_mistakes(plan: Plan) -> Iterator[Mistake]:
-    """Yield the mistakes in options about the form of the speech."""
+    """Yield the mistakes in the options that determine how speech is returned."""
     if plan.extra_body.get("stream_format") == "sse":
         yield (
             "--extra-body: with the stream_format 'sse', the response is no audio but events",

@@ -288,9 +288,9 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Close the connections of the next group of requests that the server has closed already.
+        """For the next group of requests, close the connections that the server has already closed.
 
-        Return the requests that have lost their connection.
+        Return the requests that had these connections.
         """
         closed = [slot for slot in self._group if slot.closed_by_peer()]
         for slot in closed:
@@ -566,10 +566,11 @@ class Driver:
             self._follow(slot, refused=kind != "not_encoded")
 
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
-        """Build the next request in advance, each time a request has been recorded.
+        """Build a request in advance, and let a client that waited for this Record send its next request.
 
-        Some servers reject a request inside a response with status 200, which only the Record shows. If the server of a
-        closed loop does so, a client waits for the Record of its response before it sends the next request.
+        Usually, a client of a closed loop continues without waiting for the Record of its response. Some servers reject
+        a request inside a response with status 200, which only the Record shows. Clients of such a server wait for the
+        Record.
         """
         self._queue.draw()
         if self._back_off is None or slot.in_session:

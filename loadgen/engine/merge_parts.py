@@ -162,7 +162,10 @@ def _all_records(
 
 
 def _count(line: bytes, seen: IdSet, counts: Counter[str]) -> None:
-    """Add the measured request of a line to the ids and to the number of requests per state."""
+    """Count the request of a line: add its id to `seen`, and 1 to the number of requests in its state (`counts`).
+
+    A request that is not measured, and a line that cannot be decoded, are ignored.
+    """
     with suppress(*DECODE_ERRORS):
         record_head = _RECORD_HEAD.decode(line)
         if record_head.phase == "measured":

@@ -401,10 +401,11 @@ def _prepare_load(
     say: Say,
     show: PromptProgress,
 ) -> PreparedLoad:
-    """Choose the dialect of a load, and build its prompts. The lines that `say` prints begin with the class's name.
+    """Choose the dialect of a load, and build its prompts.
 
-    `replicas` are the servers at `targets`. All replicas serve the same model, so only the first one is asked for facts
-    that do not depend on the replica, such as the tokenizer.
+    If the load belongs to a class of traffic, the lines that `say` prints begin with the name of this class. `replicas`
+    are the servers at `targets`. All replicas serve the same model, so only the first one is asked for facts that do
+    not depend on the replica, such as the tokenizer.
     """
     from loadgen.engine.worker import WorkerTask
     from loadgen.servers.discovery import apply_mark, check_limits, listed_models, open_tokenizer

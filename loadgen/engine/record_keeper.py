@@ -39,7 +39,7 @@ class RecordKeeper:
         self._part: Path | None = None
 
     def begin(self, folder: Path, keep_s: float | None) -> None:
-        """Start the process. `keep_s` is how long Records are kept in seconds. None: until the end."""
+        """Start the process. The process removes Records after `keep_s` seconds. None: no Records are removed."""
         keep_ns = 0 if keep_s is None else round(keep_s * 1e9)
         command = [sys.executable, "-P", "-m", "loadgen.engine.record_keeper", str(folder), str(keep_ns)]
         self._part = folder / PART

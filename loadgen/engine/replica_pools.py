@@ -18,8 +18,8 @@ together. A larger group is assigned before it is due."""
 class ReplicaPools:
     """The connection pools of a worker process, one for each replica.
 
-    With `least_busy`, a request is assigned to a replica when it is due, but the requests of a group of more than BURST
-    requests are assigned earlier. Without `least_busy`, requests were already assigned when they were encoded.
+    Without `least_busy`, every request is assigned to a replica when it is encoded. With `least_busy`, a request that
+    has no replica yet is assigned when it is due, or earlier if more than BURST requests are due at the same time.
     """
 
     def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:

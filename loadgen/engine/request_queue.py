@@ -138,8 +138,8 @@ class ScheduledRequest:
     def turns(self) -> int:
         """Number of requests that count as due when this request becomes due.
 
-        The number is 1 for a single request. When a session starts, all requests of the session count as due. For the
-        first request of a session, the number is therefore that of the requests of the session.
+        The number is 1 for a single request. For the first request of a session, it is the number of requests in the
+        session, because all of them count as due when the session starts.
         """
         if self.progress is not None:
             return len(self.progress.graph.nodes)

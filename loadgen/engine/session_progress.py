@@ -13,7 +13,7 @@ from loadgen.workloads.session_graph import Edge, SessionGraph, Transcript
 
 
 class DueNode(NamedTuple):
-    """A node whose conditions are met, and its due time in ns from the start of the run."""
+    """A request of a session graph that has become due: its node index, and its due time in ns from the run's start."""
 
     node: int
     due_ns: int

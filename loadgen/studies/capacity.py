@@ -115,7 +115,7 @@ class CapacityOption(msgspec.Struct, kw_only=True):
 
     @property
     def layout(self) -> str:
-        """How the GPUs are used, such as `TP2 PP2`, or `TP1 2P+3D` with 2 prefill and 3 decode workers."""
+        """Text that says how the GPUs are used: `TP2 PP2`, or `TP1 2P+3D` with 2 prefill and 3 decode workers."""
         layout = configuration_of(self).layout
         if self.prefill_workers is None:
             return layout
@@ -132,7 +132,11 @@ class CapacityOption(msgspec.Struct, kw_only=True):
         return [ReplicaPool((self.gpus or 0) // self.replica_gpus, self.replica_gpus)]
 
     def pay(self, purchase: Purchase | None, rate_per_s: float, output_tokens: float) -> None:
-        """Set the cost fields. `output_tokens` is the number of output tokens per arrival."""
+        """Store what this option costs. Nothing is stored if `purchase` is None.
+
+        `purchase` states how the GPUs are paid for. `rate_per_s` is the number of arrivals per second, and
+        `output_tokens` is the number of output tokens per arrival.
+        """
         if purchase is None:
             return
         self.cost_per_hour, self.currency = purchase.amount, purchase.currency
@@ -156,7 +160,10 @@ def configuration_of(option: CapacityOption) -> Configuration:
 
 
 def option_of(configuration: Configuration, **fields: object) -> CapacityOption:
-    """Return an option without results for a configuration. `fields` are further fields of the option."""
+    """Return a CapacityOption that describes a configuration and has no results yet.
+
+    `fields` are further fields of the option.
+    """
     workers = {"prefill_workers": 0, "decode_workers": 0} if configuration.disaggregated else {}
     return CapacityOption(
         gpu=configuration.gpu,
@@ -199,7 +206,7 @@ class SimulatedServer:
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
-        """How far the predicted latencies were off in published measurements of this engine, GPU and kind of model."""
+        """Errors of the predicted latencies in published measurements of this engine, GPU and kind of model."""
         separate = WorkerPools(1, 1) if self.configuration.disaggregated else None
         return model_accuracy(self.configuration.engine, CURRENT, self.deployment, separate)
 
@@ -317,9 +324,11 @@ class SimulatedServer:
 
 
 def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, expected_per_s: float) -> CapacityOption:
-    """Return how many equal replicas are needed for `per_s` arrivals per second.
+    """Return an option with enough equal replicas to serve `per_s` arrivals per second.
 
-    `expected_per_s` is the rate of one replica by formula, at which the search begins.
+    A search finds the highest rate at which one replica meets the objectives. The search begins at `expected_per_s`,
+    the rate that a formula predicts for one replica. If a single request misses an objective, the option states this
+    reason and has no number of GPUs.
     """
     result = option_of(server.configuration, accuracy=server.accuracy)
     start = round(math.log(max(expected_per_s, 1e-3), RATE_STEP))

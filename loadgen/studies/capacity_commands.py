@@ -25,7 +25,7 @@ FLAG_FORMATS = ("fp8",)
 
 @dataclass(frozen=True, slots=True)
 class CommandContext:
-    """What the command lines of all configurations have in common."""
+    """Values that the command lines of all configurations share, such as the plan and the model."""
 
     plan: Plan
     model: str

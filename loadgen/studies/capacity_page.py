@@ -109,7 +109,7 @@ def capacity_document(report: CapacityReport) -> Document:
 
 
 def _gpu_order(options: Sequence[CapacityOption], points: Sequence[ParetoPoint]) -> list[str]:
-    """Return the GPU types of the page, the best first. Each has a colour."""
+    """Return the GPU types that the page shows, each of them once, with the types of the best options first."""
     return list(dict.fromkeys([option.gpu for option in options] + [point.option.gpu for point in points]))
 
 

@@ -93,7 +93,7 @@ class CapacityReport:
         return "\n".join(lines)
 
     def _option_rows(self, level: int) -> list[tuple[str, ...]]:
-        """Return the rows of the table of options. A higher `level` makes them shorter."""
+        """Return the heading and the rows of the table of options. A higher `level` gives fewer and shorter columns."""
         priced = any(option.cost_per_hour is not None for option in self.options)
         names = ("type", "layout") if level < 2 else ("configuration",)
         rates = () if level >= 2 else ("requests/s each",)
@@ -194,7 +194,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
-    """Return a sentence for each accuracy of the model, with the engines, serving modes and GPU types that have it."""
+    """Return one sentence for each distinct accuracy of the predictions for these options.
+
+    A sentence names the engines, serving modes and GPU types whose predictions have this accuracy.
+    """
     by_text: dict[str, dict[str, list[str]]] = {}
     for option in options:
         mode = " with pipelines" if option.pipeline_parallel > 1 else ""

@@ -186,7 +186,7 @@ class LoadCurve:
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
         """Return the highest rate at which the means meet the bounds of all objectives.
 
-        The bounds are multiplied by `slack`. Between two numbers in flight, the result is interpolated. Return None if
+        The bounds are multiplied by `slack`. The result is interpolated between the points of the curve. Return None if
         a single request misses a bound.
         """
         excess = np.zeros(len(self.in_flight))
@@ -219,7 +219,10 @@ class LoadCurve:
 
 
 def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *, separate: bool) -> LoadCurve:
-    """Return the curve of a deployment. `separate` is true if prefill and decode have separate workers."""
+    """Return the mean latencies and the rates that a formula predicts for several numbers of requests in flight.
+
+    `separate` is True if prefill and decode have separate workers.
+    """
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)
     if separate:
@@ -230,10 +233,10 @@ def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *
 
 
 def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) -> LoadCurve:
-    """Return the curve of a decode worker and the prefill workers that it needs.
+    """Return the mean latencies and the rates of one decode worker and the prefill workers that it needs.
 
-    `in_flight` is the number of requests that decode. The prefill workers are busy for BUSY_SHARE of the time, and
-    prompts wait as in a queue with constant service times (M/D/1).
+    The result has one value for each number in `load.in_flight`, which counts only requests that decode. The prefill
+    workers are busy for BUSY_SHARE of the time, and prompts wait as in a queue with constant service times (M/D/1).
     """
     prompt, output = load.prompt_tokens, load.output_tokens
     limit = limit_times(deployment, load, memory_fraction)

@@ -106,7 +106,7 @@ class ParetoPoint(msgspec.Struct, kw_only=True):
 
 
 class SearchCounts(msgspec.Struct, kw_only=True):
-    """How many configurations a search considered, and what became of them."""
+    """Numbers of the configurations that a search considered, excluded, judged by formula and simulated."""
 
     considered: int = 0
     """Configurations that their engine can run."""
@@ -163,7 +163,7 @@ class _Candidate:
 
 @dataclass(slots=True)
 class CapacitySearch:
-    """One search. `run` returns its result."""
+    """One search of `loadgen plan-capacity`. Call `run` once to get the result."""
 
     plan: Plan
     model: ModelShape
@@ -181,7 +181,10 @@ class CapacitySearch:
     _not_simulated: list[CapacityOption] = field(default_factory=list)
 
     def run(self) -> SearchResult:
-        """Search, and return the result. Raises LoadgenError for an unknown name or a load that cannot be simulated."""
+        """Search, and return the result.
+
+        Raises LoadgenError if a GPU, a model or a number format is unknown, or if the load cannot be simulated.
+        """
         started = time.perf_counter()
         facts = request_facts(self.plan)
         candidates = self._survivors(facts)
@@ -264,7 +267,7 @@ class CapacitySearch:
         return gpu_hour([price for price in self.prices if price.gpu == configuration.gpu], spot=self.spot)
 
     def _score(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> None:
-        """Set the curve and the cost by formula of each candidate."""
+        """Compute the curve, the rate and the cost of each candidate by formula."""
         for number, candidate in enumerate(candidates):
             if number % 20 == 0:
                 self.progress(f"formula: {number} of {len(candidates)}")
@@ -272,7 +275,10 @@ class CapacitySearch:
         self._counts.scored = len(candidates)
 
     def _score_one(self, candidate: _Candidate, facts: RequestFacts) -> None:
-        """Set the curve, the rate and the cost by formula of a candidate, or prune it."""
+        """Compute the curve, the rate and the cost of a candidate by formula.
+
+        If a single request misses an objective, or if too many GPUs are needed, exclude the candidate.
+        """
         configuration = candidate.configuration
         policy = ENGINES[configuration.engine].preset().policy
         curve = formula_curve(candidate.deployment, facts, policy, separate=configuration.disaggregated)
@@ -341,7 +347,7 @@ class CapacitySearch:
         return self._cost(candidate.configuration, option.pools)[0] if option.gpus else math.inf
 
     def _add_intervals(self, simulated: Sequence[_Candidate]) -> None:
-        """Add the intervals of the cheapest options."""
+        """Set the ends of the intervals of the cheapest options: the results for a faster and a slower server."""
         met = objectives_check(self.objectives)
         pairs = [(each.result, each.server) for each in simulated if each.result and each.server]
         best = sorted((pair for pair in pairs if pair[0].gpus), key=lambda pair: rank(pair[0]))
@@ -385,7 +391,7 @@ class CapacitySearch:
         )
 
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
-        """Return the Pareto set: points on the formula's frontier, which are then simulated."""
+        """Simulate the points on the frontier by formula, and return the Pareto set of the results."""
         points = self._frontier(candidates)
         found = []
         for number, (candidate, index) in enumerate(points, 1):
@@ -397,9 +403,11 @@ class CapacitySearch:
         return undominated(found)
 
     def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
-        """Return the candidates and indices of their curves on the frontier by formula, at most PARETO_POINTS of them.
+        """Return the points on the frontier by formula, as pairs of a candidate and an index in the candidate's curve.
 
-        Points whose TTFT misses an objective are left out.
+        A point is on the frontier if no other point has both a lower cost and a lower TPOT. Points whose TTFT misses an
+        objective are left out. If the frontier has more than PARETO_POINTS points, PARETO_POINTS evenly spaced points
+        are returned.
         """
         rows: list[tuple[float, float, _Candidate, int]] = []
         for candidate in candidates:
@@ -476,7 +484,12 @@ class CapacitySearch:
 
 
 def _whole_workers(prefill_workers: float) -> WorkerPools:
-    """Return whole numbers of workers for a number of prefill workers per decode worker, at most MAX_PARETO_WORKERS."""
+    """Return the whole numbers of prefill and decode workers that best match a ratio.
+
+    The ratio `prefill_workers` is the number of prefill workers per decode worker. For each number of decode workers,
+    the number of prefill workers is rounded up. The result is the pair in which rounding adds the smallest share of
+    workers. Both numbers together are at most MAX_PARETO_WORKERS.
+    """
     best = WorkerPools(1, 1)
     waste = math.inf
     for decode in range(1, MAX_PARETO_WORKERS):

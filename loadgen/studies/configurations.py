@@ -82,7 +82,10 @@ class Configuration:
 
     @property
     def layout(self) -> str:
-        """How a replica uses its GPUs, such as `TP2 PP2`. Parts of size 1 are omitted, except tensor parallelism."""
+        """Text that says how a replica uses its GPUs, such as `TP2 PP2`.
+
+        Parts of size 1 are omitted, except tensor parallelism.
+        """
         parts = [f"TP{self.tensor}"]
         parts += [f"PP{self.pipeline}"] if self.pipeline > 1 else []
         parts += [f"EP{self.expert_parallel}"] if self.expert_parallel > 1 else []
@@ -104,7 +107,10 @@ class Configuration:
         )
 
     def deployment(self, model: ModelShape | str, space: SearchSpace) -> Deployment:
-        """Return the deployment of a model in this configuration. Raises HardwareError for an unknown name."""
+        """Return the deployment of a model in this configuration.
+
+        Raises HardwareError for an unknown GPU, model or number format.
+        """
         preset = ENGINES[self.engine].preset()
         deployment = preset.deployment(
             self.gpu, model, format_name=self.format, tensor=self.tensor, file=space.hardware

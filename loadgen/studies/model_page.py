@@ -31,7 +31,7 @@ def model_document(
 
 
 def run_data(name: str, index: int, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chart data of a run or of a line. `index` determines its colour and its line style."""
+    """Return the data of one line of a chart, such as a run. `index` determines its colour and its line style."""
     dash = DASHES[index // len(PALETTE) % len(DASHES)]
     return {"name": name, "colour": colour(index), "dash": dash, "window": None, "data": data}
 

@@ -461,7 +461,10 @@ def _is_plain_token(chunk: Chunk) -> bool:
 
 
 def _note_end(answer: Answer, index: int, choice: Choice, payload: bytes) -> None:
-    """Store the finish reason or the error of a choice in the answer. `index` is the index of its event."""
+    """Store the finish reason or the error of a choice in the answer.
+
+    `index` is the index of the event that contains the choice.
+    """
     if choice.error:
         note_error(answer, json.dumps({"error": choice.error}).encode())
     if choice.finish_reason:

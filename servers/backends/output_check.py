@@ -46,7 +46,7 @@ class ToolCall(NamedTuple):
 
 
 class ExpectedOutput(NamedTuple):
-    """The JSON schemas that a request states for its response: those of the tools, and that of the text."""
+    """The JSON schemas that a request states for its response: the schemas of the tools, and the schema of the text."""
 
     tools: Mapping[str, Any]
     """JSON schema of each tool's arguments, by the name of the tool."""

@@ -1,4 +1,4 @@
-"""Sends bodies that the user wrote: which dialect reads the response, and which fields are added to the body.
+"""Completes request bodies that the user wrote, and chooses the dialect that decodes each response.
 
 A body is sent byte for byte. A field is added only if it is missing and the response could not be measured without it:
 `stream`, and on the OpenAI endpoints `stream_options`, which requests the token counts. Added fields come last, so that

@@ -81,7 +81,7 @@ class PhaseKernels:
 
 @dataclass(frozen=True, slots=True)
 class KernelBound:
-    """What binds one kernel on one GPU."""
+    """The bound of one kernel on one GPU (compute, memory or latency), and the figures that determine this bound."""
 
     kernel: str
     phase: str
@@ -400,12 +400,15 @@ def _times(work: KernelWork, factor: float) -> KernelWork:
 
 
 def _trained(work: KernelWork) -> KernelWork:
-    """Return a GEMM with its expected duration in training. A GEMM takes longer in training than in isolation."""
+    """Return a copy of `work` with its expected duration in training. `work` must be a GEMM.
+
+    A GEMM takes longer in training than in isolation.
+    """
     return replace(work, expected=lambda: work.expected() / constant("training_share"))
 
 
 def _optimiser(deployment: Deployment) -> KernelWork:
-    """Return the step of Adam, which reads and writes every state of the parameters on one GPU once."""
+    """Return the work of one Adam step on one GPU. The step reads and writes every parameter state of this GPU once."""
     gpu = deployment.gpu
     parameters = deployment.model.layer_parameters / deployment.tensor
     moved = parameters * (2 * OPTIMISER_BYTES + GRADIENT_BYTES + WEIGHT_BYTES)

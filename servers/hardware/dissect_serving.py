@@ -41,7 +41,7 @@ MOST_IN_FLIGHT = 1024
 
 @dataclass(frozen=True, slots=True)
 class ServedBy:
-    """How one of the compared GPUs serves the model."""
+    """The deployment of the model on one of the compared GPUs, with the number of requests in flight."""
 
     gpu: str
     format: str = NATIVE
@@ -55,7 +55,10 @@ class ServedBy:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """A server whose properties come partly from the first GPU and partly from the second GPU, with its load."""
+    """A server and its load, in a comparison of two GPUs.
+
+    Some properties of the server come from the first GPU, and the others from the second GPU.
+    """
 
     deployment: Deployment
     load: Load
@@ -136,7 +139,7 @@ def _unlimited(state: ServingState) -> ServingState:
 def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingState]]:
     """Return the changes that turn the state `old` into the state `new`, in the order in which they are applied.
 
-    Each change replaces one property of the first GPU, or of its use, by that of the second GPU.
+    Each change replaces one property of `old` by the same property of `new`, such as the memory or the engine.
     """
     before, after = old.deployment, new.deployment
     changes = [
@@ -192,5 +195,5 @@ def _with_deployment(state: ServingState, **fields: Any) -> ServingState:
 
 
 def _with_gpus(state: ServingState, like: ServingState) -> ServingState:
-    """Return a state with the tensor parallelism and the replicas of another state."""
+    """Return a copy of `state` with the tensor parallelism and the number of replicas of `like`."""
     return replace(_with_deployment(state, tensor=like.deployment.tensor), replicas=like.replicas)

@@ -67,7 +67,7 @@ class TrainedOn:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """What all compared GPUs train."""
+    """The training job that all compared GPUs run."""
 
     model: str
     sequence: int = 2048

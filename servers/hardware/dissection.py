@@ -260,7 +260,7 @@ def memory_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
-    """Return the change that replaces the links within a machine by those of the second GPU.
+    """Return the change that replaces the GPU's links within a machine by those of the GPU `new`.
 
     The result shows the bandwidth of the link over which `gpus` GPUs communicate, as the sum of both directions.
     """
@@ -279,9 +279,9 @@ def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
 
 
 def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that replaces the link to GPUs of other machines by that of the second GPU.
+    """Return the change that replaces the GPU's link to GPUs of other machines by the link of the GPU `new`.
 
-    The result shows the bandwidth of this link, as the sum of both directions.
+    The result shows the bandwidths of both links, each as the sum of both directions.
     """
     before, after = old.machine_link, new.machine_link
     return FactorChange(
@@ -294,16 +294,16 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 
 
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
-    """Return the change that replaces the memory capacity by that of the second GPU.
+    """Return the change that replaces the memory capacity of the GPU `old` by that of the GPU `new`.
 
-    `apply` returns a state whose requests in flight or training settings fit into the memory of the second GPU.
+    `apply` returns a state whose requests in flight or training settings fit into the memory of `new`.
     """
     before, after = old.memory_bytes, new.memory_bytes
     return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)
 
 
 def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that replaces the times to start and end kernels by those of the second GPU.
+    """Return the change that replaces the times to start and end kernels by those of the GPU `new`.
 
     The times of all kernels are replaced. The result shows only the time to start and end attention.
     """
@@ -326,15 +326,15 @@ def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def format_changes(
     formats: tuple[str, str], cards: tuple[Gpu, Gpu], with_format: Callable[[State, str], State]
 ) -> list[FactorChange[State]]:
-    """Return the changes from one number format to another, one change for each step.
+    """Return the changes from the number format of the first GPU to that of the second GPU, one change for each step.
 
-    `formats` are the number formats of the first and the second GPU, and `cards` are the two GPUs. `with_format` takes
-    a state and a format, and returns the state in this format. A change from 16 bits to 4 bits has an intermediate step
-    with 8 bits, if the second GPU computes in 8 bits. All other changes of the format have one step.
+    `formats` are the two number formats, and `cards` are the two GPUs. `with_format` takes a state and a format, and
+    returns the state in this format. If the second GPU computes in 8 bits, a change from 16 bits to 4 bits has two
+    steps, with 8 bits in between. All other changes have one step.
 
-    Each change can only be applied after the change of the previous step. A GPU that does not support a format computes
-    in another format. If the two GPUs compute in different formats for this reason, the change can only be applied
-    after the change of the compute rate.
+    A step can only be applied after the previous step. A GPU that does not support a format computes in another format.
+    If the two GPUs would therefore compute in different formats after a step, the step can only be applied after the
+    change of the compute rate.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []

@@ -60,7 +60,7 @@ def touched_experts(experts: Experts, tokens: Any) -> Any:
 
 
 def route(experts: Experts, tokens: Any, groups: int) -> Routing:
-    """Return the expected work of the busiest of `groups` groups of GPUs, each of which holds a part of the experts.
+    """Return the expected work of the busiest group of GPUs. Each of the `groups` groups holds a part of the experts.
 
     The work of the busiest group is estimated as the mean of a binomial distribution plus `sqrt(2 * ln(groups))` of its
     standard deviations. This sum is the expected maximum of `groups` normal variables.
@@ -176,7 +176,7 @@ def expert_format(deployment: Deployment) -> Format:
 
 
 def _micro_batch(deployment: Deployment, sequences: StepSequences) -> StepSequences:
-    """Return the sequences of the largest micro-batch that a pipeline stage processes at a time."""
+    """Return the sequences of the largest of the micro-batches into which pipeline parallelism divides a step."""
     prompts, decoding = deployment.micro_batch(sequences.prompts), deployment.micro_batch(sequences.decoding)
     return replace(sequences, prompts=prompts, decoding=decoding)
 

@@ -1,9 +1,9 @@
 """Divides a predicted time among the resources of a GPU: compute, memory, network and latency.
 
-A resource's share is the time that would be saved if this resource were infinitely fast. Two resources that work at
-the same time hide each other, so the saving depends on which one becomes fast first. The share is therefore the mean
-over all orders (the Shapley value). The remaining time is latency: launches, the start of transfers, waits, and the
-engine's own work. A faster chip, memory or network does not shorten it.
+A resource's share is the time that would be saved if this resource were infinitely fast. Two resources that work at the
+same time hide each other, so the saving depends on which one becomes fast first. The share is therefore the mean over
+all orders (the Shapley value). The remaining time is latency: launches, the start of transfers, waits, and the engine's
+own work. A faster chip, memory or network does not shorten the latency.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TimeOf = Callable[[Gpu], float]
 
 @dataclass(frozen=True, slots=True)
 class DividedTime:
-    """A predicted time in seconds, and the seconds of each resource and of latency."""
+    """A predicted time, divided into one part for each resource of the GPU and one part for latency."""
 
     total_s: float
     parts_s: Mapping[str, float]

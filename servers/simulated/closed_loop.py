@@ -165,7 +165,7 @@ def _check_settings(deployment: Deployment, policy: Policy) -> None:
 
 
 class _Clients:
-    """The clients of a closed loop, and the HTTP server in front of the engine."""
+    """Simulates the clients of a closed loop, and the HTTP server between the clients and the engine."""
 
     def __init__(self, framework: Framework, load: Load) -> None:
         self._path_ns = round(1e9 * framework.server_s)

@@ -121,7 +121,10 @@ def _encoding(
 
 
 def pooled(counts: Sequence[int], reply: Reply) -> Encoding:
-    """Return the encoding of a response without tokens. `counts` is the number of tokens of each input."""
+    """Return the encoding of a response to inputs that the model embeds, scores or classifies.
+
+    Such a response contains no generated tokens. `counts` contains the number of tokens of each input.
+    """
     completion = Completion(
         False,
         sum(counts),

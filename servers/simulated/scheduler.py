@@ -155,8 +155,9 @@ class Policy:
     def with_serving(self, cache_hit_rate: float, chunked_prefill: str) -> Policy:
         """Return a copy of this policy with two serving options.
 
-        `chunked_prefill` is a value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. With "", prompts and
-        decoding are combined as before."""
+        `chunked_prefill` is a value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. If `chunked_prefill` is
+        empty, the copy combines prompts and decoding as this policy does.
+        """
         policy = replace(self, cache_hit_rate=cache_hit_rate)
         if chunked_prefill == "mixed":
             return replace(policy, prefill="mixed", chunked=True)

@@ -127,7 +127,7 @@ def _segments(reasoning: int, end: int, kind: Literal["text", "tool_call"], name
 
 
 def _structure(state: ServerState, request: CompletionRequest) -> tuple[Literal["", "text", "tool_call"], str, str]:
-    """Return the kind of the structured part of an answer, the name of the tool, and the text of the part.
+    """Return the structured part of an answer as (kind, name of the tool, text).
 
     The kind is empty if the request asks for no structure, or if the server was not started with `--structured`.
     """

@@ -45,7 +45,10 @@ def bad_request(message: str) -> ErrorReply:
 
 
 def native_error(request: CompletionRequest, message: str) -> ErrorReply:
-    """Return the refusal of a request to `/generate`. A refusal of a stream is an event, followed by `[DONE]`."""
+    """Return the error response to a refused request to `/generate`.
+
+    If the request asks for a stream, the response is a stream: one event with the error, followed by `[DONE]`.
+    """
     if not request.streamed:
         return ErrorReply(Reply(protocol.dumps({"error": {"message": message}}), 400))
     error = {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}

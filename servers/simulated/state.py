@@ -240,8 +240,9 @@ class ServerState:
     ) -> bytes:
         """Render metrics of this server in the Prometheus text format.
 
-        `rows` selects rows of the backend's CSV file. Metrics whose names are in `without` are left out. The values
-        come from `figures` and `extra`. `prefix` and `labels` are added to every metric.
+        `rows` selects rows of the CSV file with the backend's metrics. Metrics whose names are in `without` are left
+        out. The values come from the method `figures` and from `extra`. `prefix` and `labels` are added to every
+        metric.
         """
         shown = [row for row in self._metric_rows[rows] if row["name"] not in without]
         return exposition(prefix, labels, shown, {**self.figures(), **(extra or {})}).encode()

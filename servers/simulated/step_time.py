@@ -94,7 +94,7 @@ class StepTime:
     """Predicts the step durations of a deployment from its hardware.
 
     `launch_s` is the time to launch the kernels of one layer. The kernels of a step take at least `launch_s * layers`.
-    In steps with prompts, `prompt_launch_s` of the deployment counts if it is larger.
+    In steps with prompts, `prompt_launch_s` of the deployment replaces `launch_s` if it is larger.
     """
 
     def __init__(self, deployment: Deployment, launch_s: float = 0.0) -> None:

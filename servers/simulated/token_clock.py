@@ -34,7 +34,7 @@ NO_DRAFTING = Drafting(0, 0.0)
 
 
 class Slowdown(NamedTuple):
-    """Growth of the time to the first token of a scripted server during a run."""
+    """Describes how the time to the first token of a scripted server grows during a run."""
 
     per_hour: float = 0.0
     """Growth per hour, as a share of the initial time to the first token."""

@@ -121,8 +121,8 @@ class Exchange:
         """Send this request and the requests of `others` in quick succession.
 
         The loop over the requests only calls the `send` function of each socket and reads the clock. Everything else is
-        looked up before the loop. The clock is read once after each call: this time ends one send and begins the next
-        one.
+        looked up before the loop. The clock is read once after each call. The result is the end of this send and the
+        beginning of the next one.
         """
         exchanges = (self, *others)
         calls = [

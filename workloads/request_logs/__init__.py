@@ -60,7 +60,7 @@ def recognise_log(path: Path) -> str:
 
 
 def _first_fields(path: Path, start: str) -> set[str]:
-    """Return the names of the fields of the first entry of a JSON Lines file or of a JSON array."""
+    """Return the field names of the first entry in a JSON Lines file or in a file with a JSON array."""
     from loadgen.workloads.datasets import elements
 
     if start.startswith("["):

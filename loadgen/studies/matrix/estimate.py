@@ -193,7 +193,7 @@ def _runs_time(estimates: Sequence[Estimate]) -> str:
 
 
 def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    """Estimate the duration of a run of a cell, or of a sweep, without earlier measurements of the cell.
+    """Estimate the duration of a cell's run or sweep, without earlier measurements of this cell.
 
     The estimate comes from the duration in the plan, from a simulation, or from a guessed token rate. A sweep is
     assumed to need its maximum number of runs.

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def class_loads(plan: Plan, over: Over) -> dict[str, float]:
-    """Return the load of each class that a sweep scales, by name: its rate per second, or its number of clients.
+    """Return the load of each class of traffic that a sweep scales, by the name of the class.
 
-    Raises PlanError if the plan has no such class.
+    If `over` is `rate`, a load is a rate per second. Otherwise, a load is a number of clients. Raises PlanError if the
+    sweep scales no class of the plan.
     """
     result = {}
     for traffic_class in traffic_classes(plan):
@@ -92,10 +93,9 @@ def describe_load(plan: Plan, over: Over) -> str:
 
 
 def _amount(text: str, over: Over) -> Fraction | None:
-    """Return the load of the arrival process `text` in the dimension `over` of a sweep: its rate or its number of
-    clients.
+    """Return the load of the arrival process `text`: its rate, or its number of clients if `over` is `concurrency`.
 
-    The result is None if the process has no constant rate, or no clients.
+    The result is None if the process has no constant rate, or no number of clients.
     """
     process = arrivals.parse(text)
     if over == "rate":

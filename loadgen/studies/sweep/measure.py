@@ -190,7 +190,7 @@ def class_settings(plan: Plan, over: Over, start: float | None) -> dict[str, Any
     """Return the settings of a search that depend on the plan's classes of traffic. Empty for a plan without classes.
 
     - `plan_load`: the total load of the classes in the plan.
-    - `start`: the load at which the search begins: the parameter `start`, or else `plan_load`.
+    - `start`: the load at which the search begins. It is `plan_load` if the argument `start` is None.
     - `lowest`: the minimum load of a search over the concurrency. Each class needs one client.
     """
     if not plan.traffic:

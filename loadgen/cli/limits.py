@@ -53,7 +53,10 @@ class LimitsOptions:
         Option(min=1, help="Groups of --tp GPUs that compute attention for different requests and share the experts."),
     ] = 1
     gpus_per_node: Annotated[
-        int, Option(min=1, help="GPUs per machine. Pipeline stages in different machines use InfiniBand.")
+        int,
+        Option(
+            min=1, help="GPUs per machine. With more GPUs than that, all pipeline stages communicate over InfiniBand."
+        ),
     ] = 8
     prefill_workers: Annotated[
         int,
@@ -85,7 +88,7 @@ class LimitsOptions:
         Option(
             metavar="M",
             help="Chunked prefill: mixed, separate or off. Chunks of prompts share steps with decoding, have separate "
-            "steps, or prompts are computed whole. Only for the frameworks vllm and sglang.",
+            "steps, or prompts are computed whole. Only for the frameworks vllm, sglang, trtllm and nim.",
         ),
     ] = None
     format: Annotated[

@@ -312,12 +312,15 @@ class ModelShape:
 def gpu(name: str, file: Path | None = None) -> Gpu:
     """Return the figures of a GPU by name, from the user's TOML file `file` or from gpus.csv.
 
-    The user's file takes precedence. `A100 (3nm, HBM4)` names a hypothetical GPU, see technology.py. Raises
-    HardwareError for an unknown name. The message suggests the nearest name and lists all names.
+    The user's file takes precedence. `A100 (3nm, HBM4)` names a hypothetical GPU, see technology.py, if no listed GPU
+    has this name. Raises HardwareError for an unknown name. The message suggests the nearest name and lists all names.
     """
-    parts = _HYPOTHETICAL_GPU.fullmatch(name)
-    if parts is None:
+    try:
         return find_entry("GPU", name, "gpus", _gpu_from_row, file)
+    except HardwareError:
+        parts = _HYPOTHETICAL_GPU.fullmatch(name)
+        if parts is None:
+            raise
     from loadgen.servers.hardware.technology import scaled_gpu, sort_names
 
     return scaled_gpu(gpu(parts[1], file), *sort_names(parts[2])).gpu

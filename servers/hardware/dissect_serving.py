@@ -78,10 +78,11 @@ def dissect_serving(
     compared = [_compared(use, state, gpu(use.gpu, file).name) for use, state in zip(uses, states, strict=True)]
     results = []
     for index in range(len(uses) - 1):
-        changes = _changes(states[index], states[index + 1])
-        factors = divide_speed_up(_unlimited(states[index]), changes, serving_speed)
-        accuracy = speed_up_accuracy(states[index].deployment, states[index + 1].deployment)
-        results.append(dissection(compared[index], compared[index + 1], factors, accuracy))
+        before, after = states[index], states[index + 1]
+        factors = divide_speed_up(_unlimited(before), _changes(before, after), serving_speed)
+        accuracy = speed_up_accuracy(before.deployment, after.deployment)
+        cards = before.deployment.gpu, after.deployment.gpu
+        results.append(dissection((compared[index], compared[index + 1]), cards, factors, accuracy))
     return results
 
 

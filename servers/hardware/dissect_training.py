@@ -38,6 +38,7 @@ from loadgen.servers.hardware.training import (
     TrainingSetup,
     predict_iteration,
     predict_memory,
+    replicas_in_one_machine,
 )
 from loadgen.servers.hardware.validation import TRAINING, Accuracy, accuracy
 
@@ -93,7 +94,8 @@ def dissect_training(uses: Sequence[TrainedOn], job: TrainingJob) -> list[Dissec
             middle = _fastest_setup(same_scale, job, shape)
         start = replace(before, gpu=replace(before.gpu, memory_bytes=UNLIMITED_BYTES))
         factors = divide_speed_up(start, _changes(before, middle, after), training_speed)
-        results.append(dissection(compared[index], compared[index + 1], factors, Accuracy(validated=False)))
+        pair = compared[index], compared[index + 1]
+        results.append(dissection(pair, (before.gpu, after.gpu), factors, Accuracy(validated=False)))
     return results
 
 
@@ -195,9 +197,10 @@ def _changes(old: TrainingSetup, middle: TrainingSetup, new: TrainingSetup) -> l
         _on_gpu(memory_change(old.gpu, new.gpu)),
         capacity_change(old.gpu, new.gpu, lambda setup: replace(setup, **_settings_of(middle))),
     ]
-    gpus_per_layer = max(old.tensor, new.tensor)
-    if gpus_per_layer > 1:
-        changes.append(_on_gpu(link_change(old.gpu, new.gpu, gpus_per_layer)))
+    setups = old, middle, new
+    if any(setup.tensor > 1 or replicas_in_one_machine(setup) for setup in setups):
+        sharing = max(2, *(setup.tensor for setup in setups))
+        changes.append(_on_gpu(link_change(old.gpu, new.gpu, sharing)))
     if old.gpu.machine_link != new.gpu.machine_link:
         changes.append(_on_gpu(network_change(old.gpu, new.gpu)))
     changes.append(_on_gpu(launch_change(old.gpu, new.gpu)))

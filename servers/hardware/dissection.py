@@ -106,19 +106,33 @@ class Dissection:
     speed_up: float
     """Tokens per second of the second GPU relative to the first."""
     peak_growth: float
-    """Growth of the peak FLOP/s, with that of the number format: the product of `grew` of these factors."""
+    """Peak FLOP/s of the second GPU in its number format, relative to those of the first GPU in its number format."""
     factors: Sequence[SpeedFactor]
     accuracy: str
     """How far speed-ups between these GPUs were off in published measurements, or `not validated`."""
 
 
 def dissection(
-    before: ComparedGpu, after: ComparedGpu, factors: Sequence[SpeedFactor], accuracy: Accuracy
+    compared: tuple[ComparedGpu, ComparedGpu],
+    cards: tuple[Gpu, Gpu],
+    factors: Sequence[SpeedFactor],
+    accuracy: Accuracy,
 ) -> Dissection:
-    """Return the Dissection of the speed-up from the GPU `before` to the GPU `after`."""
-    peaks = [factor.grew or 1.0 for factor in factors if factor.kind in (COMPUTE_RATE, NUMBER_FORMAT)]
+    """Return the Dissection of the speed-up from the first to the second of the GPUs `compared`.
+
+    `cards` has the figures of the two GPUs. The product of the gains of `factors` must be the speed-up.
+    """
+    before, after = compared
     speed_up = after.tokens_per_s / before.tokens_per_s
-    return Dissection(before, after, speed_up, math.prod(peaks), factors, str(accuracy))
+    product = math.prod(factor.gain for factor in factors)
+    assert math.isclose(product, speed_up, rel_tol=1e-6), f"factors of {product:.4g} for a speed-up of {speed_up:.4g}"
+    peaks = [_peak(card, gpu.format) for card, gpu in zip(cards, compared, strict=True)]
+    return Dissection(before, after, speed_up, peaks[1] / peaks[0], factors, str(accuracy))
+
+
+def _peak(card: Gpu, format_name: str) -> float:
+    """Return the peak FLOP/s of a GPU with weights in a number format."""
+    return card.peaks.get(number_format(format_name).compute_type, card.flops_per_s)
 
 
 def divide_speed_up(
@@ -221,9 +235,7 @@ def compute_change(old: Gpu, new: Gpu, format_name: str) -> FactorChange[Gpu]:
 
     `format_name` is the number format of the first GPU. The result shows the peak rates of both GPUs in this format.
     """
-    compute_type = number_format(format_name).compute_type
-    before = old.peaks.get(compute_type, old.flops_per_s)
-    after = new.peaks.get(compute_type, new.flops_per_s)
+    before, after = _peak(old, format_name), _peak(new, format_name)
 
     def apply(card: Gpu) -> Gpu:
         architecture = replace(
@@ -374,7 +386,7 @@ def _format_growth(before: str, after: str, card: Gpu) -> float:
 
     If the peak is equal in both formats, return the bytes per weight in `before` relative to those in `after`.
     """
-    peaks = [card.peaks.get(number_format(name).compute_type, card.flops_per_s) for name in (before, after)]
+    peaks = [_peak(card, name) for name in (before, after)]
     stored = [number_format(name).weight_bytes for name in (before, after)]
     return peaks[1] / peaks[0] if peaks[0] != peaks[1] else stored[0] / stored[1]
 

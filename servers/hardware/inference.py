@@ -257,8 +257,9 @@ class Deployment:
 
     def _gpus_for_weights(self, memory_fraction: float) -> int:
         """Return the smallest number of GPUs, which is a power of 2, whose memory holds the weights."""
+        share = 1.0 if self.framework.free_memory else memory_fraction  # TensorRT-LLM: of the memory without weights
         gpus = 1
-        while gpus * self.gpu.memory_bytes * memory_fraction <= self.weight_bytes:
+        while gpus * self.gpu.memory_bytes * share <= self.weight_bytes:
             gpus *= 2
         return gpus
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.servers.hardware import Format, Gpu, HardwareError, ModelShape, constant, number_format
+from loadgen.servers.hardware.inference import NODE_GPUS
 from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, prefill_attention_s, rates, ring_s
 
 Recomputation = Literal["none", "selective", "full"]
@@ -288,6 +289,11 @@ def _hop_s(training: TrainingSetup) -> float:
     return float(ring_s(training.gpu.machine_link, 2, message, "point to point"))
 
 
+def replicas_in_one_machine(training: TrainingSetup) -> bool:
+    """Return True if a training job has several replicas, which exchange gradients over the link within a machine."""
+    return training.data > 1 and training.gpus <= NODE_GPUS
+
+
 def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
     """Return the time of the gradient all-reduce between replicas, minus the part that overlaps with the backward pass.
 
@@ -299,7 +305,7 @@ def _replicas_s(training: TrainingSetup, backward_s: float) -> float:
     if training.adapter_rank:
         parameters = adapter_parameters(training)
     trained = parameters / (training.tensor * training.pipeline)
-    link = training.gpu.link if training.gpus <= 8 else training.gpu.machine_link
+    link = training.gpu.link if replicas_in_one_machine(training) else training.gpu.machine_link
     volume = trained * WEIGHT_BYTES * (1.5 if training.zero == 3 else 1.0)
     all_reduce = float(all_reduce_s(link, training.data, volume, "nccl"))
     return max(0.0, all_reduce - backward_s * constant("gradient_overlap"))

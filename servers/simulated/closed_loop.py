@@ -20,24 +20,10 @@ from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.throughput_model import Load, LoadTimes, formula_times, limit_times
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, TokenTimes, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
-from loadgen.servers.simulated.scheduler_presets import find_engine
+from loadgen.servers.simulated.scheduler_presets import TENSORRT_LLM, find_engine
 from loadgen.servers.simulated.step_time import StepTime
 
 SEED = 0xCADE
-
-
-TENSORRT_LLM = Policy(
-    running_limit=2048,
-    step_tokens=8192,
-    prefill="mixed",
-    chunked=False,
-    reserve="output",
-    block_size=32,
-    memory_fraction=0.9,
-)
-"""Batching policy of TensorRT-LLM: in-flight batching without chunked prompts, and the capacity scheduler
-GUARANTEED_NO_EVICT, which reserves the whole output (tensorrt_llm/_torch/pyexecutor/scheduler.py). The limits are the
-defaults of `trtllm-serve`. A replay takes `step_tokens` from `chunk_tokens` in frameworks.csv."""
 
 
 def policy_of(framework: Framework) -> Policy | None:
@@ -49,7 +35,7 @@ def policy_of(framework: Framework) -> Policy | None:
     if framework.name in ("vLLM", "SGLang"):
         return find_engine(framework.name.lower()).policy
     if framework.name in ("TensorRT-LLM", "NIM"):  # NIM runs TensorRT-LLM
-        return TENSORRT_LLM
+        return TENSORRT_LLM.policy
     return None
 
 

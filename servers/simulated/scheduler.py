@@ -218,7 +218,9 @@ class Scheduler:
         self._min_share = policy.output_share * MIN_SHARE_FACTOR
         self._share = policy.output_share  # of the remaining output of decoding jobs, for admission
         self._admits_next_step = False  # the next step may admit the head of the queue although no job ends before it
-        self._batch_waited_steps = 0  # decode steps for which the first waiting prompt has waited for further prompts
+        self._batch_waited_steps = 0
+        """Decode steps for which the first waiting prompt has waited for further prompts. TensorRT-LLM changes its
+        counter only in steps with prompts and decoding jobs, so the counter keeps its value if no job decodes."""
         self._steps_since_receiving = policy.receive_steps
         self._preemptions = 0
         self._cached_prompt_tokens = 0
@@ -383,6 +385,9 @@ class Scheduler:
     def _return_chunks(self) -> None:
         """Return the jobs of the planned step to the queue."""
         for job, _ in reversed(self._chunks):
+            if not job.emitted:  # the next admission counts the cached tokens again
+                self._cached_prompt_tokens -= job.cached_tokens
+                job.cached_tokens = 0
             self.cancel(job)
             self.waiting.appendleft(job)
         self._chunks.clear()

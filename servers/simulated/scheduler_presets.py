@@ -256,7 +256,8 @@ ENGINES: Mapping[str, Mapping[str, Engine]] = {
 """Presets by server, then by version (`current` or `2023`)."""
 TENSORRT_LLM = Engine(
     # In-flight batching: whole prompts share steps with decoding, as chunked context is off by default. The default
-    # capacity policy GUARANTEED_NO_EVICT admits a request if its whole output fits. Defaults of `trtllm-serve` and of
+    # capacity policy GUARANTEED_NO_EVICT admits a request if its whole output fits
+    # (tensorrt_llm/_torch/pyexecutor/scheduler.py). Defaults of `trtllm-serve` and of
     # the LLM API: max_batch_size 2048, max_num_tokens 8192, free_gpu_memory_fraction 0.9, tokens_per_block 32, block
     # reuse on.
     version="1.0",
@@ -264,6 +265,7 @@ TENSORRT_LLM = Engine(
         running_limit=2048,
         step_tokens=8192,
         prefill="mixed",
+        chunked=False,
         reserve="output",
         block_size=32,
         prefix_cache=True,
@@ -271,7 +273,8 @@ TENSORRT_LLM = Engine(
     ),
     framework="TensorRT-LLM",
 )
-"""Preset of TensorRT-LLM for `loadgen plan-capacity`. No command simulates its HTTP server."""
+"""Preset of TensorRT-LLM for `loadgen plan-capacity` and for replayed closed loops. No command simulates its HTTP
+server."""
 
 
 def find_engine(server: str, vintage: str = CURRENT) -> Engine:

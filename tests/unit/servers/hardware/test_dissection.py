@@ -68,6 +68,15 @@ def test_factors_of_training_multiply_to_the_speed_up(uses: list[TrainedOn]) -> 
     assert found.peak_growth == pytest.approx(math.prod(each.grew or 1 for each in found.factors[: _formats(found)]))
 
 
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_the_link_is_a_factor_if_only_gradients_use_it(gpus: int) -> None:
+    """Replicas on whole GPUs in one machine exchange their gradients over its links. No layer is shared."""
+    uses = [TrainedOn(name, "bf16", gpus=gpus, batch=16) for name in ("A100", "B200")]
+    (found,) = dissect_training(uses, TrainingJob("llama-3.1-8b", tensor=1))
+    check(found)
+    assert "link between GPUs" in [factor.name for factor in found.factors]
+
+
 def _formats(found: Dissection) -> int:
     return sum(each.kind in ("compute rate", "number format") for each in found.factors)
 
@@ -83,6 +92,13 @@ def test_peaks_grow_as_the_data_sheets_say() -> None:
     assert [each.grew for each in found.factors[:3]] == [pytest.approx(2250 / 312), 2.0, 2.0]
     assert found.peak_growth == pytest.approx(4 * 2250 / 312)
     assert found.speed_up < found.peak_growth
+
+
+def test_a_format_of_weights_alone_does_not_raise_the_peak() -> None:
+    """GPUs compute with int4 weights in 16 bits, so only the peak from 312 to 989 TFLOP/s counts."""
+    uses = [ServedBy("A100", "bf16", tensor=2), ServedBy("H100", "int4", tensor=2)]
+    (found,) = dissect_serving(uses, "llama-3.1-8b", 512, 128)
+    assert found.peak_growth == pytest.approx(989.4 / 312, rel=0.01)
 
 
 def test_every_change_has_its_place_in_each_order() -> None:

@@ -221,6 +221,12 @@ def test_zero_splits_states(stage: int, share: float) -> None:
     assert held.total - held.activations == pytest.approx(share * ADAM.model.layer_parameters)
 
 
+def test_tensorrt_llm_needs_gpus_for_its_weights_alone() -> None:
+    """Its KV cache takes a share of the memory that the weights leave free, so weights may fill the memory."""
+    with pytest.raises(HardwareError, match="its weights of 141 GB need 2 GPUs"):
+        make_deployment("H100", "llama-3.1-70b", tensor=1, framework_name="trtllm").kv_tokens(0.5)
+
+
 def test_adapters_need_little() -> None:
     """LoRA of rank 64 on all matrices of Llama-2-7B trains 160 million parameters (PEFT prints 159,907,840); QLoRA
     holds the base in 4 bits and a little."""

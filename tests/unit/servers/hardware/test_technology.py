@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import log
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +141,15 @@ def test_a_name_in_parentheses_is_a_hypothetical_gpu() -> None:
         gpu("A100 (3nm, 5nm)")
     with pytest.raises(HardwareError, match="unknown GPU 'B1000'"):
         gpu("B1000 (3nm)")
+
+
+def test_a_listed_name_with_parentheses_is_a_real_gpu(tmp_path: Path) -> None:
+    """The names of users' GPUs may contain parentheses."""
+    figures = "bf16_TFLOPs = 200\nmemory_GB = 48\nmemory_GBps = 860\npcie_GBps = 64\n"
+    file = tmp_path / "hardware.toml"
+    file.write_text(f'[gpus."My GPU (48GB)"]\n{figures}', "utf-8")
+    assert gpu("My GPU (48GB)", file).memory_bytes == 48e9
+    assert gpu("my gpu (48 GB)", file).name == "My GPU (48GB)"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.servers.hardware import HardwareError
+from loadgen.servers.hardware import HardwareError, framework
+from loadgen.servers.simulated.closed_loop import policy_of
 from loadgen.servers.simulated.scheduler import Batch, Job, Policy, Scheduler
-from loadgen.servers.simulated.scheduler_presets import ENGINES, find_engine
+from loadgen.servers.simulated.scheduler_presets import ENGINES, TENSORRT_LLM, find_engine
 
 OLD_VLLM, OLD_TGI, OLD_LIGHTLLM = (find_engine(server, "2023").policy for server in ("vllm", "tgi", "lightllm"))
 
@@ -153,6 +154,24 @@ def test_a_share_of_each_prompt_may_be_cached() -> None:
     assert made.gauges().cached_prompt_tokens == 80
     tgi = find_engine("tgi").policy.with_serving(0.5, "")
     assert [batch.prompt_tokens for batch in steps(scheduler(replace(tgi, step_tokens=64), 4096, (100, 1)))] == [50]
+
+
+def test_a_prompt_that_waits_for_further_prompts_has_its_cached_tokens_counted_once() -> None:
+    """The second prompt is admitted and returned to the queue in three steps before it is computed."""
+    policy = replace(TENSORRT_LLM.policy, batch_wait_steps=3).with_serving(0.5, "")
+    made = scheduler(policy, 4096, (100, 9))
+    made.plan(0)
+    made.finish()
+    made.submit(Job(60, 1, -1))
+    assert prompts(made)[:4] == [0, 0, 0, 1]
+    assert made.gauges().cached_prompt_tokens == 80
+
+
+def test_tensorrt_llm_computes_whole_prompts() -> None:
+    """Capacity plans and replayed closed loops use one policy, in which a prompt that does not fit waits."""
+    assert policy_of(framework("trtllm")) is TENSORRT_LLM.policy
+    policy = replace(TENSORRT_LLM.policy, step_tokens=100)
+    assert [batch.prompt_tokens for batch in steps(scheduler(policy, 4096, (60, 1), (60, 1)))] == [60, 60]
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,8 @@ class Plan:
     soak: Annotated[bool, RunOption("Advanced")] = False
     """For a run of hours or days: write Records to files of 64 MB, which are compressed during the run."""
     keep_records_s: Annotated[float | None, POSITIVE, RunOption("Advanced")] = None
-    """With --soak: remove Records of requests that ended longer ago than this, such as 24h. Figures per minute stay."""
+    """With --soak: remove Records of requests that ended longer ago than this, such as 24h. Percentiles per time
+    window and worker stay."""
     at: Annotated[tuple[str, ...], TUPLE, check_timed_commands, register_commands, RunOption("Advanced")] = ()
     """Run a shell command at a time of the run, such as --at 10m 'kubectl delete pod vllm-0'. Repeatable. The report
     shows the output and the time to recover. Commands that are still running at the end of the run are terminated."""
@@ -568,7 +569,12 @@ class Plan:
         if not self.soak:
             yield "--keep-records removes files of --soak: add --soak"
         elif self.keep_records_s < self.timeout_s:
-            yield f"--keep-records {self.keep_records_s:g}s is shorter than --timeout {self.timeout_s:g}s"
+            yield f"--keep-records {self.keep_records_s:,.12g}s is shorter than --timeout {self.timeout_s:,.12g}s"
+        elif self.verify:
+            yield (
+                "--keep-records would remove the answers to canaries before the load, with which --verify compares: "
+                "leave --keep-records or --verify out"
+            )
 
     def _part_mistakes(self) -> Iterator[str]:
         """Yield a message for each objective on a model that the plan does not have.

@@ -112,6 +112,7 @@ def run(
     def show(phase: str, workers: Sequence[Worker]) -> None:
         counts = sum_counters(worker.counts for worker in workers)
         counts.set_server_gauges(telemetry.latest.get("server", {}))
+        keeper.watch()
         reason = on_progress("stopping" if phase == "running" and interrupts.count else phase, counts)
         if reason and not interrupts.count:
             interrupts.count += 1
@@ -130,14 +131,15 @@ def run(
         finally:
             telemetry.stop()
             commands.end()
-            removed_parts = keeper.end(notes)
+            removed_parts = keeper.end(notes, interrupts)
         return merge_parts(
             exits,
             header,
             folder / "run.jsonl",
             interrupted=interrupts.count > 0,
             ended_ns=ended_ns,
-            telemetry_parts=[*telemetry_parts, *removed_parts],
+            telemetry_parts=telemetry_parts,
+            removed_parts=removed_parts,
             notes=notes,
         )
 

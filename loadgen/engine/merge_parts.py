@@ -58,6 +58,7 @@ def merge_parts(
     interrupted: bool,
     ended_ns: int | None = None,
     telemetry_parts: Sequence[Path] = (),
+    removed_parts: Sequence[Path] = (),
     notes: Sequence[str] = (),
 ) -> Footer:
     """Append every part file to the run file `main`, add the footer, and delete the part files.
@@ -65,18 +66,20 @@ def merge_parts(
     A request that was due but has no Record gets a Record with the state `failed`. `ended_ns` is the time when the last
     request ended (CLOCK_MONOTONIC, default: now). `notes` are stored in the footer.
     `telemetry_parts` are the files with telemetry, and with the results of the commands of --at.
+    `removed_parts` are the files with the figures of removed Records (--keep-records).
 
     Raises OutputError if `main` cannot be written. In this case the part files are kept, and `loadgen report` can read
     them.
     """
     counts = Counter[str]()
     all_notes = list(notes)
-    removed = _removed_records(telemetry_parts)
+    removed = _removed_records(removed_parts)
     try:
         for worker_exit in exits:
             own = [part for part in removed if part.worker == worker_exit.task.number]
             append_lines(main, _all_records(worker_exit, counts, all_notes, own, interrupted=interrupted))
         append_lines(main, whole_lines(telemetry_parts, all_notes, "telemetry"))
+        append_lines(main, whole_lines(removed_parts, all_notes, "figures of removed Records"))
         footer = Footer(
             ended_ns=(time.monotonic_ns() if ended_ns is None else ended_ns) - header.start_ns,
             sent=counts.total() - counts["dropped"],
@@ -99,7 +102,7 @@ def merge_parts(
         worker_exit.task.part.unlink(missing_ok=True)
         if worker_exit.rescued:
             worker_exit.rescued.unlink(missing_ok=True)
-    for path in telemetry_parts:
+    for path in (*telemetry_parts, *removed_parts):
         path.unlink(missing_ok=True)
     return footer
 

@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from loadgen import folders, machine
+from loadgen.analysis.format import significant
 from loadgen.engine.audio_checks import check_audio
 from loadgen.engine.raw_files import RawFacts, first_path, raw_requests_of, survey
 from loadgen.engine.resolve_server import (
@@ -97,7 +98,8 @@ BYTES_PER_RECORD, BYTES_PER_CHUNK = 600, 16
 ROTATE_BYTES = 64 << 20
 """Size of the files of Records of a run with --soak."""
 COMPRESSED_SHARE = 0.4
-"""Size of a compressed file of Records, as a share of the size before."""
+"""Size of a compressed file of Records, as a share of the size before. This is a cautious value: files of streamed
+responses are compressed to about a third."""
 ABOUT_FILES = "compressed files of Records"
 SECONDS_PER_DAY = 86_400
 SEVERAL_INPUTS = ("several", "pairs")
@@ -182,25 +184,30 @@ def check_disk(plan: Plan, prepared: Prepared, folder: Path, say: Say) -> None:
     """Raise OutputError if the disk of the folder is clearly too small for the run.
 
     For a run with --soak, also report how fast the files of the run grow. If the request rate is not known before the
-    run, as in a closed loop, only the size per request is reported, and nothing is checked.
+    run, as in a closed loop, only the size per request is reported. If the number of requests is not known either,
+    nothing is checked.
     """
     if not plan.soak:
         folders.check_room(folder, prepared.bytes)
         return
-    due_ns, count = prepared.schedule.due_ns, prepared.schedule.count or prepared.schedule.clients
+    due_ns, count = prepared.schedule.due_ns, prepared.schedule.count
     needed = prepared.bytes * COMPRESSED_SHARE
-    if not due_ns or due_ns[-1] <= 0:
-        say(f"disk: about {needed / max(1, count) / 1e3:.1f} kB per request, in {ABOUT_FILES}")
-        return
-    length_s = due_ns[-1] / NS_PER_S
-    kept = ""
-    if plan.keep_records_s is not None:
-        needed *= min(1.0, plan.keep_records_s / length_s)
-        kept = f", of which the last {plan.keep_records_s / 3600:g} h are kept"
-    day = prepared.bytes * COMPRESSED_SHARE / length_s * SECONDS_PER_DAY
-    rate = f"{len(due_ns) / length_s:,.3g} requests/s"
-    say(f"disk: about {day / 1e9:,.2g} GB per day at {rate}, in {ABOUT_FILES}{kept}; {needed / 1e9:,.2g} GB in total")
-    folders.check_room(folder, round(needed) + 2 * ROTATE_BYTES * len(prepared.tasks))
+    if due_ns and due_ns[-1] > 0:
+        length_s = due_ns[-1] / NS_PER_S
+        day = needed / length_s * SECONDS_PER_DAY
+        kept = ""
+        if plan.keep_records_s is not None:
+            needed *= min(1.0, plan.keep_records_s / length_s)
+            kept = f", of which the last {significant(plan.keep_records_s / 3600)} h are kept"
+        rate = f"{significant(len(due_ns) / length_s)} requests/s"
+        growth = f"about {significant(day / 1e9, 2)} GB per day at {rate}, in {ABOUT_FILES}{kept}"
+        say(f"disk: {growth}; {significant(needed / 1e9, 2)} GB in total")
+    else:
+        requests = count or prepared.schedule.clients
+        say(f"disk: about {needed / max(1, requests) / 1e3:.1f} kB per request, in {ABOUT_FILES}")
+        if count is None or plan.keep_records_s is not None:
+            return  # The number of requests whose Records are on the disk at the same time is not known.
+    folders.check_room(folder, min(prepared.bytes, round(needed) + 2 * ROTATE_BYTES * len(prepared.tasks)))
 
 
 @contextlib.contextmanager

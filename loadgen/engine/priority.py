@@ -35,6 +35,7 @@ from loadgen.servers.wire.capabilities import take_capability
 
 CAP_SYS_NICE = 23
 """Number of the capability in linux/capability.h."""
+NICE_LOWEST = 19
 NICE_RAISED = -10
 """Nice value of the client with raised priority. It gives the client nine tenths of a contested core.
 
@@ -71,6 +72,19 @@ def least_raised(facts: Iterable[SchedulingFacts]) -> SchedulingFacts:
     """Return the scheduling facts of the worker whose priority was raised least."""
     ranked = sorted(facts, key=lambda worker: (worker.policy != "realtime", worker.nice, worker.refused != ""))
     return ranked[-1] if ranked else SchedulingFacts()
+
+
+def lower_priority() -> None:
+    """Give this process the lowest priority, so that it takes CPU time only when no other process needs a core.
+
+    This process must lead a session, because the autogroup of its session gets the lowest priority too. The policy
+    SCHED_IDLE also lowers the priority of reads and writes: the kernel derives their class from the policy.
+    """
+    os.nice(NICE_LOWEST)
+    if sys.platform != "linux":
+        return
+    _set_autogroup(NICE_LOWEST)
+    _quietly(os.sched_setscheduler, 0, os.SCHED_IDLE, os.sched_param(0))
 
 
 @contextlib.contextmanager
@@ -166,17 +180,25 @@ def _raise_autogroup(later: Callable[..., Any]) -> int | None:
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         os.setsid()
-        for _ in range(AUTOGROUP_TRIES):
-            with contextlib.suppress(BlockingIOError):  # without CAP_SYS_ADMIN only one change per 0.1 s is allowed
-                AUTOGROUP.write_text(str(nice))
-                break
-            time.sleep(AUTOGROUP_AGAIN_S)
-        else:
-            return None
-    except OSError:  # this process already leads a process group, or may not change the autogroup
+    except OSError:  # this process already leads a process group
+        return None
+    if not _set_autogroup(nice):
         return None
     later(_quietly, AUTOGROUP.write_text, "0")
     return nice
+
+
+def _set_autogroup(nice: int) -> bool:
+    """Give the autogroup of this session a nice value. Return False if it does not exist or cannot be changed."""
+    try:
+        for _ in range(AUTOGROUP_TRIES):
+            with contextlib.suppress(BlockingIOError):  # without CAP_SYS_ADMIN only one change per 0.1 s is allowed
+                AUTOGROUP.write_text(str(nice))
+                return True
+            time.sleep(AUTOGROUP_AGAIN_S)
+    except OSError:
+        pass
+    return False
 
 
 def _raise_policy(later: Callable[..., Any]) -> str:

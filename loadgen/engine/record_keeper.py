@@ -23,12 +23,20 @@ import msgspec
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.record_files import COMPRESSED, record_files
 from loadgen.analysis.run.runfile import append_lines
+from loadgen.engine.priority import lower_priority
+from loadgen.engine.signals import Interrupts
+from loadgen.servers.own_process import own_process
 
 PART = "part-removed.jsonl"
 POLL_S = 5.0
 LEVEL = 1
 """Level of compression. Level 1 takes a third of the time of level 6, and its files are a tenth larger."""
 END_LIMIT_S = 600.0
+MAX_STARTS = 3
+"""Maximum number of times that the process is started. It is started again if it ends during the run."""
+FAILED = "the process that compresses files of Records failed, so some are not compressed"
+ENDED_EARLY = "an interrupt ended the compression of files of Records, so some are not compressed"
+END_POLL_S = 0.1
 
 
 class RecordKeeper:
@@ -36,33 +44,53 @@ class RecordKeeper:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._part: Path | None = None
+        self._command: list[str] = []
+        self._starts = 0
+        self._folder = Path()
 
     def begin(self, folder: Path, keep_s: float | None) -> None:
         """Start the process. The process removes Records after `keep_s` seconds. None: no Records are removed."""
         keep_ns = 0 if keep_s is None else round(keep_s * 1e9)
-        command = [sys.executable, "-P", "-m", "loadgen.engine.record_keeper", str(folder), str(keep_ns)]
-        self._part = folder / PART
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
+        self._command = own_process("loadgen.engine.record_keeper", str(folder), str(keep_ns))
+        self._folder = folder
+        self._start()
 
-    def end(self, notes: list[str]) -> list[Path]:
+    def watch(self) -> None:
+        """Start the process again if it has ended. Call this method often during the run."""
+        if self._process is not None and self._process.poll() is not None and self._starts < MAX_STARTS:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._start()
+
+    def end(self, notes: list[str], interrupts: Interrupts) -> list[Path]:
         """Let the process compress the remaining files. Return the file with the figures of removed Records.
 
-        If the process failed, a message is added to `notes`. No Record is lost then.
+        A further interrupt ends the process at once. If the process failed or was ended, a message is added to `notes`.
+        No Record is lost then.
         """
         if self._process is None:
             return []
         process, self._process = self._process, None
         assert process.stdin is not None
         process.stdin.close()
-        try:
-            process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
+        before = interrupts.count
+        limit_s = time.monotonic() + END_LIMIT_S
+        while process.poll() is None and interrupts.count == before and time.monotonic() < limit_s:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_POLL_S)
+        if process.poll() is None:
             process.kill()
             process.wait()
+            for unfinished in self._folder.glob(".records-*.part"):
+                unfinished.unlink(missing_ok=True)
         if process.returncode:
-            notes.append("the process that compresses files of Records failed, so some are not compressed")
-        return [self._part] if self._part is not None and self._part.exists() else []
+            notes.append(FAILED if interrupts.count == before else ENDED_EARLY)
+        part = self._folder / PART
+        return [part] if part.exists() else []
+
+    def _start(self) -> None:
+        self._starts += 1
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
 
 
 def keep_records(folder: Path, keep_ns: int) -> None:
@@ -115,7 +143,5 @@ def remove_old(folder: Path, keep_ns: int) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(19)
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    lower_priority()
     keep_records(Path(sys.argv[1]), int(sys.argv[2]))

@@ -18,7 +18,7 @@ from loadgen.analysis.run.runfile import SchedulingFacts
 from loadgen.analysis.summary import ClientHealth
 from loadgen.engine import priority as module
 from loadgen.engine.client_health import Health
-from loadgen.engine.priority import least_raised, raised_priority
+from loadgen.engine.priority import least_raised, lower_priority, raised_priority
 from tests.support.runs import MILLISECOND_NS as MS
 from tests.support.runs import complete, healthy, run_of, summarise
 
@@ -381,3 +381,11 @@ def test_workers_that_gave_up_realtime_are_counted(tmp_path: Path) -> None:
     client = {"stamps": "socket", "scheduling": facts}
     run = run_of(tmp_path / "run", LATE, telemetry=samples, client=client)
     assert summarise(run)["client"]["realtime_given_up"] == 1
+
+
+def test_the_lowest_priority_is_that_of_the_autogroup_too(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the autogroup, a process in its own session would take half of a contested core."""
+    values: list[int] = []
+    monkeypatch.setattr(os, "nice", values.append)
+    lower_priority()
+    assert (values, kernel.autogroup.read_text(), kernel.policy) == ([19], "19", os.SCHED_IDLE)

@@ -371,7 +371,18 @@ def from_catalog(name: str) -> dict[str, Any]:
 def command_line(plan: Plan) -> list[str]:
     """Return the command line that runs this plan. It contains only the options that differ from their defaults."""
     words = ["loadgen", "run", *(["PLAN"] if plan.traffic else [])]  # only a plan file has classes of traffic
-    for name, field in fields_of(type(plan)).items():
+    words += changed_options(plan, fields_of(type(plan)))
+    words += [text for objective in plan.objectives for text in ("--assert", objective)]
+    words += ["--confidence", f"{plan.confidence:g}"] if plan.confidence else []
+    words += [text for objective in plan.goodput for text in ("--goodput", objective)]
+    return list(redact(words))
+
+
+def changed_options(plan: Plan, names: Iterable[str]) -> list[str]:
+    """Return the options of the fields `names` that differ from their defaults, as words of a command line."""
+    words: list[str] = []
+    for name in names:
+        field = fields_of(type(plan))[name]
         value, flag = getattr(plan, name), option_name(name)
         values = value if isinstance(value, tuple) else (value,)
         is_default = value == field.default_after(vars(plan))
@@ -389,10 +400,7 @@ def command_line(plan: Plan) -> list[str]:
             words += [flag, "..".join(f"{end:.9f}".rstrip("0").rstrip(".") + "s" for end in values)]
         else:
             words += [text for value in values for text in (flag, str(value))]
-    words += [text for objective in plan.objectives for text in ("--assert", objective)]
-    words += ["--confidence", f"{plan.confidence:g}"] if plan.confidence else []
-    words += [text for objective in plan.goodput for text in ("--goodput", objective)]
-    return list(redact(words))
+    return words
 
 
 def describe_lengths(plan: Plan) -> tuple[str, str]:

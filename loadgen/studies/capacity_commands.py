@@ -9,18 +9,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadgen.plan import Plan
+from loadgen.plan_fields import changed_options
 from loadgen.servers.hardware.inference import NODE_GPUS
 from loadgen.studies.capacity import CapacityOption
 from loadgen.studies.configurations import ENGINES
 
 SIMULATED_REQUESTS = 2000
 """Number of requests in the command `loadgen simulate`."""
+CHECKPOINT = "CHECKPOINT"
+"""Stands for the weights in a command that starts a server. The user must name them: a folder or a Hugging Face id."""
 DRAFT = "DRAFT_MODEL"
 """Stands for the model that drafts tokens, which the user must name."""
+LOAD_FIELDS = (
+    "endpoint",
+    "workload",
+    "repeat_file",
+    "audio_seconds",
+    "batch_size",
+    "ignore_eos",
+    "tokenizer",
+    "seed",
+    "cancel",
+    "concurrency",
+    "max_in_flight",
+    "timeout_s",
+    "window_s",
+)
+"""Fields of the plan that change a simulated load. `loadgen simulate` gets those that differ from their defaults, in
+addition to the lengths of prompts and responses and the rate."""
 KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 """vLLM's setting for separate prefill and decode workers."""
-FLAG_FORMATS = ("fp8",)
-"""Formats in which engines can load 16-bit weights. Other formats need a checkpoint in this format."""
+CONVERTED_FORMATS = {"vllm": ("fp8",), "sglang": ("fp8",), "tgi": ("fp8",)}
+"""Formats to which an engine converts 16-bit weights when it starts. Other formats need a checkpoint in this format."""
+
+CHUNKING: Mapping[str, Sequence[str]] = {
+    "vllm": ("mixed", "off"),
+    "sglang": ("mixed", "separate", "off"),
+    "tgi": (),
+    "trtllm": ("mixed", "off"),
+}
+"""Values of --chunked-prefill that the server of an engine has, by engine: as its default or as an option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +116,10 @@ def _hardware(option: CapacityOption, context: CommandContext) -> dict[str, obje
 
 def _limits(option: CapacityOption, context: CommandContext, in_flight: float) -> str:
     replicas = option.decode_workers or option.pools[0].replicas
-    options = _hardware(option, context) | {
+    options = _hardware(option, context)
+    if option.prefill_workers is not None or option.pipeline_parallel > 1:
+        del options["--chunked-prefill"]  # `loadgen limits` does not model chunks in these configurations
+    options |= {
         "--framework": ENGINES[option.engine].framework,
         "--prefill-workers": option.prefill_workers,
         "--dp": _if_above(replicas),
@@ -111,13 +142,12 @@ def _simulate(option: CapacityOption, context: CommandContext) -> str:
     options |= {
         "--prefill-workers": option.prefill_workers,
         "--decode-workers": option.decode_workers,
-        "--workload": None if plan.workload == "synthetic" else plan.workload,
         "--input-tokens": plan.input_tokens,
         "--output-tokens": plan.output_tokens,
         "--arrivals": f"poisson:{context.rate_per_s / replicas:.4g}",
         "--n": SIMULATED_REQUESTS,
     }
-    return shlex.join(["loadgen", "simulate", *_options(options)])
+    return shlex.join(["loadgen", "simulate", *_options(options), *changed_options(plan, LOAD_FIELDS)])
 
 
 def _server(option: CapacityOption, context: CommandContext) -> dict[str, str]:
@@ -135,6 +165,33 @@ def _server_command(option: CapacityOption, context: CommandContext, worker: str
     return " ".join(word if word.startswith("<(") else shlex.quote(word) for word in write(option, context, worker))
 
 
+def server_notes(option: CapacityOption, model: str, chunked_prefill: str, step_tokens: int | None) -> list[str]:
+    """Return sentences about what the user must name in the server command of an option, and about what it lacks."""
+    converted = _converted_format(option)
+    weights = f"{model} in {'a 16-bit format' if converted else option.format}"
+    conversion = f", which the server converts to {converted}" if converted else ""
+    notes = [f"{CHECKPOINT} stands for the folder or Hugging Face id of {weights}{conversion}."]
+    if option.draft_tokens:
+        notes.append(f"{DRAFT} stands for a draft model.")
+    lacking = []
+    if chunked_prefill and chunked_prefill not in CHUNKING[option.engine]:
+        lacking.append(f"--chunked-prefill {chunked_prefill}")
+    if step_tokens and option.engine == "sglang" and chunked_prefill == "off":
+        lacking.append(f"--step-tokens {step_tokens}")
+    if lacking:
+        notes.append(f"The server command lacks {' and '.join(lacking)}: {_title(option)} cannot be started this way.")
+    return notes
+
+
+def _title(option: CapacityOption) -> str:
+    return ENGINES[option.engine].title
+
+
+def _converted_format(option: CapacityOption) -> str | None:
+    """Return the format of an option if its engine converts 16-bit weights to this format, otherwise None."""
+    return option.format if option.format in CONVERTED_FORMATS.get(option.engine, ()) else None
+
+
 def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
@@ -146,25 +203,32 @@ def _vllm(option: CapacityOption, context: CommandContext, worker: str) -> Seque
         "--pipeline-parallel-size": _if_above(option.pipeline_parallel),
         "--data-parallel-size": _if_above(option.attention_parallel),
         "--enable-expert-parallel": option.expert_parallel > 1,
-        "--quantization": option.format if option.format in FLAG_FORMATS else None,
+        "--quantization": _converted_format(option),
+        "--no-enable-chunked-prefill": context.chunked_prefill == "off",
+        "--max-num-batched-tokens": context.step_tokens,
         "--speculative-config": _json(draft) if option.draft_tokens else None,
         "--kv-transfer-config": _json(KV_TRANSFER) if worker else None,
     }
-    return ["vllm", "serve", context.model, *_options(options)]
+    return ["vllm", "serve", CHECKPOINT, *_options(options)]
 
 
 def _sglang(option: CapacityOption, context: CommandContext, worker: str) -> Sequence[str]:
     options = {
-        "--model-path": context.model,
+        "--model-path": CHECKPOINT,
         "--tp-size": option.tensor_parallel * option.attention_parallel,
         "--pp-size": _if_above(option.pipeline_parallel),
         "--ep-size": _if_above(option.expert_parallel),
         "--dp-size": _if_above(option.attention_parallel),
         "--enable-dp-attention": option.attention_parallel > 1,
-        "--quantization": option.format if option.format in FLAG_FORMATS else None,
+        "--quantization": _converted_format(option),
+        "--enable-mixed-chunk": context.chunked_prefill == "mixed",
+        "--chunked-prefill-size": -1 if context.chunked_prefill == "off" else context.step_tokens,
         "--speculative-algorithm": "EAGLE3" if option.draft_tokens else None,
         "--speculative-draft-model-path": DRAFT if option.draft_tokens else None,
         "--speculative-num-steps": _if_above(option.draft_tokens, 0),
+        # A chain of drafted tokens. SGLang refuses the number of steps without these two options.
+        "--speculative-eagle-topk": 1 if option.draft_tokens else None,
+        "--speculative-num-draft-tokens": option.draft_tokens + 1 if option.draft_tokens else None,
         "--disaggregation-mode": worker or None,
     }
     return ["python", "-m", "sglang.launch_server", *_options(options)]
@@ -172,9 +236,10 @@ def _sglang(option: CapacityOption, context: CommandContext, worker: str) -> Seq
 
 def _tgi(option: CapacityOption, context: CommandContext, _worker: str) -> Sequence[str]:
     options = {
-        "--model-id": context.model,
+        "--model-id": CHECKPOINT,
         "--num-shard": option.tensor_parallel,
-        "--quantize": option.format if option.format in FLAG_FORMATS else None,
+        "--quantize": _converted_format(option),
+        "--max-batch-prefill-tokens": context.step_tokens,
         "--speculate": _if_above(option.draft_tokens, 0),
     }
     return ["text-generation-launcher", *_options(options)]
@@ -182,6 +247,7 @@ def _tgi(option: CapacityOption, context: CommandContext, _worker: str) -> Seque
 
 def _trtllm(option: CapacityOption, context: CommandContext, worker: str) -> Sequence[str]:
     settings = {
+        "enable_chunked_prefill: true": context.chunked_prefill == "mixed",
         "enable_attention_dp: true": option.attention_parallel > 1,
         "cache_transceiver_config: {backend: DEFAULT}": worker,
         f"speculative_config: {{decoding_type: Eagle, max_draft_len: {option.draft_tokens}, "
@@ -192,6 +258,7 @@ def _trtllm(option: CapacityOption, context: CommandContext, worker: str) -> Seq
         "--tp_size": option.tensor_parallel * option.attention_parallel,
         "--pp_size": _if_above(option.pipeline_parallel),
         "--ep_size": _if_above(option.expert_parallel),
+        "--max_num_tokens": context.step_tokens,
         "--extra_llm_api_options": f"<(printf '{written}')" if written else None,
     }
-    return ["trtllm-serve", context.model, *_options(options)]
+    return ["trtllm-serve", CHECKPOINT, *_options(options)]

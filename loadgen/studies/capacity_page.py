@@ -264,17 +264,21 @@ def _commands(report: CapacityReport) -> list[Block]:
 
     The configurations are the first MAX_COMMANDS options and all points of the Pareto set.
     """
-    entries = [
-        (f"{option.gpus} x {report.full_name(option)}", option.commands) for option in report.options[:MAX_COMMANDS]
-    ]
+    entries = [(f"{option.gpus} x {report.full_name(option)}", option) for option in report.options[:MAX_COMMANDS]]
     entries += [
-        (f"{_letter(index)}: {report.full_name(point.option)}", point.option.commands)
+        (f"{_letter(index)}: {report.full_name(point.option)}", point.option)
         for index, point in enumerate(report.result.pareto)
     ]
     return [
-        Disclosure(title, [Code(command, name, copy=True) for name, command in commands.items()])
-        for title, commands in entries
-        if commands
+        Disclosure(
+            title,
+            [
+                *(Code(command, name, copy=True) for name, command in option.commands.items()),
+                Paragraph(" ".join(report.server_notes(option))),
+            ],
+        )
+        for title, option in entries
+        if option.commands
     ]
 
 
@@ -292,9 +296,9 @@ def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def _line(option: CapacityOption, rate_per_s: float, *, priced: bool) -> dict[str, Any]:
-    """Return the chart line of an option (a step function): its cost by request rate.
+    """Return the chart line of an option (a step function) by request rate.
 
-    If no option has a price (`priced` is False), the line shows the number of GPUs instead.
+    The line shows the cost per hour if `priced` is True. Otherwise the line shows the number of GPUs.
     """
     assert option.replica_per_s
     assert option.gpus

@@ -14,6 +14,7 @@ from loadgen.plan import Plan
 from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.validation import describe
 from loadgen.studies.capacity import CapacityOption
+from loadgen.studies.capacity_commands import server_notes
 from loadgen.studies.capacity_search import COSTS_MORE, SearchResult
 from loadgen.studies.configurations import ENGINES, SearchSpace
 from loadgen.studies.price_list import AVAILABILITY
@@ -88,7 +89,8 @@ class CapacityReport:
             lines += ["Pareto set: speed per user against cost, if the load is always this high"]
             lines += [_fitted(self._pareto_rows), ""]
         if options:
-            lines += ["The first option, to copy:", *_command_lines(options[0].commands), ""]
+            lines += ["The first option, to copy:", *_command_lines(options[0].commands)]
+            lines += [_filled(" ".join(self.server_notes(options[0]))), ""]
         lines += [_filled(text) for text in self.notes()]
         return "\n".join(lines)
 
@@ -162,6 +164,10 @@ class CapacityReport:
         text += f": {pruned or 'none excluded'}; {counts.simulated:,} simulated in {counts.simulations:,} runs."
         impossible = sum(counts.impossible.values())
         return text + (f" {impossible:,} further combinations are not possible with the engine." if impossible else "")
+
+    def server_notes(self, option: CapacityOption) -> list[str]:
+        """Return sentences about what the server command of an option leaves to the user."""
+        return server_notes(option, self.model, self.space.chunked_prefill, self.space.step_tokens)
 
     def notes(self) -> list[str]:
         """Return paragraphs about the search, the assumptions and the accuracy."""

@@ -102,30 +102,30 @@ def test_options_keep_their_configuration() -> None:
     [
         (
             Configuration("H100 SXM", "fp8", "vllm", 4, 2, 4, 1, 0),
-            "vllm serve some-model --tensor-parallel-size 4 --pipeline-parallel-size 2 --enable-expert-parallel "
+            "vllm serve CHECKPOINT --tensor-parallel-size 4 --pipeline-parallel-size 2 --enable-expert-parallel "
             "--quantization fp8",
         ),
         (
             Configuration("H100 SXM", "bf16", "vllm", 1, 1, 8, 8, 3),
-            "vllm serve some-model --tensor-parallel-size 1 --data-parallel-size 8 --enable-expert-parallel "
+            "vllm serve CHECKPOINT --tensor-parallel-size 1 --data-parallel-size 8 --enable-expert-parallel "
             '--speculative-config \'{"method":"eagle3","model":"DRAFT_MODEL","num_speculative_tokens":3}\'',
         ),
         (
             Configuration("H100 SXM", "bf16", "sglang", 2, 1, 4, 4, 0),
-            "python -m sglang.launch_server --model-path some-model --tp-size 8 --ep-size 4 --dp-size 4 "
+            "python -m sglang.launch_server --model-path CHECKPOINT --tp-size 8 --ep-size 4 --dp-size 4 "
             "--enable-dp-attention",
         ),
         (
             Configuration("H100 SXM", "int4", "tgi", 2),
-            "text-generation-launcher --model-id some-model --num-shard 2",
+            "text-generation-launcher --model-id CHECKPOINT --num-shard 2",
         ),
         (
             Configuration("H100 SXM", "bf16", "trtllm", 4, 2, 2),
-            "trtllm-serve some-model --tp_size 4 --pp_size 2 --ep_size 2",
+            "trtllm-serve CHECKPOINT --tp_size 4 --pp_size 2 --ep_size 2",
         ),
         (
             Configuration("H100 SXM", "bf16", "trtllm", 1, 1, 8, 8),
-            "trtllm-serve some-model --tp_size 8 --ep_size 8 --extra_llm_api_options "
+            "trtllm-serve CHECKPOINT --tp_size 8 --ep_size 8 --extra_llm_api_options "
             "<(printf 'enable_attention_dp: true')",
         ),
     ],

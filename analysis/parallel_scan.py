@@ -7,6 +7,7 @@ much smaller than the Records, through a pipe.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def read_columns(path: Path) -> tuple[Run, Frame]:
     """
     main = path / "run.jsonl" if path.is_dir() else path
     files = record_files(main.parent)
-    if files and can_fork() and sum(file.stat().st_size for file in files) >= MIN_BYTES:
+    if files and can_fork() and _total_bytes(files) >= MIN_BYTES:
         result = _read_files_and_rest(path, files)
     else:
         middle = _middle(main)
@@ -43,6 +44,15 @@ def read_columns(path: Path) -> tuple[Run, Frame]:
         run = scan(path, builder.add)
         frame = builder.frame()
     return run, frame
+
+
+def _total_bytes(files: Sequence[Path]) -> int:
+    """Return the size of files, without those that were renamed or removed since they were listed."""
+    total = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
 
 
 def _are_distinct(ids: Integers) -> bool:
@@ -91,23 +101,25 @@ def _read_files_and_rest(path: Path, files: Sequence[Path]) -> tuple[Run, Frame]
 
     Return None if a request occurs twice, or if the second process failed.
     """
-    first, second = files[: len(files) // 2], files[len(files) // 2 :]
+    first = files[: (len(files) + 1) // 2]
 
-    def read_second() -> tuple[FrameBuilder, int]:
+    def read_first() -> tuple[FrameBuilder, Run]:
         builder = FrameBuilder()
-        damaged = scan_records(second, builder.add, builder.add_block)
+        run = scan_records(first, builder.add, builder.add_block)
         builder.close()
-        return builder, damaged
+        return builder, run
 
-    with ChildProcess(read_second) as child:
-        builder = FrameBuilder()
-        run = scan(path, builder.add, on_block=builder.add_block, files=first)
-        builder.close()
-        later = child.result()
-    if later is None:
+    with ChildProcess(read_first) as child:
+        later_builder = FrameBuilder()
+        later_run = scan(path, later_builder.add, on_block=later_builder.add_block, other_files=first)
+        later_builder.close()
+        result = child.result()
+    if result is None:
         return None
-    builder.absorb(later[0])
-    run.damaged_lines += later[1]
+    builder, run = result
+    builder.absorb(later_builder)
+    run.path, run.header = later_run.path, later_run.header
+    add_rest(run, later_run)
     frame = builder.frame()
     return (run, frame) if _are_distinct(frame.id) else None
 

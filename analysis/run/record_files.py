@@ -33,6 +33,11 @@ def record_files(folder: Path, worker: int | None = None) -> list[Path]:
     return [file for file in files if file.name.endswith((".jsonl", ".jsonl.gz")) and f"{file.name}.gz" not in names]
 
 
+def plain_name(name: str) -> str:
+    """Return the name that a file of Records had before it was compressed."""
+    return name.removesuffix(COMPRESSED)
+
+
 def worker_of(file: Path) -> int:
     """Return the number of the worker that wrote a file of Records."""
     return int(file.name.split("-")[1])
@@ -45,10 +50,12 @@ def open_records(file: Path, *, pipes: bool = False) -> Iterator[IO[bytes]]:
     If the file has been compressed since its name was read, the compressed file is opened. Raises OSError if the file
     cannot be read.
     """
-    compressed = file.with_name(file.name + COMPRESSED)
-    if not file.exists() and compressed.exists():
-        file = compressed
-    with open_input(file, pipes=pipes) as stream:
+    try:
+        opened = open_input(file, pipes=pipes)
+    except FileNotFoundError:
+        file = file.with_name(file.name + COMPRESSED)
+        opened = open_input(file, pipes=pipes)
+    with opened as stream:
         if not file.name.endswith(COMPRESSED):
             yield stream
             return

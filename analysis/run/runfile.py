@@ -19,10 +19,10 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -32,7 +32,7 @@ from loadgen.analysis.run.compact_record import CompactRecord
 from loadgen.analysis.run.errors import OutputError, RunFileError
 from loadgen.analysis.run.id_set import IdSet
 from loadgen.analysis.run.record import Count, Integer, Record
-from loadgen.analysis.run.record_files import open_records, record_file, record_files
+from loadgen.analysis.run.record_files import open_records, plain_name, record_file, record_files
 from loadgen.analysis.run.removed_records import RemovedRecords
 from loadgen.analysis.run.run_schema import CLOCK, HEADER, SAMPLE
 from loadgen.servers.auth import hide_secrets
@@ -291,14 +291,18 @@ class Run(msgspec.Struct):
     """Commands that ran at an instant of the run (--at)."""
     removed: list[RemovedRecords] = []
     """Figures of the Records that were removed during the run (--keep-records)."""
+    record_files: set[str] = set()
+    """Names of the files of Records that were read, without the ending `.gz`."""
 
 
 def add_rest(run: Run, rest: Run) -> None:
-    """Add the second half of a run file, which was read as `rest`, to the Run of the first half."""
+    """Add the rest of a run, which was read as `rest`, to the Run of the part before it."""
     run.telemetry += rest.telemetry
     run.canaries += rest.canaries
     run.commands += rest.commands
     run.removed += rest.removed
+    run.record_files |= rest.record_files
+    _keep_removed_once(run)
     run.damaged_lines += rest.damaged_lines
     run.footer = rest.footer or run.footer
     run.going_on = run.footer is None and rest.going_on
@@ -328,7 +332,7 @@ class RunWriter:
         self._written = 0
         self._encoder = msgspec.json.Encoder()
         self._pending = bytearray()
-        self._file = self._open()
+        self._file = self._open(path)
         self.error: OSError | None = None
         """Error of the last flush, or None if every line was written."""
 
@@ -358,8 +362,8 @@ class RunWriter:
         except OSError as error:
             self.error = error
 
-    def _open(self) -> int:
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def _open(self, path: Path) -> int:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         with suppress(OSError):  # Readers test this lock to see whether the run is in progress.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return file
@@ -367,12 +371,28 @@ class RunWriter:
     def _rotate(self) -> None:
         """Rename the file, which ends with a whole line, and begin a new file. Both take a tenth of a millisecond
         together.
+
+        If this fails with an OSError, the old file keeps its name and stays open, and the next flush tries again.
         """
+        completed = record_file(self.path.parent, self._worker, self._rotated + 1)
+        new = self.path.with_name(f".{self.path.name}.new")
+        file = self._open(new)
+        try:
+            os.rename(self.path, completed)  # noqa: PTH104
+            try:
+                os.rename(new, self.path)  # noqa: PTH104
+            except OSError:
+                os.rename(completed, self.path)  # noqa: PTH104
+                raise
+        except OSError:
+            os.close(file)
+            with suppress(OSError):
+                new.unlink()
+            raise
+        os.close(self._file)
+        self._file = file
         self._rotated += 1
         self._written = 0
-        os.rename(self.path, record_file(self.path.parent, self._worker, self._rotated))  # noqa: PTH104
-        os.close(self._file)
-        self._file = self._open()
 
     def close(self) -> Path | None:
         """Flush and close the file. Return None if every line was written.
@@ -407,7 +427,7 @@ def scan(
     on_header: Callable[[Header], object] = lambda _: None,
     span: tuple[int, int | None] = WHOLE_FILE,
     on_block: Callable[[Sequence[CompactRecord]], bool] | None = None,
-    files: Sequence[Path] | None = None,
+    other_files: Sequence[Path] = (),
 ) -> Run:
     """Read a run and pass each Record to `on_record`. The returned Run has no Records, which saves memory.
 
@@ -421,8 +441,8 @@ def scan(
     line to read, and the end of the last line to read (None: the end of the file). The header is read even if it is
     outside the span. Part files are read only without a span.
 
-    `files` are the files of Records to read (loadgen.analysis.run.record_files). By default, all files of the run are
-    read, unless there is a span.
+    The files of Records (loadgen.analysis.run.record_files) are also read only without a span. `other_files` are those
+    that the caller reads, so that this function leaves them out.
 
     Raises RunFileError if there is no readable header.
     """
@@ -435,35 +455,109 @@ def scan(
     first, _, rest = next(blocks, b"").lstrip().partition(b"\n")
     run = Run(main, _header(main, first), [], [], None)
     on_header(run.header)
-    parts = sorted(main.parent.glob("part-*.jsonl")) if span == WHOLE_FILE else []
-    if files is None:
-        files = record_files(main.parent) if span == WHOLE_FILE else []
     if span != WHOLE_FILE:
         blocks = _blocks(main, span=span)
         rest = next(blocks, b"").lstrip().partition(b"\n")[2] if not span[0] else b""
     seen = IdSet()  # If the disk filled up, part files remain whose lines are also in run.jsonl.
-    for block in chain([rest], chain.from_iterable(map(_blocks, files)), blocks, *map(_blocks, parts)):
-        if on_block is None or not _take_block(run, block, on_block):
-            _take_lines(run, block, seen, on_record)
+    with ExitStack() as stack:
+        parts: list[Path] = []
+        sources = chain([rest], blocks)
+        if span == WHOLE_FILE:
+            # A worker of a run in progress renames its part file to a file of Records. The part files are opened before
+            # the files of Records are listed, so that such a file is read under its old name or under its new one.
+            streams = _open_parts(main.parent, stack)
+            parts = list(streams)
+            files = _files_to_read(run, main.parent, streams.values(), other_files)
+            sources = chain(
+                _record_blocks(run, files), [rest], blocks, *(_stream_blocks(part, streams[part]) for part in parts)
+            )
+        for block in sources:
+            if on_block is None or not _take_block(run, block, on_block):
+                _take_lines(run, block, seen, on_record)
+        if span == WHOLE_FILE:  # Records may have been removed for the first time since the part files were opened.
+            for part in sorted(set(main.parent.glob("part-*.jsonl")) - set(parts)):
+                with suppress(FileNotFoundError), open_records(part) as stream:
+                    for block in _stream_blocks(part, stream):
+                        _take_lines(run, block, seen, on_record)
+    _keep_removed_once(run)
     run.going_on = run.footer is None and any(map(_being_written, (main, *parts)))
     _note_simulated(run)
     return run
+
+
+def _open_parts(folder: Path, stack: ExitStack) -> dict[Path, IO[bytes]]:
+    """Open the part files in a folder. The files are closed with `stack`."""
+    streams: dict[Path, IO[bytes]] = {}
+    for part in sorted(folder.glob("part-*.jsonl")):
+        try:
+            streams[part] = stack.enter_context(open_records(part))
+        except FileNotFoundError:  # The worker has just renamed the file, or the run has just ended.
+            continue
+        except OSError as error:
+            raise _unreadable(part, error) from error
+    return streams
+
+
+def _files_to_read(run: Run, folder: Path, parts: Iterable[IO[bytes]], other_files: Sequence[Path]) -> list[Path]:
+    """Return the files of Records in a folder that are neither open as `parts` nor in `other_files`.
+
+    The files that are open as parts are noted in the Run, because they will be read.
+    """
+    others = {plain_name(file.name) for file in other_files}
+    opened = [os.fstat(part.fileno()) for part in parts]
+    files = []
+    for file in record_files(folder):
+        with suppress(FileNotFoundError):
+            if any(os.path.samestat(status, file.stat()) for status in opened):
+                run.record_files.add(plain_name(file.name))
+                continue
+        if plain_name(file.name) not in others:
+            files.append(file)
+    return files
 
 
 def scan_records(
     files: Iterable[Path],
     on_record: Callable[[Record], object],
     on_block: Callable[[Sequence[CompactRecord]], bool],
-) -> int:
-    """Read files of Records without the rest of their run. Return the number of damaged lines.
+) -> Run:
+    """Read files of Records without the rest of their run. Return a Run with an empty header and without Records.
 
-    `on_record` and `on_block` are called as `scan` calls them. The caller must check that no request has two Records.
+    The Run contains the other lines of these files: telemetry of the client and answers to canaries. `on_record` and
+    `on_block` are called as `scan` calls them. The caller must check that no request has two Records.
     """
     run = Run(Path(), Header(version="", started_at="", start_ns=0, plan={}, server={}), [], [], None)
-    for block in chain.from_iterable(map(_blocks, files)):
+    for block in _record_blocks(run, files):
         if not _take_block(run, block, on_block):
             _take_lines(run, block, IdSet(), on_record)
-    return run.damaged_lines
+    return run
+
+
+def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
+    """Yield blocks of whole lines of files of Records, and note in the Run which files were read.
+
+    A file that no longer exists is left out: --keep-records has removed it since the files were listed.
+    """
+    for file in files:
+        blocks = _blocks(file)
+        try:
+            first = next(blocks, b"")
+        except RunFileError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                continue
+            raise
+        run.record_files.add(plain_name(file.name))
+        yield first
+        yield from blocks
+
+
+def _keep_removed_once(run: Run) -> None:
+    """Keep one description of each removed file, and none of a file whose Records were read.
+
+    A file can be both described and read if it was removed while this process read it, or if its removal failed.
+    """
+    by_file = {plain_name(part.file): part for part in run.removed}
+    run.removed = [part for name, part in by_file.items() if name not in run.record_files]
 
 
 def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
@@ -570,24 +664,36 @@ def _blocks(file: Path, *, pipes: bool = False, span: tuple[int, int | None] = W
     `span` contains two offsets in bytes: the start of the first line to read, and the end of the last one. If the
     second offset is None, the file is read to its end.
     """
-    position, end = span
     try:
         with open_records(file, pipes=pipes) as stream:
-            if position:
-                stream.seek(position)
-            while end is None or position < end:
-                block = stream.read(BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - position))
-                if not block:
-                    return
-                if not block.endswith(b"\n"):
-                    block += stream.readline(LINE_BYTES + 1)
-                position += len(block)
-                if len(block) > LINE_BYTES and len(block) - block.rfind(b"\n", 0, -1) > LINE_BYTES:
-                    line = f"the line that ends at byte {position:,}"
-                    raise RunFileError(f"{file}: {line} has more than {LINE_BYTES:,} bytes. Is this a run?")
-                yield block
+            yield from _stream_blocks(file, stream, span)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _stream_blocks(file: Path, stream: IO[bytes], span: tuple[int, int | None] = WHOLE_FILE) -> Iterator[bytes]:
+    """Yield blocks of whole lines of an open file, as `_blocks` does."""
+    position, end = span
+    try:
+        if position:
+            stream.seek(position)
+        while end is None or position < end:
+            block = stream.read(BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - position))
+            if not block:
+                return
+            if not block.endswith(b"\n"):
+                block += stream.readline(LINE_BYTES + 1)
+            position += len(block)
+            if len(block) > LINE_BYTES and len(block) - block.rfind(b"\n", 0, -1) > LINE_BYTES:
+                line = f"the line that ends at byte {position:,}"
+                raise RunFileError(f"{file}: {line} has more than {LINE_BYTES:,} bytes. Is this a run?")
+            yield block
     except (OSError, EOFError, zlib.error) as error:  # the last two are errors of compressed data
-        raise RunFileError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> RunFileError:
+    return RunFileError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}")
 
 
 def open_run(folder: Path, header: Header, stamps: str, start_ns: int, start_realtime_ns: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ import msgspec
 
 from loadgen.analysis.run.id_set import IdSet
 from loadgen.analysis.run.record import ErrorKind, unsent_record
-from loadgen.analysis.run.record_files import open_records, record_files
+from loadgen.analysis.run.record_files import open_records, plain_name, record_files
 from loadgen.analysis.run.removed_records import RemovedRecords
 from loadgen.analysis.run.runfile import Footer, Header, append_lines
 from loadgen.errors import OutputError
@@ -107,13 +108,19 @@ def merge_parts(
     return footer
 
 
-def _removed_records(parts: Iterable[Path]) -> list[RemovedRecords]:
-    """Return the descriptions of removed Records that several part files contain. Other lines are ignored."""
-    result = []
+def _removed_records(parts: Sequence[Path]) -> list[RemovedRecords]:
+    """Return the descriptions of removed Records that several part files contain. Other lines are ignored.
+
+    A file of Records that still exists, because its removal failed, is left out. A file that is named twice counts
+    once.
+    """
+    by_file: dict[str, RemovedRecords] = {}
     for line in whole_lines(parts, [], ""):
         with suppress(*DECODE_ERRORS):
-            result.append(msgspec.json.decode(line, type=RemovedRecords))
-    return result
+            removed = msgspec.json.decode(line, type=RemovedRecords)
+            by_file[plain_name(removed.file)] = removed
+    existing = {plain_name(file.name) for folder in {part.parent for part in parts} for file in record_files(folder)}
+    return [removed for name, removed in by_file.items() if name not in existing]
 
 
 def _all_records(
@@ -137,9 +144,15 @@ def _all_records(
     for part in removed:
         counts.update(part.states)
     for file in record_files(task.part.parent, task.number) if task.rotate_bytes else ():
-        with open_records(file) as stream:
-            for line in stream:
-                _count(line, seen, counts)
+        try:
+            with open_records(file) as stream:
+                for line in stream:
+                    _count(line, seen, counts)
+        except (OSError, EOFError, zlib.error) as error:  # the last two are errors of compressed data
+            reason = getattr(error, "strerror", None) or error
+            notes.append(
+                f"worker {task.number}: cannot read {file.name} ({reason}), so some of its records are missing"
+            )
     lines = whole_lines((task.part, worker_exit.rescued), notes, f"worker {task.number}")
     for line in lines if worker_exit.convert is None else map(worker_exit.convert, lines):
         _count(line, seen, counts)

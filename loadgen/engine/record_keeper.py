@@ -81,10 +81,10 @@ class RecordKeeper:
         if process.poll() is None:
             process.kill()
             process.wait()
-            for unfinished in self._folder.glob(".records-*.part"):
-                unfinished.unlink(missing_ok=True)
         if process.returncode:
             notes.append(FAILED if interrupts.count == before else ENDED_EARLY)
+            for unfinished in self._folder.glob(".records-*.part"):
+                unfinished.unlink(missing_ok=True)
         part = self._folder / PART
         return [part] if part.exists() else []
 
@@ -116,30 +116,52 @@ def compress(file: Path) -> Path:
     target = file.with_name(file.name + COMPRESSED)
     temporary = file.with_name(f".{file.name}.part")
     try:
-        with file.open("rb") as source, gzip.open(temporary, "wb", LEVEL) as compressed:
-            shutil.copyfileobj(source, compressed, 1 << 20)
+        with file.open("rb") as source, temporary.open("wb") as stream:
+            with gzip.open(stream, "wb", LEVEL) as compressed:
+                shutil.copyfileobj(source, compressed, 1 << 20)
+            stream.flush()
+            os.fsync(stream.fileno())
     except OSError:  # The disk is full.
         temporary.unlink(missing_ok=True)
         raise
     times = file.stat()
     os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
     temporary.replace(target)
+    sync_folder(file.parent)
     file.unlink()
     return target
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_old(folder: Path, keep_ns: int) -> None:
     """Remove every file of Records whose last Record was written more than `keep_ns` ago.
 
-    Before a file is removed, the figures of its Records are written to disk.
+    Before a file is removed, the figures of its Records are written to disk. If the figures cannot be written, or the
+    file cannot be removed, the figures are deleted again.
     """
+    part = folder / PART
     for file in record_files(folder):
         if time.time_ns() - file.stat().st_mtime_ns < keep_ns:
             continue
         from loadgen.analysis.removed_windows import describe_removed
 
-        append_lines(folder / PART, [msgspec.json.encode(describe_removed(file)) + b"\n"])
-        file.unlink()
+        figures = msgspec.json.encode(describe_removed(file)) + b"\n"
+        size = part.stat().st_size if part.exists() else 0
+        try:
+            append_lines(part, [figures])
+            file.unlink()
+        except (OutputError, OSError):
+            with suppress(OSError):
+                os.truncate(part, size)
+            raise
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,7 @@ from loadgen.analysis import parallel_scan
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.parallel_scan import read_columns
 from loadgen.analysis.report.findings import findings
+from loadgen.analysis.run import runfile
 from loadgen.analysis.run.record import shift_record
 from loadgen.analysis.run.record_files import record_files
 from loadgen.analysis.run.runfile import RunFileError, RunWriter, read
@@ -24,13 +26,15 @@ MS = 1_000_000
 SECOND_NS = 1_000_000_000
 
 
-def long_run(folder: Path, requests: int = 300, rotate_bytes: int = 20_000, *, ended: bool = True) -> Path:
+def long_run(folder: Path, requests: int = 300, rotate_bytes: int = 25_000, *, ended: bool = True) -> Path:
     """Write a run of one worker with files of Records. The last Records are in `run.jsonl` if the run has ended."""
     records = [shift_record(complete(number, [MS, 2 * MS]), number * SECOND_NS) for number in range(requests)]
     write(folder, [header(requests), *healthy()])
     writer = RunWriter(folder / "part-0.jsonl", 0, rotate_bytes)
+    telemetry = healthy(requests)
     for record in records:
         writer.add(record)
+        writer.add(telemetry[record.id])
         if record.id % 10 == 9:  # as a worker does each second
             writer.flush()
     writer.close()
@@ -56,10 +60,15 @@ def test_every_record_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
     compress(files[1])
     names = [file.name for file in record_files(folder)[:3]]
     assert names == [f"{files[0].name}.gz", f"{files[1].name}.gz", files[2].name]
+    monkeypatch.setattr(parallel_scan, "MIN_BYTES", 1 << 60)
+    alone, alone_frame = read_columns(folder)
     monkeypatch.setattr(parallel_scan, "MIN_BYTES", 1 if processes == 2 else 1 << 60)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("threading.active_count", lambda: 1)
     run, frame = read_columns(folder)
+    assert run == alone
+    assert frame.id.tolist() == alone_frame.id.tolist()
+    assert len(run.telemetry) == 310
     assert sorted(frame.id.tolist()) == list(range(300))
     assert (run.footer is not None) is ended
     assert sorted(record.id for record in read(folder).records) == list(range(300))
@@ -109,9 +118,115 @@ def test_figures_of_removed_records_remain(tmp_path: Path) -> None:
     assert (folder / PART).exists()
 
 
+@pytest.mark.parametrize("call", ["open", "rename"])
+def test_a_failed_rotation_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The old file stays open under its name. The next flush begins another file."""
+    writer = RunWriter(tmp_path / "part-0.jsonl", 0, 1)
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer.add(complete(0, [MS]))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        writer.flush()
+    assert isinstance(writer.error, OSError)
+    assert not record_files(tmp_path)
+    writer.add(complete(1, [MS]))
+    writer.close()
+    assert writer.error is None
+    (file,) = record_files(tmp_path)
+    assert file.name == "records-0-000001.jsonl"
+    assert read_ids(file) == [0, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-0.jsonl", file.name]
+
+
+def test_a_file_that_is_begun_while_a_run_is_read_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker renames its part file after the files of Records were listed. Each Record is read once."""
+    folder = long_run(tmp_path / "run", ended=False)
+    assert (folder / "part-0.jsonl").stat().st_size
+    listed = record_files(folder)
+
+    def list_and_rotate(*_: object) -> list[Path]:
+        (folder / "part-0.jsonl").rename(folder / "records-0-000099.jsonl")
+        (folder / "part-0.jsonl").touch()
+        return listed
+
+    monkeypatch.setattr(runfile, "record_files", list_and_rotate)
+    run = read(folder)
+    assert sorted(record.id for record in run.records) == list(range(300))
+    assert len(run.telemetry) == 310
+
+
+def test_a_file_that_is_renamed_before_the_listing_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker renames its part file after a reader has opened it and before the reader lists the files."""
+    folder = long_run(tmp_path / "run", ended=False)
+    assert (folder / "part-0.jsonl").stat().st_size
+
+    def rotate_and_list(folder: Path, worker: int | None = None) -> list[Path]:
+        (folder / "part-0.jsonl").rename(folder / "records-0-000099.jsonl")
+        (folder / "part-0.jsonl").touch()
+        return record_files(folder, worker)
+
+    monkeypatch.setattr(runfile, "record_files", rotate_and_list)
+    run = read(folder)
+    assert sorted(record.id for record in run.records) == list(range(300))
+    assert len(run.telemetry) == 310
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_is_read_while_its_files_are_compressed_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """A file that was compressed since the listing is read. The figures of a file that was removed remain, although it
+    was the first removed file.
+    """
+    folder = long_run(tmp_path / "run")
+    first, second, *others = record_files(folder)
+    removed = set(read_ids(first))
+    os.utime(first, (0, 0))
+    remove_old(folder, keep_ns=3600 * SECOND_NS)
+    compress(second)
+    monkeypatch.setattr(parallel_scan, "record_files", lambda *_: [first, second, *others])
+    monkeypatch.setattr(runfile, "record_files", lambda *_: [first, second, *others])
+    monkeypatch.setattr(parallel_scan, "MIN_BYTES", 1 if processes == 2 else 1 << 60)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    run, frame = read_columns(folder)
+    assert set(frame.id.tolist()) == set(range(300)) - removed
+    assert [part.requests for part in run.removed] == [len(removed)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_records_that_were_read_are_not_counted_as_removed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """A file whose figures were written, but which was not removed, counts once. Figures that occur twice count once
+    too.
+    """
+    folder = long_run(tmp_path / "run")
+    first, second, *_ = record_files(folder)
+    content = first.read_bytes()
+    for file in (first, second):
+        os.utime(file, (0, 0))
+    remove_old(folder, keep_ns=3600 * SECOND_NS)
+    first.write_bytes(content)
+    part = folder / PART
+    part.write_bytes(part.read_bytes() * 2)
+    monkeypatch.setattr(parallel_scan, "MIN_BYTES", 1 if processes == 2 else 1 << 60)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    run, frame = read_columns(folder)
+    assert [removed.file for removed in run.removed] == [second.name]
+    assert len(frame.id) + run.removed[0].requests == 300
+
+
 def read_ids(file: Path) -> list[int]:
     """Return the ids of the Records in a plain file."""
-    return [msgspec.json.decode(line)["id"] for line in file.read_bytes().splitlines()]
+    lines = map(msgspec.json.decode, file.read_bytes().splitlines())
+    return [line["id"] for line in lines if line["type"] == "request"]
 
 
 def test_memory_does_not_grow_with_the_number_of_records(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
-"""The process that compresses files of Records during a long run: started again, and ended by an interrupt."""
+"""The process that compresses and removes files of Records during a long run: started again, ended by an interrupt,
+and with a disk that fails.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,11 +13,15 @@ from threading import Timer
 
 import pytest
 
+from loadgen.analysis.run.errors import OutputError
 from loadgen.engine import record_keeper
-from loadgen.engine.record_keeper import ENDED_EARLY, FAILED, MAX_STARTS, RecordKeeper
+from loadgen.engine.record_keeper import ENDED_EARLY, FAILED, MAX_STARTS, PART, RecordKeeper, remove_old
 from loadgen.engine.signals import Interrupts
+from tests.support.runs import complete, write
 
 PATIENCE_S = 60.0
+MS = 1_000_000
+HOUR_NS = 3_600_000_000_000
 
 
 def keeper_with(monkeypatch: pytest.MonkeyPatch, folder: Path, program: str) -> RecordKeeper:
@@ -73,4 +81,59 @@ def test_an_interrupt_ends_the_last_compression(tmp_path: Path, monkeypatch: pyt
     keeper.end(notes, interrupts)
     timer.join()
     assert notes == [ENDED_EARLY]
+    assert not unfinished.exists()
+
+
+def old_file(folder: Path) -> Path:
+    """Write a file of Records that is old enough to be removed."""
+    write(folder, [complete(0, [MS])])
+    file = folder / "records-0-000001.jsonl"
+    (folder / "run.jsonl").rename(file)
+    os.utime(file, (0, 0))
+    return file
+
+
+def test_figures_of_a_file_that_cannot_be_removed_are_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt then does not write them a second time."""
+    file = old_file(tmp_path / "run")
+
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(PermissionError):
+            remove_old(file.parent, HOUR_NS)
+    assert (file.parent / PART).read_bytes() == b""
+    remove_old(file.parent, HOUR_NS)
+    assert not file.exists()
+    assert len((file.parent / PART).read_bytes().splitlines()) == 1
+
+
+def test_a_partial_line_of_figures_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk is full, the file is kept, and the next line does not begin within a partial line."""
+    file = old_file(tmp_path / "run")
+
+    def write_half(file: Path, lines: list[bytes], *, sync: bool = True) -> None:
+        with file.open("ab") as stream:
+            stream.write(lines[0][:10])
+        raise OutputError("cannot write", "")
+
+    monkeypatch.setattr(record_keeper, "append_lines", write_half)
+    with pytest.raises(OutputError):
+        remove_old(file.parent, HOUR_NS)
+    assert file.exists()
+    assert (file.parent / PART).read_bytes() == b""
+
+
+def test_unfinished_files_of_a_failed_process_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may have been killed while it compressed a file."""
+    keeper = keeper_with(monkeypatch, tmp_path, "sys.exit(1)")
+    unfinished = tmp_path / ".records-0-000001.jsonl.part"
+    unfinished.write_bytes(b"x")
+    notes: list[str] = []
+    keeper.end(notes, Interrupts())
+    assert notes == [FAILED]
     assert not unfinished.exists()

@@ -271,25 +271,30 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
 
 def removed_part(run: Run) -> summary.RemovedPart | None:
     """Return the requests whose Records were removed during the run, or None if no Record was removed."""
-    windows = sorted((window for part in run.removed for window in part.windows), key=lambda window: window.from_ns)
+    windows = [(part.worker, window) for part in run.removed for window in part.windows]
+    windows.sort(key=lambda item: item[1].from_ns)
     if not windows:
         return None
     return summary.RemovedPart(
         requests=sum(part.requests for part in run.removed),
         complete=sum(part.states.get("complete", 0) for part in run.removed),
-        until_s=max(window.to_ns for window in windows) / 1e9,
-        windows=[_removed_figures(window) for window in windows],
+        until_s=max(window.to_ns for _worker, window in windows) / 1e9,
+        windows=[_removed_figures(worker, window) for worker, window in windows],
     )
 
 
-def _removed_figures(window: RemovedWindow) -> summary.RemovedFigures:
+def _removed_figures(worker: int, window: RemovedWindow) -> summary.RemovedFigures:
     values: dict[str, Any] = {
         f"{name.removesuffix('_ns')}_s": None if value is None else value / 1e9
         for name, value in msgspec.structs.asdict(window).items()
         if name.endswith("_ns")
     }
     return summary.RemovedFigures(
-        requests=window.requests, complete=window.complete, output_tokens=window.output_tokens, **values
+        worker=worker,
+        requests=window.requests,
+        complete=window.complete,
+        output_tokens=window.output_tokens,
+        **values,
     )
 
 

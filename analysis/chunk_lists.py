@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ END = -(1 << 62)
 _END = str(END).encode()
 _COMMA_END = b"," + _END
 _BRACKET = ord("[")
+_BLANKS = b" \t\r\n"
 
 
 class ChunkLists(NamedTuple):
@@ -81,10 +81,9 @@ def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
     return ChunkLists(counts, instants, tokens)
 
 
-@lru_cache(maxsize=10_000)
 def _ones(count: int) -> bytes:
     """Return the JSON text of a list of `count` ones, as loadgen writes it."""
-    return b"[" + b",".join([b"1"] * count) + b"]"
+    return b"[" + (b"1," * int(count))[:-1] + b"]"
 
 
 def _integers(texts: Sequence[bytes], smallest: int, largest: int) -> tuple[Integers, Integers] | None:
@@ -92,7 +91,7 @@ def _integers(texts: Sequence[bytes], smallest: int, largest: int) -> tuple[Inte
 
     Return None if an element is not an integer from `smallest` to `largest`.
     """
-    if any(text[0] != _BRACKET for text in texts):  # not a list
+    if any(text[0] != _BRACKET or text[1] in _BLANKS for text in texts):  # not a list, or perhaps an empty one: `[ ]`
         return None
     joined = b",".join([text[1:-1] + _COMMA_END if len(text) > 2 else _END for text in texts])
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.analysis.frame import Booleans, Floats, Frame, FrameBuilder
+from loadgen.analysis.metrics import METRICS
 from loadgen.analysis.run.record_files import worker_of
 from loadgen.analysis.run.removed_records import RemovedRecords, RemovedWindow
 from loadgen.analysis.run.runfile import scan_records
@@ -14,10 +15,17 @@ from loadgen.analysis.stats import percentiles
 
 MAX_WINDOWS = 60
 MIN_WINDOW_NS = 60_000_000_000
+LATENCIES = ("ttft", "tpot", "e2e")
+"""Names of the metrics of RemovedWindow, without their unit."""
+NS_PER_S = 1_000_000_000
 
 
 def describe_removed(file: Path) -> RemovedRecords:
-    """Return the figures of the measured requests in a file of Records, in windows of a minute or more."""
+    """Return the figures of the measured requests in a file of Records, by time window.
+
+    The time between the first and the last end of a request in the file is divided into at most MAX_WINDOWS windows of
+    equal length. A window lasts at least a minute. If the whole file covers less, the file has one shorter window.
+    """
     builder = FrameBuilder()
     scan_records([file], builder.add, builder.add_block)
     frame = builder.frame()
@@ -46,13 +54,9 @@ def _windows(frame: Frame) -> list[RemovedWindow]:
 
 def _window(frame: Frame, rows: Booleans, begin: int, end: int) -> RemovedWindow:
     complete = rows & frame.complete
-    latencies = {
-        "ttft": frame.first_ns - frame.sent_ns,
-        "tpot": (frame.last_ns - frame.first_ns) / frame.later_tokens,
-        "e2e": frame.end_ns - frame.sent_ns,
-    }
     figures: dict[str, int] = {}
-    for name, values in latencies.items():
+    for name in LATENCIES:
+        values = METRICS[f"{name}_s"].rows(frame) * NS_PER_S
         samples: Floats = values[complete & ~np.isnan(values)]
         if len(samples):
             p50, p99 = percentiles(samples, 0.5, 0.99)

@@ -103,11 +103,14 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
 
 class RemovedFigures(msgspec.Struct, kw_only=True):
-    """Figures of requests whose Records were removed, for the requests that ended in one time window.
+    """Figures of requests of one worker whose Records were removed, for the requests that ended in one time window.
 
-    Latencies are those of complete requests. A latency is None if no request of the window has it.
+    A window lasts at least a minute, or as long as its file of Records if that is shorter. Windows of different workers
+    overlap. Latencies are those of complete requests. A latency is None if no request of the window has it.
     """
 
+    worker: int
+    """Number of the worker process that sent the requests, from 0."""
     from_s: float
     """Start of the window, in seconds from the start of the run."""
     to_s: float
@@ -130,7 +133,7 @@ class RemovedPart(msgspec.Struct, kw_only=True):
     until_s: float
     """Time from the start of the run at which the last of these requests ended, in seconds."""
     windows: list[RemovedFigures]
-    """Figures of these requests by time window, in order of time."""
+    """Figures of these requests by worker and time window, in order of time."""
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):

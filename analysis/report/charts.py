@@ -126,9 +126,9 @@ class Chart(msgspec.Struct, frozen=True):
     shape: Shape = ""
     zoom: Zoom = "x"
     details: Callable[[Data], str] = lambda _: ""
+    """Sentences that the page shows only when the reader opens the data of the chart."""
     needs_summary: bool = True
     """False if `data` does not use the summary, so that the data can be computed while the run is summarised."""
-    """Sentences that the page shows only when the reader opens the data of the chart."""
 
 
 class ChartRun(RunStyle, frozen=True, kw_only=True):

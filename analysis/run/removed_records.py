@@ -8,7 +8,7 @@ from loadgen.analysis.run.record import Count, Integer
 
 
 class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Figures of the requests that ended in one time window, whose Records were removed.
+    """Figures of the requests of one file that ended in one time window, whose Records were removed.
 
     Latencies are those of complete requests, in ns. None: no request of the window has this latency."""
 

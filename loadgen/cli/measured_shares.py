@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
+    from loadgen.analysis.speculation import Speculation
     from loadgen.analysis.summary import Summary
 
 HIT_RATE_HINT = "Write --cache-hit-rate 0.3, or name the folder of a run against a server that reports cached prompts."
@@ -34,9 +35,10 @@ def parse_cache_hit_rate(text: str | None) -> float:
 def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
     """Return the probability that a server accepts a drafted token, or None if `text` is None.
 
-    `text` is a number from 0 to 1, or the folder of a run. `draft_tokens` is the number of drafted tokens per step. The
-    probability is computed from the acceptance length of the run: the mean number of tokens per step. Raises PlanError
-    for other values, and for a run without an acceptance length.
+    `text` is a number from 0 to 1, or the folder of a run. `draft_tokens` is the number of drafted tokens per step in
+    the prediction. The probability is computed from two figures of the run: the acceptance length, which is the mean
+    number of tokens per step, and the number of drafted tokens per step. Raises PlanError for other values, and for a
+    run without these figures.
     """
     if text is None:
         return None
@@ -48,7 +50,23 @@ def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
         raise PlanError(f"{text}: the server did not report how many draft tokens it accepted", ACCEPTANCE_HINT)
     if not draft_tokens:
         raise PlanError(f"--acceptance {text} needs the number of drafted tokens", "Add --draft-tokens 3.")
-    return acceptance_from_length(speculation.acceptance_length, draft_tokens)
+    drafted = _drafted_per_step(speculation)
+    if drafted is None:
+        raise PlanError(f"{text}: the server did not report how many draft tokens a step has", ACCEPTANCE_HINT)
+    return acceptance_from_length(speculation.acceptance_length, drafted)
+
+
+def _drafted_per_step(speculation: Speculation) -> int | None:
+    """Return the number of drafted tokens per step of a run, or None if it is unknown.
+
+    Some servers report only the acceptance length and the acceptance rate. The number then follows from them: a step
+    accepts `rate * number` drafted tokens, and emits one token more.
+    """
+    if speculation.draft_tokens and speculation.steps:
+        return max(1, round(speculation.draft_tokens / speculation.steps))
+    if speculation.acceptance_rate and speculation.acceptance_length:
+        return max(1, round((speculation.acceptance_length - 1) / speculation.acceptance_rate))
+    return None
 
 
 def acceptance_from_length(length: float, draft_tokens: int) -> float:
@@ -82,6 +100,6 @@ def _number(text: str, option: str, hint: str) -> float | None:
 def _summary(folder: str) -> Summary:
     """Return the summary of the run in a folder. Raises PlanError if the folder contains no run."""
     from loadgen.analysis.build_summary import summarise
-    from loadgen.analysis.run import runfile
+    from loadgen.analysis.steady_window import load_run
 
-    return summarise(runfile.read(Path(folder)))
+    return summarise(*load_run(Path(folder)))

@@ -110,9 +110,11 @@ def test_figures_of_removed_records_remain(tmp_path: Path) -> None:
     assert (part.requests, part.max_id, part.file) == (len(removed), max(removed), old.name)
     assert sum(window.requests for window in part.windows) == len(removed)
     assert {window.ttft_p50_ns for window in part.windows} == {MS}
+    assert {window.e2e_p50_ns for window in part.windows} == {2 * MS}  # to the last token, as in every report
     summary = summarise(run, frame)
     assert summary.removed is not None
     assert summary.removed.complete == len(removed)
+    assert {window.worker for window in summary.removed.windows} == {0}
     (finding,) = (finding for finding in findings(summary) if finding.id == "removed")
     assert "are in no figure, because --keep-records removed their records" in finding.sentence
     assert (folder / PART).exists()

@@ -180,23 +180,35 @@ class CapacityReport:
             f"spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f}% more or less time "
             "than modelled. Nine of ten published measurements are within that range.",
         ]
-        spot = [option for option in self.options if option.spot]
-        if spot:
+        shown = [*self.options[:MAX_OPTIONS], *(point.option for point in self.result.pareto)]
+        texts += _price_notes(shown)
+        if any(option.spot for option in shown):
             texts.append(
-                f"Spot prices include spare replicas, so that enough replicas work for {AVAILABILITY:.0%} of the time "
-                "at the interruption rate of the price list. Requests on an interrupted replica fail."
+                f"* Spot price. Costs of options include spare replicas, so that enough replicas work for "
+                f"{AVAILABILITY:.0%} of the time at the interruption rate of the price list. Costs of the Pareto set "
+                "include the time in which machines are down, but no spare replicas. Requests on an interrupted "
+                "replica fail."
             )
         if any(option.prefill_workers is not None for option in self.options):
             texts.append("Separate workers send each KV cache over InfiniBand, 200 Gbit/s per GPU.")
         if any(self.space.drafts):
             texts.append("Speculation needs a draft model; the acceptance is an assumption (--acceptance).")
-        shown = [*self.options[:MAX_OPTIONS], *(point.option for point in self.result.pareto)]
         return texts + accuracy_lines(shown)
 
 
 def _some(names: Sequence[str]) -> str:
     """Return the names, or their number if there are many."""
     return ", ".join(names) if len(names) <= MAX_NAMES else pluralise(len(names), "configuration")
+
+
+def _price_notes(options: Iterable[CapacityOption]) -> list[str]:
+    """Return a sentence with the region of the prices of each GPU type. The list is empty if no price has a region."""
+    prices = {
+        f"{option.gpu} {'spot' if option.spot else 'on demand'} in {option.region}": None
+        for option in options
+        if option.cost_per_hour is not None and option.region
+    }
+    return [f"Prices: {', '.join(prices)}."] if prices else []
 
 
 def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
@@ -240,7 +252,7 @@ def rate_text(option: CapacityOption, *, brief: bool = False) -> str:
 def format_cost(cost: float | None, option: CapacityOption) -> str:
     """Return a cost with the currency of an option. An asterisk marks a spot price."""
     before, after = currency_parts(option.currency)
-    return "-" if cost is None else f"{before}{cost:,.2f}{after}"
+    return "-" if cost is None else f"{before}{cost:,.2f}{after}{'*' if option.spot else ''}"
 
 
 def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:

@@ -31,9 +31,9 @@ from loadgen.servers.hardware import HardwareError, gpu
 RECOVERY_MINUTES = 10.0
 """Time until a replica works on another machine, if the price list does not say: start a machine and load the model."""
 AVAILABILITY = 0.99
-"""Share of the time in which enough spot replicas must work."""
+"""Share of the time in which enough spot replicas must work, in all pools together."""
 MAX_SPARES = 1000
-"""Maximum number of spare replicas."""
+"""Number of spare replicas of a pool that no plan reaches. A spot price that needs as many is not used."""
 EXAMPLE = """[[price]]
 gpu = "H100"
 region = "eu-west"
@@ -161,19 +161,50 @@ def _read_number(row: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def spare_replicas(replicas: int, down_share: float, availability: float = AVAILABILITY) -> int:
+def spare_replicas(replicas: int, down_share: float, availability: float = AVAILABILITY) -> int | None:
     """Return how many spare replicas are needed so that at least `replicas` of them work with this probability.
 
-    Each replica is down for the share `down_share` of the time, independently of the others.
+    Each replica is down for the share `down_share` of the time, independently of the others. Return None if more than
+    MAX_SPARES spare replicas are needed.
     """
-    for spares in range(MAX_SPARES):
-        number = replicas + spares
-        if sum(_binomial(number, down, down_share) for down in range(spares + 1)) >= availability:
+    if down_share == 1:
+        return None
+    # On average, at least `availability * replicas` replicas must work (Markov's inequality).
+    first = math.ceil(availability * replicas / (1 - down_share)) - replicas
+    for spares in range(max(0, first), MAX_SPARES):
+        if _availability(replicas, spares, down_share) >= availability:
             return spares
-    raise PlanError(
-        f"spot replicas that are down for {down_share:.0%} of the time never serve the load reliably",
-        "Check interruptions_per_hour and recovery_minutes of the price list, or leave out --spot.",
-    )
+    return None
+
+
+def spares_of_pools(replicas: Sequence[int], down_shares: Sequence[float]) -> list[int] | None:
+    """Return the number of spare replicas of each pool.
+
+    With the spare replicas, enough replicas work in all pools at the same time with the probability AVAILABILITY.
+    `replicas` are the numbers of replicas that must work, and `down_shares` the shares of the time for which a replica
+    is down. Return None if a pool needs more than MAX_SPARES spare replicas.
+    """
+    spares: list[int] = []
+    for number, share in zip(replicas, down_shares, strict=True):
+        alone = spare_replicas(number, share)
+        if alone is None:
+            return None
+        spares.append(alone)
+    while True:
+        now = [_availability(*pool) for pool in zip(replicas, spares, down_shares, strict=True)]
+        if math.prod(now) >= AVAILABILITY:
+            return spares
+        # One more replica goes to the pool in which it raises the probability most.
+        more = [
+            _availability(pool[0], pool[1] + 1, pool[2]) for pool in zip(replicas, spares, down_shares, strict=True)
+        ]
+        gains = [after / before for before, after in zip(now, more, strict=True)]
+        spares[gains.index(max(gains))] += 1
+
+
+def _availability(replicas: int, spares: int, down_share: float) -> float:
+    """Return the probability that at least `replicas` of `replicas + spares` replicas work."""
+    return sum(_binomial(replicas + spares, down, down_share) for down in range(spares + 1))
 
 
 def _binomial(number: int, down: int, down_share: float) -> float:
@@ -199,7 +230,8 @@ def cheapest(
 ) -> Purchase | None:
     """Return the cheapest way to pay for the GPUs of all pools, or None without a price.
 
-    `prices` are those of the GPU in each region. Spot prices are considered only if `spot` is true.
+    `prices` are those of the GPU in each region. Spot prices are considered only if `spot` is true, and only where at
+    most MAX_SPARES spare replicas keep the load served.
     """
     purchases = []
     gpus = sum(pool.replicas * pool.gpus for pool in pools)
@@ -207,9 +239,11 @@ def cheapest(
         if price.on_demand is not None:
             purchases.append(Purchase(gpus * price.on_demand.amount, price.on_demand.currency, price.region))
         if spot and price.spot is not None:
-            spares = sum(
-                pool.gpus * spare_replicas(pool.replicas, down_share(price, pool.gpus, node_gpus)) for pool in pools
-            )
+            shares = [down_share(price, pool.gpus, node_gpus) for pool in pools]
+            replicas = spares_of_pools([pool.replicas for pool in pools], shares)
+            if replicas is None:
+                continue
+            spares = sum(pool.gpus * number for pool, number in zip(pools, replicas, strict=True))
             amount = (gpus + spares) * price.spot.amount
             purchases.append(Purchase(amount, price.spot.currency, price.region, spot=True, spare_gpus=spares))
     return min(purchases, key=lambda purchase: purchase.amount, default=None)
@@ -224,10 +258,9 @@ def gpu_hour(prices: Sequence[GpuPrice], *, spot: bool) -> Purchase | None:
     purchases = [
         Purchase(price.on_demand.amount, price.on_demand.currency, price.region) for price in prices if price.on_demand
     ]
-    if spot:
-        purchases += [
-            Purchase(price.spot.amount / (1 - down_share(price, 1, 1)), price.spot.currency, price.region, spot=True)
-            for price in prices
-            if price.spot
-        ]
+    for price in prices:
+        down = down_share(price, 1, 1)
+        if spot and price.spot and down < 1:
+            amount = price.spot.amount / (1 - down)
+            purchases.append(Purchase(amount, price.spot.currency, price.region, spot=True))
     return min(purchases, key=lambda purchase: purchase.amount, default=None)

@@ -218,6 +218,25 @@ def test_the_report_counts_what_was_pruned() -> None:
     assert "5 further combinations are not possible with the engine." in said
 
 
+def test_spot_prices_have_an_asterisk_and_prices_their_region() -> None:
+    """The reader sees which price a cost is: spot or on demand, and in which region."""
+    costs: dict[str, Any] = {"gpus": 2, "cost_per_hour": 2.2, "cost_per_million_tokens": 0.1, "currency": "$"}
+    spot = CapacityOption(gpu="H100 SXM", spot=True, region="us-east", **costs, **RATES)
+    demand = CapacityOption(gpu="L40S", region="eu-west", **costs, **RATES)
+    text = report_of([spot, demand], SearchSpace(["H100 SXM", "L40S"])).text()
+    rows = {line.split()[1]: line for line in text.splitlines() if " TP1 " in line}
+    assert "$2.20*" in rows["H100"]
+    assert "$0.10*" in rows["H100"]
+    assert "*" not in rows["L40S"]
+    said = " ".join(text.split())
+    assert "Prices: H100 SXM spot in us-east, L40S on demand in eu-west." in said
+    assert "* Spot price." in said
+    assert "Costs of the Pareto set include the time in which machines are down, but no spare replicas." in said
+    text = report_of([CapacityOption(gpu="L4", **costs, **RATES)], SearchSpace(["L4"])).text()
+    assert "Prices:" not in text
+    assert "*" not in text
+
+
 def test_accuracy_is_stated_for_every_combination() -> None:
     """Validated on H100 with vLLM; not with TensorRT-LLM in the virtual engine, and not with pipelines."""
     options = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import comb, prod
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from loadgen.studies.price_list import (
     gpu_hour,
     read_price_list,
     spare_replicas,
+    spares_of_pools,
 )
 
 H100 = """[[price]]
@@ -94,10 +97,36 @@ def test_spare_replicas(replicas: int, down: float, spares: int) -> None:
     assert spare_replicas(replicas, down) == spares
 
 
-def test_hopeless_replicas_are_refused() -> None:
-    """Replicas that never work serve nothing, however many there are."""
-    with pytest.raises(PlanError, match="never serve the load reliably"):
-        spare_replicas(1, 1 - 1e-9)
+def test_a_spot_price_of_hopeless_replicas_is_not_used() -> None:
+    """No number of replicas that never work serves the load. Another price is chosen, or none."""
+    assert spare_replicas(1, 1 - 1e-9) is None
+    hopeless = GpuPrice("H100 SXM", "us", Price(2.5), Price(0.1), 1e6, 600.0)
+    pool = ReplicaPool(1, 1)
+    paid = cheapest([hopeless], [pool], spot=True, node_gpus=8)
+    assert paid
+    assert (paid.amount, paid.spot) == (2.5, False)
+    assert cheapest([replace(hopeless, on_demand=None)], [pool], spot=True, node_gpus=8) is None
+
+
+@pytest.mark.parametrize("down", [0.001, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("replicas", [[1, 1], [3, 10], [40, 7]])
+def test_two_pools_work_at_the_same_time(replicas: list[int], down: float) -> None:
+    """Both pools have enough replicas for 99% of the time, with as few spare ones as possible."""
+    spares = spares_of_pools(replicas, [down, down])
+    assert spares
+    assert both_work(replicas, spares, down) >= 0.99
+    fewer = range(sum(spares))
+    assert not any(both_work(replicas, [first, sum(spares) - 1 - first], down) >= 0.99 for first in fewer)
+
+
+def both_work(replicas: list[int], spares: list[int], down: float) -> float:
+    """Return the probability that enough replicas of both pools work, by summing the binomial distribution."""
+
+    def works(needed: int, number: int) -> float:
+        chances = (comb(number, up) * (1 - down) ** up * down ** (number - up) for up in range(needed, number + 1))
+        return sum(chances)
+
+    return prod(works(needed, needed + extra) for needed, extra in zip(replicas, spares, strict=True))
 
 
 def test_the_cheapest_purchase_is_chosen() -> None:

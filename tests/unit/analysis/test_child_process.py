@@ -31,10 +31,11 @@ def test_a_failed_child_has_no_result(capfd: pytest.CaptureFixture[str]) -> None
 @pytest.mark.timeout(30)
 def test_an_error_in_the_block_ends_the_child() -> None:
     """After an exception in the block, the child process is killed, and it leaves no zombie."""
-    with pytest.raises(KeyboardInterrupt), ChildProcess(signal.pause):
+    child = ChildProcess(signal.pause)
+    with pytest.raises(KeyboardInterrupt), child:
         raise KeyboardInterrupt
     with pytest.raises(ChildProcessError):
-        os.wait()
+        os.waitpid(child._child, 0)
 
 
 @pytest.mark.timeout(30)

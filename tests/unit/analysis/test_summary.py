@@ -45,7 +45,7 @@ def test_a_summary_survives_its_structs(file: Path) -> None:
         found["tokens"].setdefault(name, None)
     if (cache := (found["memory"] or {}).get("kv_cache")) is not None:
         cache |= {"peak_fullest_share": None, "engines": 1}
-    for name in ("proxied_to", "proxy", "protocol"):
+    for name in ("proxied_to", "proxy", "protocol", "model_accuracy"):
         found["server"].setdefault(name, "")
     found["server"].setdefault("virtual", False)
     later_of_server = {"addresses": [], "addresses_unused": {}, "replicas": {}, "proxy": "", "protocol": ""}

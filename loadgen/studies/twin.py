@@ -62,8 +62,8 @@ STEP_CONSTANTS = {
     "sequence_s": ConstantInfo("s", "host time per sequence in a step", 1.0, 0.15),
 }
 REQUEST_CONSTANTS = {
-    "request_s": ConstantInfo("s", "front-end time per request", 2.0, 0.3),
-    "path_s": ConstantInfo("s", "time from the front end to the first step", 2.0, 0.3),
+    "request_s": ConstantInfo("s", "front-end time per request", 2.0, 0.1),
+    "path_s": ConstantInfo("s", "time from the front end to the first step", 2.0, 0.1),
 }
 HARDWARE_CONSTANTS = {
     **STEP_CONSTANTS,

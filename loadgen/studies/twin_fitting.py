@@ -73,8 +73,6 @@ REQUEST_STARTS = tuple(product((0.1e-3, 0.3e-3, 1e-3, 3e-3, 10e-3), (0.1e-3, 1e-
 MEDIAN_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution divided by its median absolute deviation. The median prevents a few
 outlying blocks from widening all intervals."""
-MIN_PATH_S = 1e-4
-"""Shortest time from the front end to the first step, for the constants for other hardware."""
 TRANSFER_STEPS = 8
 """Maximum number of steps of the search for the constants for other hardware."""
 DERIVATIVE_STEP = 0.15
@@ -406,8 +404,7 @@ class FitProblem:
         - All runs together count as one observation of TTFT and one of TPOT, with the errors MODEL_ERRORS.
         - The prior has the width `transfer_spread`. It is small for the rates of kernels, because unusual kernel rates
           are mostly a property of the measured server alone.
-        - The prior is a Cauchy distribution. Its heavy tails permit a server that is quite different from the tables,
-          for example one with a much shorter path from the front end to the first step.
+        - The prior is a Cauchy distribution. Its heavy tails permit a server that is quite different from the tables.
         """
         from scipy.optimize import least_squares
 
@@ -428,20 +425,14 @@ class FitProblem:
     def _transfer_prior(self) -> Floats:
         """Return the logarithms of the constants that the hardware tables predict.
 
-        The constant `path_s` is the time from the server's front end to the first step. In every run, this time is part
-        of the fastest measured TTFT. `path_s` is therefore at most this TTFT minus the simulated TTFT of a server
-        without such a path. The simulated TTFT may be too long, so it is first reduced by the error of the model
-        (MODEL_ERRORS).
+        The constant `path_s` is the time from the server's front end to the first step. This time is part of every
+        TTFT, so the constant is at most the shortest measured TTFT.
         """
         assert self.deployment is not None
         start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))
         start |= typical_host_s(self.limits.rules, self.deployment)
-        without_path = np.log(list((start | {"path_s": MIN_PATH_S}).values()))
-        start["path_s"] = max(start["path_s"], self.deployment.framework.server_s)
-        for run in self.runs:
-            simulated_s = float(np.nanmin(self.replay_run(run, without_path)[0]))
-            longest_s = float(np.nanmin(run.ttft_s)) - (1 - MODEL_ERRORS["ttft"]) * simulated_s
-            start["path_s"] = max(MIN_PATH_S, min(start["path_s"], longest_s))
+        shortest_s = min(float(np.nanmin(run.ttft_s)) for run in self.runs)
+        start["path_s"] = min(max(start["path_s"], self.deployment.framework.server_s), shortest_s)
         return np.asarray(np.log(list(start.values())))
 
     def _median_residuals(self, logarithms: Floats) -> Floats:

@@ -92,8 +92,8 @@ def sentences(result: Limits) -> list[str]:
     ]
     if result.running < result.in_flight:
         lines.append(
-            f"{result.running:,} of {result.in_flight:,} requests in flight fit the KV cache at a time; the others "
-            "wait."
+            f"{result.running:,} of {result.in_flight:,} requests in flight run at a time; the others wait for free KV "
+            "cache, or because of --max-running."
         )
     return lines
 

@@ -55,7 +55,9 @@ class LimitsOptions:
     gpus_per_node: Annotated[
         int,
         Option(
-            min=1, help="GPUs per machine. With more GPUs than that, all pipeline stages communicate over InfiniBand."
+            min=1,
+            help="GPUs per machine. Pipeline stages in different machines use InfiniBand. The GPUs that share a layer "
+            "always use the link within a machine.",
         ),
     ] = 8
     prefill_workers: Annotated[
@@ -286,11 +288,8 @@ def _serving(options: LimitsOptions) -> Any:
     from loadgen.servers.hardware.throughput_model import EngineSettings, Load
     from loadgen.servers.simulated.closed_loop import expected_times
 
-    if options.prefill_workers and options.chunked_prefill:
-        raise PlanError(
-            "--chunked-prefill has no effect with --prefill-workers, which compute prompts separately from decoding",
-            "Leave out one of the two options.",
-        )
+    if options.prefill_workers:
+        _check_prefill_workers(options)
     deployment = _deployment(options)
     load = Load(
         options.input,
@@ -325,6 +324,44 @@ def _serving(options: LimitsOptions) -> Any:
         if options.page:
             print(f"\nPage: {options.page}")
     return result
+
+
+def _check_prefill_workers(options: LimitsOptions) -> None:
+    """Raise PlanError if an option is set that has no effect on separate prefill workers."""
+    unused = {
+        "--chunked-prefill": options.chunked_prefill is not None,
+        "--batch-wait": options.batch_wait > 0,
+        "--receive-interval": options.receive_interval > 1,
+        "--seconds": options.seconds is not None,
+    }
+    for option, is_set in unused.items():
+        if is_set:
+            raise PlanError(
+                f"{option} has no effect with --prefill-workers, which compute prompts separately from decoding",
+                "Leave out one of the two options.",
+            )
+
+
+def _check_training(options: LimitsOptions) -> None:
+    """Raise PlanError if an option is set that has no effect on a training iteration."""
+    from loadgen.servers.hardware.inference import NODE_GPUS
+
+    unused = {
+        "--gpus-per-node": options.gpus_per_node != NODE_GPUS,
+        "--prefill-workers": options.prefill_workers > 0,
+        "--draft-tokens": options.draft_tokens > 0,
+        "--acceptance": options.acceptance is not None,
+        "--step-tokens": options.step_tokens is not None,
+        "--chunked-prefill": options.chunked_prefill is not None,
+        "--cache-hit-rate": options.cache_hit_rate is not None,
+        "--max-running": options.max_running is not None,
+        "--batch-wait": options.batch_wait > 0,
+        "--receive-interval": options.receive_interval > 1,
+        "--seconds": options.seconds is not None,
+    }
+    for option, is_set in unused.items():
+        if is_set:
+            raise PlanError(f"{option} has no effect with --training", "Leave out one of the two options.")
 
 
 def _changes(options: LimitsOptions) -> list[str]:
@@ -381,6 +418,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
     from loadgen.servers.hardware.validation import TRAINING as TRAINED
     from loadgen.servers.hardware.validation import accuracy
 
+    _check_training(options)
     setup = _setup(options)
     times = predict_iteration(setup)
     used = predict_memory(setup)

@@ -44,12 +44,12 @@ def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
         return None
     share = _number(text, "--acceptance", ACCEPTANCE_HINT)
     if share is not None:
+        _check_draft_tokens(text, draft_tokens)
         return share
     speculation = _summary(text).speculation
     if speculation is None or speculation.acceptance_length is None:
         raise PlanError(f"{text}: the server did not report how many draft tokens it accepted", ACCEPTANCE_HINT)
-    if not draft_tokens:
-        raise PlanError(f"--acceptance {text} needs the number of drafted tokens", "Add --draft-tokens 3.")
+    _check_draft_tokens(text, draft_tokens)
     drafted = _drafted_per_step(speculation)
     if drafted is None:
         raise PlanError(f"{text}: the server did not report how many draft tokens a step has", ACCEPTANCE_HINT)
@@ -67,6 +67,11 @@ def _drafted_per_step(speculation: Speculation) -> int | None:
     if speculation.acceptance_rate and speculation.acceptance_length:
         return max(1, round((speculation.acceptance_length - 1) / speculation.acceptance_rate))
     return None
+
+
+def _check_draft_tokens(acceptance: str, draft_tokens: int) -> None:
+    if not draft_tokens:
+        raise PlanError(f"--acceptance {acceptance} needs the number of drafted tokens", "Add --draft-tokens 3.")
 
 
 def acceptance_from_length(length: float, draft_tokens: int) -> float:

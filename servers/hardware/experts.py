@@ -30,7 +30,7 @@ from loadgen.servers.hardware.attention import (
     attention_layers,
     attention_matrices,
 )
-from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, rates, ring_s
+from loadgen.servers.hardware.kernels import all_reduce_s, gemm_s, rates
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, elementwise_min, where
 from loadgen.servers.hardware.shapes import Experts
 
@@ -132,10 +132,7 @@ def predict_mixture_step(deployment: Deployment, sequences: StepSequences, head:
 
     elementwise = model.layers * rows * _elementwise_bytes(deployment)
     elementwise = elementwise / rates(deployment.gpu, stored).bytes_per_s
-    network = _network_s(deployment, rows)
-    if deployment.pipeline > 1:
-        hop = ring_s(deployment.hop_link, 2, rows * model.hidden * 2.0, "point to point")
-        network = network + (deployment.pipeline - 1) * hop
+    network = _network_s(deployment, rows) + deployment.hops_s(rows * model.hidden * 2.0)
     latent_s = overheads.latent_layer_s * (model.layers if model.latent else 0)
     linear_s = overheads.linear_layer_s * model.linear_layers
     prompt_layer_s = where(sequences.prompts > 0, overheads.prompt_layer_s, 0.0)

@@ -19,7 +19,6 @@ from loadgen.servers.hardware import (
     Framework,
     Gpu,
     HardwareError,
-    Link,
     ModelShape,
     constant,
     mixture_overheads,
@@ -144,10 +143,16 @@ class Deployment:
         """Number of GPUs of one pipeline stage."""
         return self.tensor * self.attention_data
 
-    @property
-    def hop_link(self) -> Link:
-        """Link over which a pipeline stage sends activations to the next stage."""
-        return self.gpu.link_for(self.gpus) if self.gpus <= self.node_gpus else self.gpu.machine_link
+    def hops_s(self, message_bytes: Any) -> Any:
+        """Return the time in seconds to send `message_bytes` bytes of activations from each pipeline stage to the next.
+
+        A machine holds as many whole stages as fit. Only the hop from the last of them leaves the machine.
+        """
+        stages_per_machine = max(1, self.node_gpus // self.stage_gpus)
+        far_hops = (self.pipeline - 1) // stages_per_machine
+        near_link = self.gpu.link_for(min(self.gpus, self.node_gpus))
+        hops = [(near_link, self.pipeline - 1 - far_hops), (self.gpu.machine_link, far_hops)]
+        return sum(count * ring_s(link, 2, message_bytes, "point to point") for link, count in hops if count)
 
     def micro_batch(self, sequences: Any) -> Any:
         """Return the number of sequences in the largest micro-batch of a step with `sequences` sequences.
@@ -444,11 +449,8 @@ def _predict_one_step(
     if deployment.tensor > 1:
         reduce = reduce + framework.sync_s
     all_reduces = exposed_all_reduce_s(deployment.architecture, model.layers, reduce, attention_block, mlp_block)
-    hop = 0.0  # from one pipeline stage to the next
-    if deployment.pipeline > 1:
-        hop = ring_s(deployment.hop_link, 2, message, "point to point")
     gemm = (model.layers * (attention_gemms + mlp_gemms) + head_gemm) / speed
-    all_reduce = all_reduces + (deployment.pipeline - 1) * hop
+    all_reduce = all_reduces + deployment.hops_s(message)
     kernels = gemm + all_reduce + model.layers * (attention + elementwise)
     launches = where(prompts > 0, model.layers * deployment.prompt_launch_s, 0.0)
     return Step(

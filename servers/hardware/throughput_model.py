@@ -19,7 +19,7 @@ computed once, in a step that also decodes (Orca, OSDI 2022; Sarathi, arXiv 2308
 - `queueing` is the wait of requests that arrive at the same time. The first prompt is computed alone, the others in
   groups that fit into a step.
 
-Requests that do not fit into the KV cache wait until other requests have ended.
+Requests that do not fit into the KV cache, or exceed the running limit, wait until other requests have ended.
 """
 
 from __future__ import annotations
@@ -79,18 +79,21 @@ class LoadTimes:
     prompt_prefill_s: Any  # One prompt alone
     decode_step_s: Any  # One token for each running request, halfway through its response
     output_tokens_per_s: Any
-    running: Any  # Requests in flight that fit into the KV cache
+    running: Any  # Requests in flight that run at the same time
     replayed: bool = False  # TTFT, TPOT and throughput come from a replayed closed loop, not from a formula
 
 
 def running_requests(deployment: Deployment, load: Load, memory_fraction: float) -> Any:
-    """Return how many of the requests in flight fit into the KV cache at the same time, at least 1.
+    """Return how many of the requests in flight run at the same time, at least 1.
 
+    Running requests must fit into the KV cache, and their number is at most the running limit of the load's settings.
     `memory_fraction` is the fraction of the GPU memory that weights and KV cache may use. A request takes
     `prompt_tokens + output_tokens / 2` tokens on average: its prompt and half of its response.
     """
     request_tokens = load.prompt_tokens + load.output_tokens / 2
     capacity = elementwise_max(deployment.kv_tokens(memory_fraction) // request_tokens, 1)
+    if load.settings.running_limit is not None:
+        capacity = elementwise_min(capacity, load.settings.running_limit)
     return elementwise_min(capacity, load.in_flight)
 
 
@@ -99,8 +102,8 @@ def formula_times(deployment: Deployment, load: Load, memory_fraction: float = 0
 
     The times come from a formula for the steady state and include the measured overheads of the engine. No time is
     shorter than the limit of the hardware from `limit_times`. Weights and KV cache may use `memory_fraction` of the GPU
-    memory. The fields of the load that describe a closed loop are not used: `spread`, `rounds`, `statistic`, `seconds`
-    and `settings`.
+    memory. The fields of the load that describe a closed loop are not used: `spread`, `rounds`, `statistic` and
+    `seconds`. Of `settings`, only the running limit is used.
     """
     framework = deployment.framework
     prompt, cached = deployment.prompt_parts(load.prompt_tokens)

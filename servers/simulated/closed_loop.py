@@ -8,6 +8,7 @@ than they do on average in a long run. A formula for the steady state models non
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,11 +73,7 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):
-        if deployment.chunked_prefill:
-            raise HardwareError(
-                "--chunked-prefill is modelled for vllm, sglang, trtllm and nim without pipeline stages, not for "
-                f"{deployment.framework.name} with --pp {deployment.pipeline}"
-            )
+        _check_formula_settings(deployment, load)
         return formula
     if isinstance(load.in_flight, int | float):
         ttft_s, tpot_s, rate = _replayed(deployment, load, memory_fraction)
@@ -93,7 +90,9 @@ def _replayed(deployment: Deployment, load: Load, memory_fraction: float) -> tup
 
     A result that would be better than the limit of the hardware is replaced by this limit.
     """
-    limit = limit_times(deployment, load, memory_fraction)
+    policy = _policy(deployment, load)
+    settings = replace(load.settings, running_limit=policy.running_limit)
+    limit = limit_times(deployment, replace(load, settings=settings), memory_fraction)
     summarise = statistics.fmean if load.statistic == "mean" else statistics.median
     requests = replay(deployment, load, memory_fraction)
     ttft_s = max(summarise([request.ttft_s for request in requests]), float(limit.prompt_prefill_s))
@@ -120,6 +119,15 @@ def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[R
     each request takes another `server_s`, in which requests do not wait for one another. Both times are constants of
     the engine in frameworks.csv.
     """
+    policy = _policy(deployment, load)
+    longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
+    kv_tokens = max(deployment.kv_tokens(memory_fraction), 2 * policy.block_size + longest)
+    engine = VirtualEngine(Scheduler(policy, kv_tokens), _step_time(deployment))
+    return [_latencies(times) for times in _Clients(deployment.framework, load).run(engine)]
+
+
+def _policy(deployment: Deployment, load: Load) -> Policy:
+    """Return the batching policy of the engine of a deployment, with the settings of a load."""
     policy = policy_of(deployment.framework)
     assert policy is not None
     settings = load.settings
@@ -133,10 +141,23 @@ def replay(deployment: Deployment, load: Load, memory_fraction: float) -> list[R
     )
     policy = policy.with_serving(deployment.cache_hit_rate, deployment.chunked_prefill)
     _check_settings(deployment, policy)
-    longest = 2 + round((load.prompt_tokens + load.output_tokens) * (1 + load.spread))
-    kv_tokens = max(deployment.kv_tokens(memory_fraction), 2 * policy.block_size + longest)
-    engine = VirtualEngine(Scheduler(policy, kv_tokens), _step_time(deployment))
-    return [_latencies(times) for times in _Clients(deployment.framework, load).run(engine)]
+    return policy
+
+
+def _check_formula_settings(deployment: Deployment, load: Load) -> None:
+    """Raise HardwareError if an option is set that has no effect on a closed loop that is not replayed."""
+    options = {
+        "--chunked-prefill": deployment.chunked_prefill != "",
+        "--batch-wait": load.settings.batch_wait_steps > 0,
+        "--receive-interval": load.settings.receive_steps > 1,
+        "--seconds": load.seconds < math.inf,
+    }
+    for option, is_set in options.items():
+        if is_set:
+            raise HardwareError(
+                f"{option} is modelled for vllm, sglang, trtllm and nim without pipeline stages, not for "
+                f"{deployment.framework.name} with --pp {deployment.pipeline}"
+            )
 
 
 def _check_settings(deployment: Deployment, policy: Policy) -> None:

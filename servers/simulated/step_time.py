@@ -23,7 +23,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from loadgen.servers.hardware.inference import Deployment, predict_step
-from loadgen.servers.hardware.kernels import ring_s
 from loadgen.servers.simulated.scheduler import Batch
 
 # Tables by number of sequences or tokens have every size up to FINE_LIMIT, and from there every COARSE_STEP-th size.
@@ -200,12 +199,8 @@ class StepTime:
 
 def _hop_times(deployment: Deployment) -> tuple[float, float]:
     """Return the time to send activations between all pipeline stages as (constant part, part per token)."""
-    hops = deployment.pipeline - 1
-    if not hops:
-        return 0.0, 0.0
-    start_s = float(ring_s(deployment.hop_link, 2, 0.0, "point to point"))
-    token_s = float(ring_s(deployment.hop_link, 2, deployment.model.hidden * 2.0, "point to point")) - start_s
-    return hops * start_s, hops * token_s
+    start_s = float(deployment.hops_s(0.0))
+    return start_s, float(deployment.hops_s(deployment.model.hidden * 2.0)) - start_s
 
 
 def _prompt_attention_tables(deployment: Deployment) -> list[list[float]]:

@@ -189,18 +189,29 @@ def test_a_prompt_is_not_divided_among_stages() -> None:
 def test_stages_in_other_machines_are_farther_away() -> None:
     """Activations travel over NVLink inside a machine of 8 GPUs, and over InfiniBand between machines."""
     deployment = make_deployment("H100", "llama-2-70b", "bf16", 4, 2)
-    assert deployment.hop_link.name == "NVLink 4"
     apart = replace(deployment, node_gpus=4)
-    assert apart.hop_link.name == "InfiniBand"
     near, far = (float(predict_step(each, 1, 2048).all_reduce) for each in (deployment, apart))
     message = 2048 * 8192 * 2
-    link = apart.hop_link
+    link, near_link = apart.gpu.machine_link, apart.gpu.link
+    assert (link.name, near_link.name) == ("InfiniBand", "NVLink 4")
     assert far - near == pytest.approx(
         message / (link.bytes_per_s * link.share)
         + link.nccl_s
-        - message / (deployment.hop_link.bytes_per_s * deployment.hop_link.share)
-        - deployment.hop_link.nccl_s
+        - message / (near_link.bytes_per_s * near_link.share)
+        - near_link.nccl_s
     )
+
+
+def test_only_the_hops_between_machines_are_slow() -> None:
+    """Four stages of four GPUs fill two machines: two hops stay inside a machine, and one leaves it."""
+    deployment = make_deployment("H100", "llama-2-70b", "bf16", 4, 4)
+    near, far = (
+        float(ring_s(link, 2, 1e6, "point to point")) for link in (deployment.gpu.link, deployment.gpu.machine_link)
+    )
+    assert deployment.hops_s(1e6) == pytest.approx(2 * near + far)
+    assert replace(deployment, node_gpus=4).hops_s(1e6) == pytest.approx(3 * far)
+    assert replace(deployment, node_gpus=16).hops_s(1e6) == pytest.approx(3 * near)
+    assert replace(deployment, pipeline=1).hops_s(1e6) == 0
 
 
 def test_mixtures_have_stages_too() -> None:

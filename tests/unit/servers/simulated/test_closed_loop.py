@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -90,6 +91,15 @@ def test_one_sequence_less_than_clients_makes_one_request_of_a_round_wait() -> N
     )
     response_s = float(free.ttft_s + 511 * free.tpot_s)
     assert response_s / 12 < limited.ttft_s - free.ttft_s < response_s / 8
+
+
+def test_the_limit_counts_the_requests_that_may_run() -> None:
+    """One request at a time has the TPOT of its own steps, not the limit of 40 requests that would fit."""
+    load = Load(8192, 64, 40, rounds=1, settings=EngineSettings(running_limit=1))
+    alone = statistics.fmean(request.tpot_s for request in replay(VLLM, load, 0.9))
+    assert expected_times(VLLM, load).tpot_s == pytest.approx(alone)
+    assert limit_times(VLLM, load).running == 1
+    assert formula_times(VLLM, load).tpot_s == formula_times(VLLM, replace(load, in_flight=1)).tpot_s
 
 
 def test_prompts_that_wait_for_further_prompts_have_a_longer_ttft() -> None:

@@ -67,7 +67,8 @@ def compare(
         str | None,
         Option(
             metavar="N,N",
-            help="Concurrent requests. Default: as many as fit into memory, at most 1,024 per replica.",
+            help="Concurrent requests. If fewer fit into memory, only these are compared. Default: as many as fit, at "
+            "most 1,024 per replica.",
             **SERVING,
         ),
     ] = None,

@@ -375,7 +375,7 @@ def _deployment(options: LimitsOptions) -> Deployment:
     """Return the deployment that the options describe. Raises HardwareError for unknown names and invalid values."""
     from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
     from loadgen.servers.hardware import gpu_links
-    from loadgen.servers.hardware.inference import ServingOptions
+    from loadgen.servers.hardware.inference import NODE_GPUS, ServingOptions
     from loadgen.servers.hardware.roofline import make_deployment
 
     deployment = make_deployment(
@@ -402,6 +402,12 @@ def _deployment(options: LimitsOptions) -> Deployment:
         chunked_prefill=options.chunked_prefill or "",
     )
     deployment = serving.apply(replace(deployment, architecture=options.architecture))
+    if options.gpus_per_node < min(deployment.stage_gpus, NODE_GPUS):
+        raise PlanError(
+            f"--gpus-per-node {options.gpus_per_node}: the {deployment.stage_gpus} GPUs that share a layer must be in "
+            "one machine",
+            "Choose fewer GPUs per layer (--tp), and more pipeline stages (--pp).",
+        )
     if options.kv_format:
         deployment = deployment.with_kv_format(options.kv_format)
     if not options.p2p:

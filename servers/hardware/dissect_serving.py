@@ -113,8 +113,10 @@ def _compared(use: ServedBy, state: ServingState, name: str) -> ComparedGpu:
     deployment = state.deployment
     accuracy = accuracies(deployment)["TPOT"]
     seconds = decode_step_parts(deployment, replace(state.load, in_flight=state.in_flight), MEMORY_FRACTION)
+    running = state.in_flight * state.replicas
+    lowered = use.in_flight is not None and running < use.in_flight
     settings = {
-        "requests in flight": f"{state.in_flight * state.replicas:,}",
+        "requests in flight": f"{running:,} of {use.in_flight:,}" if lowered else f"{running:,}",
         "TP": str(use.tensor),
         "replicas": str(use.replicas),
         "engine": deployment.framework.name,

@@ -94,6 +94,7 @@ def test_text_is_for_people() -> None:
         (["--training", "--gpus-per-node", "4"], "--gpus-per-node has no effect with --training"),
         (["--training", "--step-tokens", "512"], "--step-tokens has no effect with --training"),
         (["--training", "--cache-hit-rate", "0.5"], "--cache-hit-rate has no effect with --training"),
+        (["--tp", "8", "--gpus-per-node", "4"], "the 8 GPUs that share a layer must be in one machine"),
         (["--acceptance", "0.5"], "--acceptance 0.5 needs the number of drafted tokens"),
         (["--page", "nowhere/page.html"], "cannot write nowhere/page.html"),
     ],

@@ -101,6 +101,14 @@ def test_a_format_of_weights_alone_does_not_raise_the_peak() -> None:
     assert found.peak_growth == pytest.approx(989.4 / 312, rel=0.01)
 
 
+def test_requests_that_do_not_fit_are_stated() -> None:
+    """A GPU on which fewer requests fit than requested is compared with these requests."""
+    uses = [ServedBy("L4", in_flight=900), ServedBy("B200", in_flight=900)]
+    (found,) = dissect_serving(uses, "llama-3.1-8b", 512, 128)
+    assert found.before.use["requests in flight"].endswith(" of 900")
+    assert found.after.use["requests in flight"] == "900"
+
+
 def test_every_change_has_its_place_in_each_order() -> None:
     """By hand: three changes of a number, one of which needs another. Three orders remain of six."""
     changes = [

@@ -31,7 +31,7 @@ Points = list[bench.Point]
 CLOSED_LOOP_FILES = {
     "e2e_inferencex_dense": "InferenceX",
     "e2e_nim_llama3": "NIM",
-    "e2e_sglang_open": "InferenceX (32B)",
+    "e2e_sglang_open": "aiconfigurator (32B)",
 }
 """Source of the rows of each file. Lengths of the source InferenceX are 0.9 of the nominal ones on average."""
 ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "NVIDIA": "NIM", "sglang": "SGLang"}
@@ -78,7 +78,7 @@ def published_closed_loops(folder: Path) -> bench.Rows:
 def _closed_loop(row: dict[str, str], source: str) -> dict[str, str]:
     engine = row["framework"]
     if engine.startswith("trtllm 1"):
-        source = "InferenceX (8B)"
+        source = "aiconfigurator (8B)"
     share = 0.9 if source == "InferenceX" else 1.0
     return {
         "source": source,

@@ -199,7 +199,7 @@ def closed_loop_times(names: tuple[str, ...], clients: tuple[int, ...]) -> list[
     result = []
     for in_flight in clients:
         deployment, load = with_protocol(source, made, Load(int(prompt), int(output), in_flight))
-        memory_fraction = AICONFIGURATOR_SGLANG_MEMORY if source == "InferenceX (32B)" else 0.9
+        memory_fraction = AICONFIGURATOR_SGLANG_MEMORY if source == "aiconfigurator (32B)" else 0.9
         times = expected_times(deployment, load, memory_fraction)
         columns = {"TTFT": times.ttft_s, "TPOT": times.tpot_s, "tokens/s": times.output_tokens_per_s}
         result.append({name: float(value) for name, value in columns.items()})

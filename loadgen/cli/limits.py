@@ -328,18 +328,16 @@ def _serving(options: LimitsOptions) -> Any:
 
 def _check_prefill_workers(options: LimitsOptions) -> None:
     """Raise PlanError if an option is set that has no effect on separate prefill workers."""
-    unused = {
-        "--chunked-prefill": options.chunked_prefill is not None,
-        "--batch-wait": options.batch_wait > 0,
-        "--receive-interval": options.receive_interval > 1,
-        "--seconds": options.seconds is not None,
-    }
-    for option, is_set in unused.items():
-        if is_set:
-            raise PlanError(
-                f"{option} has no effect with --prefill-workers, which compute prompts separately from decoding",
-                "Leave out one of the two options.",
-            )
+    from loadgen.cli.worker_options import refuse_with_prefill_workers
+
+    refuse_with_prefill_workers(
+        {
+            "--chunked-prefill": options.chunked_prefill is not None,
+            "--batch-wait": options.batch_wait > 0,
+            "--receive-interval": options.receive_interval > 1,
+            "--seconds": options.seconds is not None,
+        }
+    )
 
 
 def _check_training(options: LimitsOptions) -> None:

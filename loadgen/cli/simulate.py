@@ -55,7 +55,9 @@ PrefillWorkers = Annotated[
         **SERVER,
     ),
 ]
-DecodeWorkers = Annotated[int, Option(min=1, help="Workers that decode. Needs --prefill-workers.", **SERVER)]
+DecodeWorkers = Annotated[
+    int | None, Option(min=1, help="Workers that decode (default 1). Needs --prefill-workers.", **SERVER)
+]
 DraftTokens = Annotated[
     int,
     Option(
@@ -166,7 +168,7 @@ def run_simulation(
     dp_attention: DpAttention = 1,
     gpus_per_node: GpusPerNode = 8,
     prefill_workers: PrefillWorkers = 0,
-    decode_workers: DecodeWorkers = 1,
+    decode_workers: DecodeWorkers = None,
     draft_tokens: DraftTokens = 0,
     acceptance: Acceptance = None,
     cache_hit_rate: CacheHitRate = None,
@@ -194,6 +196,7 @@ def run_simulation(
     """Simulate all repeats of the plan and report the results."""
     from loadgen import folders
     from loadgen.cli.measured_shares import parse_acceptance, parse_cache_hit_rate
+    from loadgen.cli.worker_options import check_worker_options
     from loadgen.plan import Plan
     from loadgen.servers.auth import redact
     from loadgen.servers.hardware.inference import ServingOptions
@@ -202,6 +205,7 @@ def run_simulation(
     from loadgen.studies import simulate
     from loadgen.studies.twin import read_twin
 
+    check_worker_options(prefill_workers, decode_workers, chunked_prefill)
     fitted_twin = read_twin(twin) if twin else None
     settings |= objective_settings(settings, assertions, confidence, goodput)
     if fitted_twin:
@@ -237,7 +241,7 @@ def run_simulation(
             parse_cache_hit_rate(cache_hit_rate),
             chunked_prefill or "",
         ),
-        workers=WorkerPools(prefill_workers, decode_workers) if prefill_workers else None,
+        workers=WorkerPools(prefill_workers, decode_workers or 1) if prefill_workers else None,
         twin=fitted_twin,
     )
     command = redact(["loadgen", *sys.argv[1:]])

@@ -218,7 +218,8 @@ def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
     """
     by_text: dict[str, dict[str, list[str]]] = {}
     for option in options:
-        mode = " with pipelines" if option.pipeline_parallel > 1 else ""
+        mode = " with speculation" if option.draft_tokens else ""
+        mode = " with pipelines" if option.pipeline_parallel > 1 else mode
         mode = " in separate workers" if option.prefill_workers is not None else mode
         modes = by_text.setdefault(describe(option.accuracy), {})
         gpus = modes.setdefault(f"{ENGINES[option.engine].title}{mode}", [])

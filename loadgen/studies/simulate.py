@@ -59,7 +59,7 @@ from loadgen.servers.discovery import endpoint_dialect
 from loadgen.servers.hardware import DEFAULT_FORMAT, HardwareError
 from loadgen.servers.hardware.disaggregation import transfer_s
 from loadgen.servers.hardware.inference import PLAIN_SERVING, Deployment, ServingOptions
-from loadgen.servers.hardware.validation import TRANSFERRED, Accuracy, accuracy, describe, models_like
+from loadgen.servers.hardware.validation import TRANSFERRED, Accuracy, accuracies, describe, has_unmeasured_options
 from loadgen.servers.simulated.disaggregated_engine import DisaggregatedEngine, WorkerPools
 from loadgen.servers.simulated.discrete_event import FOREVER_NS, FrontEnd, VirtualEngine
 from loadgen.servers.simulated.scheduler import Job, Policy, Scheduler
@@ -87,6 +87,8 @@ IDS_PER_SPAN = 1 << 32
 MIN_ENDS, MAX_ENDS_PER_JOB = 1_000, 4
 """Limit on the number of times at which requests are to be ended: MIN_ENDS, and MAX_ENDS_PER_JOB for each request in
 flight. A request in flight has one or two such times, and a request that has ended may have left some behind."""
+LATENCIES = ("TTFT", "TPOT")
+"""Figures of a simulated server whose accuracy is stated."""
 PROGRESS_NS = 250_000_000
 """Virtual time in ns between two calls of a progress callback."""
 
@@ -400,6 +402,12 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
     """
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
     measured_deployment = twin.deployment(engine)
+    if measured_deployment is None and server_model.serving.needs_hardware:
+        raise PlanError(
+            "this twin was fitted without hardware, so --pp, --ep, --dp-attention, --gpus-per-node and --draft-tokens "
+            "have no effect",
+            "Name the hardware when you fit it: loadgen twin fit RUN --gpu H100 --model llama-3.1-8b",
+        )
     deployment = twin.deployment(
         engine,
         gpu=server_model.gpu,
@@ -431,21 +439,26 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
         hardware={
             **_hardware_facts(deployment),
             "twin": ", ".join(str(run["run"]) for run in twin.runs),
-            "accuracy": _twin_accuracy(twin, deployment, elsewhere=elsewhere),
+            "accuracy": _twin_accuracy(twin, server_model, deployment, elsewhere=elsewhere),
         },
         errors=twin.errors(elsewhere=elsewhere),
     )
 
 
-def _twin_accuracy(twin: Twin, deployment: Deployment | None, *, elsewhere: bool) -> str:
+def _twin_accuracy(twin: Twin, server_model: ServerModel, deployment: Deployment | None, *, elsewhere: bool) -> str:
     """Return how far predictions of a twin are off.
 
     For the measured server, this is the error of the fit. With `elsewhere`, the twin predicts another server, and the
-    errors are those of twins of other servers in published measurements."""
+    errors are those of twins of other servers in published measurements. Predictions for another scheduler version or
+    for serving options that the measured server did not have are not validated."""
+    vintage = server_model.vintage or twin.vintage
+    if server_model.serving != PLAIN_SERVING or vintage != twin.vintage:
+        return "not validated"
     if elsewhere and deployment is not None:
-        names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
-        known = {figure: accuracy(*names, f"{TRANSFERRED} {figure}") for figure in ("TTFT", "TPOT")}
-        return f"twin of another server, {describe(known)}"
+        if vintage != CURRENT or has_unmeasured_options(deployment):
+            return "not validated"
+        known = accuracies(deployment, [f"{TRANSFERRED} {figure}" for figure in LATENCIES])
+        return f"twin of another server, {describe(dict(zip(LATENCIES, known.values(), strict=True)))}"
     errors = [f"{name.upper()} {percent(twin.residual[name])}" for name in ("ttft", "tpot") if name in twin.residual]
     return f"fit off by {', '.join(errors)}" if errors else "not validated"
 
@@ -486,14 +499,13 @@ def model_accuracy(
 ) -> dict[str, Accuracy]:
     """Return how far the latencies of a simulated server were off in published measurements.
 
-    The accuracies come from validation.csv, which has rows for the current engines of vLLM and SGLang only. The
-    predictions for other engines, for pipelines and for separate workers are not validated.
+    The accuracies come from validation.csv. The latencies of simulated servers are compared for the current engines of
+    vLLM and SGLang only. The predictions for other engines, for separate workers and for the options of
+    `has_unmeasured_options` are not validated.
     """
-    engine = deployment.framework.name
-    if vintage != CURRENT or engine.lower() != server or deployment.pipeline > 1 or workers is not None:
-        engine = ""
-    names = (engine, deployment.gpu.name, models_like(deployment))
-    return {figure: accuracy(*names, figure) for figure in ("TTFT", "TPOT")}
+    if vintage != CURRENT or deployment.framework.name.lower() != server:
+        return dict.fromkeys(LATENCIES, Accuracy(validated=False))
+    return accuracies(deployment, LATENCIES, separate_workers=workers is not None)
 
 
 def describe_server(plan: Plan, server_model: ServerModel) -> str:

@@ -14,6 +14,7 @@ from loadgen.servers.hardware.inference import Deployment, predict_step
 from loadgen.servers.hardware.numeric import as_float, elementwise_max, elementwise_min, where
 from loadgen.servers.hardware.roofline import Limits
 from loadgen.servers.hardware.throughput_model import Load, LoadTimes, formula_times, limit_times
+from loadgen.servers.hardware.validation import accuracies
 
 ITERATIONS = 40
 """Steps of the fixed-point iteration for the number of decoding requests. The result changes by less than 0.1%."""
@@ -67,6 +68,7 @@ def with_prefill_workers(limits: Limits, deployment: Deployment, prefill_workers
     """Return the limits of a server with prefill workers.
 
     The GPUs of the prefill workers are added to the number of GPUs. The throughput per GPU is therefore lower.
+    No measurement of such a server was compared, so the expected figures are not validated.
     """
     gpus = limits.gpus + prefill_workers * deployment.gpus
     share = limits.gpus / gpus
@@ -74,4 +76,5 @@ def with_prefill_workers(limits: Limits, deployment: Deployment, prefill_workers
         replace(figures, output_tokens_per_s_per_gpu=figures.output_tokens_per_s_per_gpu * share)
         for figures in (limits.limit, limits.expected)
     )
-    return replace(limits, gpus=gpus, limit=limit, expected=expected)
+    accuracy = accuracies(deployment, separate_workers=True)
+    return replace(limits, gpus=gpus, limit=limit, expected=expected, accuracy=accuracy)

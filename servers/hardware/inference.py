@@ -287,6 +287,11 @@ class ServingOptions:
     chunked_prefill: str = ""
     """A value of CHUNKED_PREFILL, or "" for the engine's default."""
 
+    @property
+    def needs_hardware(self) -> bool:
+        """True if an option changes the hardware model, and not only the rules of the scheduler."""
+        return replace(self, cache_hit_rate=0.0, chunked_prefill="") != ServingOptions()
+
     def apply(self, deployment: Deployment) -> Deployment:
         """Return a copy of a deployment with these options. Raises HardwareError if they do not fit the model."""
         acceptance = DEFAULT_ACCEPTANCE if self.acceptance is None else self.acceptance

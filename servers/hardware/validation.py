@@ -7,11 +7,11 @@ validation.csv has one row per framework, GPU, kind of model and figure that was
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from loadgen.servers.hardware import FOLDER
+from loadgen.servers.hardware import FOLDER, Gpu, HardwareError, gpu
 from loadgen.servers.hardware.inference import Deployment
 
 TABLE = FOLDER / "validation.csv"
@@ -31,6 +31,25 @@ server with the same framework."""
 TRAINING = "training"
 """Framework of the rows about training iterations. Their figure is `iteration`."""
 
+DEFAULT_CHUNKED_PREFILL = {"vLLM": "mixed", "SGLang": "separate", "TensorRT-LLM": "off", "NIM": "off"}
+"""The value of CHUNKED_PREFILL that a framework uses by default."""
+PUBLISHED_SETTINGS = {
+    ("TensorRT-LLM", "dense", "aiconfigurator (8B)"): (
+        "at most in flight + input + 1,500 tokens and in flight - 1 sequences per step, the latter inferred from the "
+        "same measurements"
+    ),
+    ("TensorRT-LLM", "dense", "InferenceX"): (
+        "at most 16,384 tokens per step, and a batch wait of 20 steps for 1,024 output tokens on fewer than 8 GPUs"
+    ),
+    ("NIM", "dense", "NIM"): "clients that send requests for 600 s, a time inferred from the same measurements",
+    ("SGLang", "dense", "aiconfigurator (32B)"): "a memory fraction of 0.86",
+    ("SGLang", "mixture of experts", "InferenceX"): (
+        "a receive interval of 10 steps, or of 30 steps from 16 requests in flight on"
+    ),
+}
+"""Settings of the compared runs that differ from the defaults of `loadgen limits`, by framework, kind of model and
+source. `with_protocol` and `mixture_loop` of benchmarks.hardware_model apply these settings to the predictions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
@@ -43,6 +62,9 @@ class Accuracy:
     error_p50: float = 0.0
     error_p90: float = 0.0
     source: str = ""
+    settings: str = ""
+    """Settings of the compared runs that differ from the defaults of `loadgen limits`. The errors hold for them only.
+    """
 
     def __str__(self) -> str:
         if not self.validated:
@@ -50,19 +72,48 @@ class Accuracy:
         return f"{100 * self.error_p50:.0f}% (p50) and {100 * self.error_p90:.0f}% (p90) off in {self.rows:,} rows"
 
 
-def accuracies(deployment: Deployment) -> dict[str, Accuracy]:
+def accuracies(
+    deployment: Deployment, figures: Sequence[str] = FIGURES, *, separate_workers: bool = False
+) -> dict[str, Accuracy]:
     """Return the prediction errors of each figure, as measured for similar deployments.
 
     Similar deployments have the same framework, the same GPU and a model of the same type (dense or mixture of
-    experts).
+    experts). The figures of a deployment with an option that no compared measurement has are not validated, and those
+    of disaggregated serving (`separate_workers`) neither.
     """
+    if separate_workers or has_unmeasured_options(deployment):
+        return {figure: Accuracy(validated=False) for figure in figures}
     names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
-    return {figure: accuracy(*names, figure) for figure in FIGURES}
+    return {figure: accuracy(*names, figure) for figure in figures}
 
 
-def kernel_accuracies(gpu: str) -> dict[str, Accuracy]:
+def has_unmeasured_options(deployment: Deployment) -> bool:
+    """Return True if a deployment has an option that no row of validation.csv was measured with.
+
+    Such options are pipelines, speculative decoding, cached prompts, chunked prefill that differs from the default,
+    architectures other than the standard one, and GPUs whose figures differ from those in the hardware tables.
+    """
+    chunked = deployment.chunked_prefill
+    return (
+        deployment.pipeline > 1
+        or deployment.speculation is not None
+        or deployment.cache_hit_rate > 0
+        or chunked not in ("", DEFAULT_CHUNKED_PREFILL.get(deployment.framework.name))
+        or deployment.architecture != "standard"
+        or _differs_from_tables(deployment.gpu)
+    )
+
+
+def _differs_from_tables(card: Gpu) -> bool:
+    try:
+        return bool(card.changes) or card != gpu(card.name)
+    except HardwareError:  # a GPU that a file of the user describes
+        return True
+
+
+def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
     """Return the accuracy of predicted kernel durations on a GPU, for each figure of KERNEL_FIGURES."""
-    return {figure: accuracy(KERNELS, gpu, "dense", figure) for figure in KERNEL_FIGURES}
+    return {figure: accuracy(KERNELS, gpu_name, "dense", figure) for figure in KERNEL_FIGURES}
 
 
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
@@ -80,9 +131,12 @@ def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
 def describe(found: Mapping[str, Accuracy]) -> str:
     """Return a sentence about the accuracy of figures, such as `TPOT 4% (p50) and 13% (p90) off in 20 rows`.
 
-    `found` maps the name of each figure to its accuracy.
+    `found` maps the name of each figure to its accuracy. If the measured servers had other settings than the defaults,
+    the sentence names these settings.
     """
     known = [f"{figure} {each}" for figure, each in found.items() if each.validated]
+    settings = dict.fromkeys(each.settings for each in found.values() if each.settings)
+    known += [f"these errors are of runs with {text}" for text in settings]
     unknown = [figure for figure, each in found.items() if not each.validated]
     return "; ".join([*known, *([f"{', '.join(unknown)} not validated"] if unknown else [])])
 
@@ -110,6 +164,7 @@ def _table() -> dict[tuple[str, ...], Accuracy]:
                 error_p50=float(row["error_p50"]),
                 error_p90=float(row["error_p90"]),
                 source=row["source"],
+                settings=PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]), ""),
             )
             for row in csv.DictReader(lines)
         }

@@ -94,6 +94,19 @@ def test_separate_workers_and_pipelines(tmp_path: Path) -> None:
     assert told["server"]["platform"] == "10 x A800-80GB SXM"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--decode-workers", "2"), "--decode-workers has no effect without --prefill-workers"),
+        (("--prefill-workers", "1", "--chunked-prefill", "off"), "--chunked-prefill has no effect with"),
+    ],
+)
+def test_options_of_workers_without_effect_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    """Exit code 2, as with `limits`."""
+    code, _, err = burst(tmp_path, *ENGINE, *SMALL, *words, command="simulate")
+    assert (code, message in err) == (2, True), err
+
+
 def test_the_accuracy_of_the_model_is_in_every_output(tmp_path: Path) -> None:
     """In the text, in the JSON, in the page, and in a sweep."""
     words = (*SMALL, "--server", "vllm", "--gpu", "H100", "--model", "llama-3.1-8b")

@@ -181,6 +181,21 @@ def test_predictions_of_other_servers_have_the_errors_of_the_model() -> None:
     assert here.hardware["accuracy"] == "fit off by TTFT 4.0%, TPOT 3.0%"
     assert there.hardware["accuracy"].startswith("twin of another server, TTFT ")
     assert resolve_model(plan, ServerModel(twin=truth(CPU))).hardware["accuracy"] == "not validated"
+    for tensor in (1, 2):
+        for serving in (ServingOptions(draft_tokens=3), ServingOptions(pipeline=2), ServingOptions(cache_hit_rate=0.5)):
+            model = ServerModel(twin=twin, tensor=tensor, serving=serving)
+            assert resolve_model(plan, model).hardware["accuracy"] == "not validated"
+    assert resolve_model(plan, ServerModel(twin=twin, vintage="2023")).hardware["accuracy"] == "not validated"
+
+
+def test_a_twin_without_hardware_refuses_options_of_the_hardware() -> None:
+    """They would have no effect. Options of the scheduler have one."""
+    plan = Plan(server="vllm", n=1)
+    for serving in (ServingOptions(draft_tokens=3), ServingOptions(pipeline=2), ServingOptions(expert_parallel=2)):
+        with pytest.raises(PlanError, match="fitted without hardware, so --pp, --ep"):
+            resolve_model(plan, ServerModel(twin=truth(CPU), serving=serving))
+    cached = ServingOptions(cache_hit_rate=0.5)
+    assert resolve_model(plan, ServerModel(twin=truth(CPU), serving=cached)).policy.cache_hit_rate == 0.5
 
 
 def test_intervals_hold_the_truth(fitted: Twin, cpu: Twin) -> None:

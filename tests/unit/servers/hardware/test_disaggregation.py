@@ -53,4 +53,5 @@ def test_prefill_workers_count_as_gpus() -> None:
     limits = compute_limits(WORKER, LOAD, expect=disaggregated_times)
     both = with_prefill_workers(limits, WORKER, 2)
     assert both.gpus == 12
+    assert not any(accuracy.validated for accuracy in both.accuracy.values())
     assert both.expected.output_tokens_per_s_per_gpu == pytest.approx(both.expected.output_tokens_per_s / 12)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from benchmarks import hardware_goals
-from loadgen.servers.hardware import framework, gpu
+from loadgen.servers.hardware import framework, gpu, with_changes
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
+from loadgen.servers.hardware.speculation import TokenDraft
 from loadgen.servers.hardware.throughput_model import Load
 from loadgen.servers.hardware.validation import (
     FIGURES,
     KERNEL_FIGURES,
+    PUBLISHED_SETTINGS,
     SPEED_UP,
     SPEED_UP_JOIN,
     TRAINING,
@@ -69,6 +74,37 @@ def test_what_was_not_compared_says_so() -> None:
     assert known["prefill"] == Accuracy(validated=False)
     assert not accuracy("SGLang", "B200 SXM", "dense", "TPOT").validated
     assert describe(known).endswith("; prefill, decode step not validated")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline": 2},
+        {"speculation": TokenDraft(3, 0.5)},
+        {"cache_hit_rate": 0.5},
+        {"chunked_prefill": "off"},
+        {"architecture": "parallel"},
+        {"gpu": with_changes(gpu("H100"), ["memory_bandwidth=8TB/s"])},
+        {"gpu": replace(gpu("H100"), name="my GPU")},
+    ],
+)
+def test_options_without_measurements_are_not_validated(options: dict[str, Any]) -> None:
+    """The errors of a plain server say nothing about a server with such an option."""
+    plain = make_deployment("H100", "llama-3.1-8b", tensor=2)
+    assert accuracies(plain)["TPOT"].validated
+    assert accuracies(replace(plain, chunked_prefill="mixed")) == accuracies(plain)
+    assert not any(figure.validated for figure in accuracies(replace(plain, **options)).values())
+    assert not any(figure.validated for figure in accuracies(plain, separate_workers=True).values())
+
+
+def test_the_settings_of_the_compared_runs_are_named() -> None:
+    """The predictions of TensorRT-LLM were compared with other settings than the defaults of `limits`."""
+    of_8b = describe(accuracies(make_deployment("H100", "llama-3.1-8b", framework_name="trtllm")))
+    assert "these errors are of runs with at most in flight + input + 1,500 tokens and in flight - 1 sequences" in of_8b
+    assert "inferred from the same measurements" in of_8b
+    assert "runs with" not in describe(accuracies(make_deployment("H100", "llama-3.1-8b")))
+    compared = {(engine, models, row.source) for (engine, _, models, _), row in _table().items()}
+    assert compared >= PUBLISHED_SETTINGS.keys()
 
 
 def test_every_result_of_limits_has_it() -> None:

@@ -65,10 +65,21 @@ def notes(sizes: Mapping[str, str]) -> list[str]:
 
 
 def accuracy_lines(bounds: Labelled) -> list[str]:
-    """Return one sentence per GPU about the errors of predicted kernel durations, compared with measured durations."""
+    """Return one sentence per GPU about the errors of predicted kernel durations, compared with measured durations.
+
+    The measured kernels are those of serving dense models. The kernels of training and of mixtures of experts are not
+    validated. The errors include measurements in all number formats."""
     from loadgen.servers.hardware.validation import describe, kernel_accuracies
 
-    return [f"Accuracy on {name}: {describe(kernel_accuracies(item.gpu))}." for name, item in bounds.items()]
+    training = "forward" in _phases(bounds)
+    experts = any("expert" in kernel.kernel for item in bounds.values() for kernel in item.kernels)
+    if training or experts:
+        kernels = "training" if training else "mixtures of experts"
+        return [f"Accuracy: the kernels of {kernels} are not validated."]
+    return [
+        f"Accuracy on {name}, in all number formats together: {describe(kernel_accuracies(item.gpu))}."
+        for name, item in bounds.items()
+    ]
 
 
 def _phases(bounds: Labelled) -> list[str]:

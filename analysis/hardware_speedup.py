@@ -58,8 +58,13 @@ def sentences(dissection: Dissection) -> list[str]:
         f"The peak FLOP/s alone grew {times(dissection.peak_growth)}, including the number format.",
         f"{after.gpu} spends its time on: {_spent(after)}.",
         f"Accuracy: {before.gpu}: {before.accuracy}; {after.gpu}: {after.accuracy}; the speed-up: "
-        f"{dissection.accuracy}.",
+        f"{_speed_up_text(dissection.accuracy)}.",
     ]
+
+
+def _speed_up_text(accuracy: str) -> str:
+    """Return the accuracy of a speed-up. The compared measurements are ratios of TPOT, not of throughput."""
+    return accuracy if accuracy == "not validated" else f"TPOT ratio at the same TP and load {accuracy}"
 
 
 def _spent(compared: ComparedGpu) -> str:

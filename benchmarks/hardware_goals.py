@@ -40,6 +40,8 @@ GENERATIONS = ("A100-80GB SXM", "H100 SXM", "B200 SXM")
 """GPUs whose measured speed-ups are compared with the model, in the order of their generations."""
 TOLERANCE = 0.005
 """Differences of the median error up to this value are no difference."""
+TRANSFER_SOURCES = {"vLLM": "InferenceX", "SGLang": "aiconfigurator (32B)"}
+"""Source of the closed loops that twins of other servers predict, by framework."""
 FRAMEWORKS = ("vLLM", "SGLang", "TensorRT-LLM", "NIM")
 
 
@@ -191,22 +193,27 @@ def validation_rows() -> list[list[str]]:
         for point in bench.mixtures(figure):
             key = (framework_of(point), gpu(point.gpu).name, "mixture of experts", figure)
             errors.setdefault(key, []).append((point.error, "InferenceX"))
-    for key, error in transferred_errors():
-        errors.setdefault(key, []).append((error, "InferenceX"))
+    measurements: dict[tuple[str, ...], set[str]] = {}
+    """Different measurements of a row with several predictions or ratios of each measurement."""
+    for key, point in transferred_points():
+        errors.setdefault(key, []).append((point.error, TRANSFER_SOURCES[key[0]]))
+        measurements.setdefault(key, set()).add(f"TP {point.tp}, {point.case}")
     for point in kernel_points():
         key = (KERNELS, point.gpu, "dense", point.quantity)
         errors.setdefault(key, []).append((point.error, point.source))
     for framework, point in speed_ups():
-        errors.setdefault((framework, point.gpu, "dense", SPEED_UP), []).append((point.error, point.source))
-    return [_validation_row(key, values) for key, values in sorted(errors.items())]
+        key = (framework, point.gpu, "dense", SPEED_UP)
+        errors.setdefault(key, []).append((point.error, point.source))
+        measurements.setdefault(key, set()).add(f"TP {point.tp}, {point.case}")
+    return [_validation_row(key, values, len(measurements.get(key, values))) for key, values in sorted(errors.items())]
 
 
 @cache
-def transferred_errors() -> list[tuple[tuple[str, ...], float]]:
-    """Return the errors of twins that were fitted to other servers, by the first four columns of validation.csv."""
+def transferred_points() -> list[tuple[tuple[str, ...], bench.Point]]:
+    """Return the predictions of twins of other servers, with the first four columns of their row of validation.csv."""
     results = twin_transfer.transfers(bench.read_rows("closed_loops"))
     return [
-        ((framework_of(point), point.gpu, "dense", f"{TRANSFERRED} {quantity}"), point.error)
+        ((framework_of(point), point.gpu, "dense", f"{TRANSFERRED} {quantity}"), point)
         for quantity in ("TTFT", "TPOT")
         for point in twin_transfer.points(results, quantity, with_twin=True)
     ]
@@ -258,10 +265,11 @@ def _load_of(point: bench.Point) -> tuple[int, str, str]:
     return point.tp, shape, load
 
 
-def _validation_row(key: tuple[str, ...], errors: list[tuple[float, str]]) -> list[str]:
+def _validation_row(key: tuple[str, ...], errors: list[tuple[float, str]], measurements: int) -> list[str]:
+    """Return a row of validation.csv. `measurements` is the number of different measurements among the errors."""
     p50, p90 = np.quantile([error for error, _ in errors], (0.5, 0.9))
     sources = "; ".join(sorted({source for _, source in errors}))
-    return [*key, str(len(errors)), f"{p50:.3f}", f"{p90:.3f}", sources]
+    return [*key, str(measurements), f"{p50:.3f}", f"{p90:.3f}", sources]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

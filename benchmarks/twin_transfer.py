@@ -76,6 +76,8 @@ class Transfer:
 
     fitted: Server
     predicted: Server
+    lengths: str
+    """Tokens per prompt and response, such as `1024/128`."""
     in_flight: int
     ttft_twin: float
     ttft_plain: float
@@ -225,9 +227,9 @@ def transfers(rows: bench.Rows, frameworks: Sequence[str] = MODELLED) -> list[Tr
                 continue
             for row, (ttft_plain, tpot_plain) in zip(chosen, plain[server], strict=True):
                 ttft_twin, tpot_twin = _errors(row, server, twin)
-                results.append(
-                    Transfer(fitted, server, int(row["in_flight"]), ttft_twin, ttft_plain, tpot_twin, tpot_plain)
-                )
+                lengths, in_flight = f"{row['input']}/{row['output']}", int(row["in_flight"])
+                errors = (ttft_twin, ttft_plain, tpot_twin, tpot_plain)
+                results.append(Transfer(fitted, server, lengths, in_flight, *errors))
     return results
 
 
@@ -249,7 +251,7 @@ def points(results: Sequence[Transfer], quantity: str, *, with_twin: bool) -> li
             error = transfer.tpot_twin if with_twin else transfer.tpot_plain
         server = transfer.predicted
         source = f"{transfer.fitted.changes(server)}, {server.framework}"
-        case = f"{server.model} {server.format}, {transfer.in_flight} in flight"
+        case = f"{server.model} {server.format} {transfer.lengths}, {transfer.in_flight} in flight"
         chosen.append(bench.Point(source, quantity, server.gpu, server.tp, case, 1.0, 1 + error))
     return chosen
 

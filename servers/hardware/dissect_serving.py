@@ -33,7 +33,7 @@ from loadgen.servers.hardware.inference import Deployment
 from loadgen.servers.hardware.roofline import MEMORY_FRACTION, make_deployment
 from loadgen.servers.hardware.technology import scaling_changes
 from loadgen.servers.hardware.throughput_model import Load, decode_step_parts, formula_times
-from loadgen.servers.hardware.validation import accuracies, speed_up_accuracy
+from loadgen.servers.hardware.validation import Accuracy, accuracies, speed_up_accuracy
 
 MOST_IN_FLIGHT = 1024
 """Maximum requests in flight on a replica if their number is not given: the default of vLLM (`max_num_seqs`)."""
@@ -80,10 +80,20 @@ def dissect_serving(
     for index in range(len(uses) - 1):
         before, after = states[index], states[index + 1]
         factors = divide_speed_up(_unlimited(before), _changes(before, after), serving_speed)
-        accuracy = speed_up_accuracy(before.deployment, after.deployment)
+        accuracy = _speed_up_accuracy(before, after)
         cards = before.deployment.gpu, after.deployment.gpu
         results.append(dissection((compared[index], compared[index + 1]), cards, factors, accuracy))
     return results
+
+
+def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
+    """Return how far predicted ratios of the TPOT of two GPUs were off.
+
+    The measured pairs have one replica each, with the same TP and the same requests in flight. The speed-up between
+    other states is not validated."""
+    if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
+        return Accuracy(validated=False)
+    return speed_up_accuracy(before.deployment, after.deployment)
 
 
 def serving_speed(state: ServingState) -> float:

@@ -119,10 +119,12 @@ def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
     """Return how far the predicted speed-up from one GPU to another was off in measurements.
 
-    The GPUs, the kind of model and the engine are those of the deployments `before` and `after`. If the engines of the
-    two deployments differ, the speed-up is not validated.
+    The measured speed-ups are ratios of the TPOT of two GPUs at the same load. The GPUs, the kind of model and the
+    engine are those of the deployments `before` and `after`. If the engines or the TP of the two deployments differ,
+    the speed-up is not validated.
     """
-    if before.framework.name != after.framework.name:
+    unmeasured = has_unmeasured_options(before) or has_unmeasured_options(after)
+    if unmeasured or before.framework.name != after.framework.name or before.tensor != after.tensor:
         return Accuracy(validated=False)
     gpus = f"{before.gpu.name}{SPEED_UP_JOIN}{after.gpu.name}"
     return accuracy(after.framework.name, gpus, models_like(after), SPEED_UP)
@@ -164,7 +166,14 @@ def _table() -> dict[tuple[str, ...], Accuracy]:
                 error_p50=float(row["error_p50"]),
                 error_p90=float(row["error_p90"]),
                 source=row["source"],
-                settings=PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]), ""),
+                settings=_settings(row),
             )
             for row in csv.DictReader(lines)
         }
+
+
+def _settings(row: Mapping[str, str]) -> str:
+    """Return the settings of the compared runs of a row. Twins of other servers are compared with default settings."""
+    if row["figure"].startswith(TRANSFERRED):
+        return ""
+    return PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]), "")

@@ -27,7 +27,7 @@ def found(*words: str) -> dict[str, Any]:
 
 def test_factors_multiply_to_the_speed_up() -> None:
     """In the JSON, as in the text, each step has its factors and the accuracy of both ends."""
-    answer = found("compare", "A100", "H100", "B200", "--model", "llama-3.1-70b", "--tp", "8")
+    answer = found("compare", "A100", "H100", "B200", "--model", "llama-3.1-70b", "--tp", "8", "--in-flight", "64")
     assert [step["after"]["gpu"] for step in answer["steps"]] == ["H100 SXM", "B200 SXM"]
     for step in answer["steps"]:
         gains = [factor["gain"] for factor in step["factors"]]
@@ -50,6 +50,28 @@ def test_text_fits_a_terminal_and_says_how_it_was_computed(tmp_path: Path) -> No
     assert "The peak FLOP/s alone grew 28.8x" in ended.stdout
     assert "not validated" in ended.stdout
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_the_accuracy_of_a_speed_up_is_that_of_equal_servers() -> None:
+    """The compared measurements are ratios of TPOT with the same TP, load and one replica."""
+    words = ("compare", "H100", "B200", "--model", "llama-3.1-70b")
+    text = " ".join(hardware(*words, "--tp", "8", "--in-flight", "64").stdout.split())
+    assert "the speed-up: TPOT ratio at the same TP and load " in text
+    for options in (("--tp", "4,8", "--in-flight", "64"), ("--tp", "8", "--in-flight", "32,64")):
+        (step,) = found(*words, *options)["steps"]
+        assert step["accuracy"] == "not validated"
+
+
+def test_kernels_of_training_and_of_experts_are_not_validated() -> None:
+    """The measured kernels are those of serving dense models, in all number formats together."""
+
+    def said(*words: str) -> str:
+        return " ".join(hardware("bounds", "--gpus", "H100", *words).stdout.split())
+
+    assert "Accuracy on H100, in all number formats together: GEMM " in said()
+    assert "Accuracy: the kernels of training are not validated." in said("--for", "training")
+    experts = said("--model", "gpt-oss-120b", "--tp", "8")
+    assert "Accuracy: the kernels of mixtures of experts are not validated." in experts
 
 
 def test_one_value_for_all_or_one_per_gpu() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks import hardware_goals
+from benchmarks import hardware_goals, hardware_model, twin_transfer
 from loadgen.servers.hardware import framework, gpu, with_changes
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.speculation import TokenDraft
@@ -32,13 +33,28 @@ from loadgen.servers.hardware.validation import (
 
 def test_the_table_is_what_the_benchmark_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m benchmarks.hardware_goals --write` writes it again after a change of the model."""
-    monkeypatch.setattr(hardware_goals, "transferred_errors", list)  # fitting twins takes a minute
+    monkeypatch.setattr(hardware_goals, "transferred_points", list)  # fitting twins takes a minute
     table = {key: row for key, row in _table().items() if not key[3].startswith(TRANSFERRED)}
     found = {tuple(row[:4]): row[4:7] for row in hardware_goals.validation_rows()}
     assert found.keys() == table.keys()
     for key, row in table.items():
         rows, p50, p90 = map(float, found[key])
         assert (row.rows, row.error_p50, row.error_p90) == pytest.approx((rows, p50, p90), abs=0.005), key
+
+
+def test_rows_of_twins_count_different_measurements() -> None:
+    """Several twins predict each measured loop. The table counts the loop once."""
+    loads = twin_transfer.servers(hardware_model.read_rows("closed_loops"), twin_transfer.MODELLED)
+    loops: Counter[tuple[str, str]] = Counter()
+    for server, rows in loads.items():
+        loops[server.framework, server.gpu] += len(twin_transfer.spaced(rows, twin_transfer.PREDICTED_LOADS))
+    for figure in ("TTFT", "TPOT"):
+        name = f"{TRANSFERRED} {figure}"
+        counted = {key[:2]: (key[2], row.rows) for key, row in _table().items() if key[3] == name}
+        assert not any(row.settings for key, row in _table().items() if key[3] == name)
+        assert counted == {key: ("dense", count) for key, count in loops.items()}
+    speed_up = _table()["vLLM", "H100 SXM to B200 SXM", "dense", SPEED_UP]
+    assert speed_up.rows == 20  # loops on H100, each compared with two number formats on B200
 
 
 def test_names_are_those_of_the_other_tables() -> None:

@@ -48,6 +48,8 @@ SIMULATED_S = 60
 REQUEST_COUNTS = range(1000, 5001)
 """Allowed number of requests in a simulation. With fewer requests, a p99 is unreliable
 (loadgen.analysis.stats.samples_needed)."""
+REQUESTS_PER_SLOT = 4
+"""Minimum number of requests in a simulation, as a multiple of the number in flight, so that this number is reached."""
 MAX_WORKERS = 10
 """Maximum number of separate workers that are simulated together. Larger pools are divided into equal parts."""
 MAX_GROWTH_STEPS = 12
@@ -177,6 +179,11 @@ def option_of(configuration: Configuration, **fields: object) -> CapacityOption:
         replica_gpus=configuration.gpus,
         **(workers | fields),  # type: ignore[arg-type]
     )
+
+
+def enough_requests(in_flight: float) -> int:
+    """Return the number of requests of a simulation in which about `in_flight` requests are in flight."""
+    return max(REQUEST_COUNTS[0], math.ceil(REQUESTS_PER_SLOT * in_flight))
 
 
 class SimulatedServer:

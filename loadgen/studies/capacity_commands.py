@@ -6,13 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from loadgen.plan import Plan
 from loadgen.plan_fields import changed_options
 from loadgen.servers.hardware.inference import NODE_GPUS
 from loadgen.studies.capacity import CapacityOption
-from loadgen.studies.configurations import ENGINES
+from loadgen.studies.configurations import ENGINES, SearchSpace
 
 SIMULATED_REQUESTS = 2000
 """Number of requests in the command `loadgen simulate`."""
@@ -60,12 +59,7 @@ class CommandContext:
     rate_per_s: float
     prompt_tokens: int
     output_tokens: int
-    acceptance: float | None = None
-    node_gpus: int = NODE_GPUS
-    hardware: Path | None = None
-    cache_hit_rate: float = 0.0
-    chunked_prefill: str = ""
-    step_tokens: int | None = None
+    space: SearchSpace
 
 
 def commands_of(option: CapacityOption, context: CommandContext, in_flight: float) -> dict[str, str]:
@@ -103,14 +97,14 @@ def _hardware(option: CapacityOption, context: CommandContext) -> dict[str, obje
         "--pp": _if_above(option.pipeline_parallel),
         "--ep": _if_above(option.expert_parallel),
         "--dp-attention": _if_above(option.attention_parallel),
-        "--gpus-per-node": None if context.node_gpus == NODE_GPUS else context.node_gpus,
+        "--gpus-per-node": None if context.space.node_gpus == NODE_GPUS else context.space.node_gpus,
         "--format": option.format,
         "--draft-tokens": _if_above(option.draft_tokens, 0),
-        "--acceptance": context.acceptance if option.draft_tokens else None,
-        "--cache-hit-rate": context.cache_hit_rate or None,
-        "--chunked-prefill": context.chunked_prefill or None,
-        "--step-tokens": context.step_tokens,
-        "--hardware": context.hardware,
+        "--acceptance": context.space.acceptance if option.draft_tokens else None,
+        "--cache-hit-rate": context.space.cache_hit_rate or None,
+        "--chunked-prefill": context.space.chunked_prefill or None,
+        "--step-tokens": context.space.step_tokens,
+        "--hardware": context.space.hardware,
     }
 
 

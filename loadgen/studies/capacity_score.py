@@ -175,14 +175,6 @@ class LoadCurve:
     prefill_per_s: float | None = None
     """Requests per second of one prefill worker that is busy for BUSY_SHARE of the time."""
 
-    def gpu_share(self, gpus: int) -> Any:
-        """Return the number of GPUs that one replica needs, for each number of requests in flight.
-
-        `gpus` is the number of GPUs of one worker. With separate workers, the result counts a decode worker together
-        with its part of the prefill workers.
-        """
-        return gpus * (1 + self.prefill_workers)
-
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
         """Return the highest rate at which the means meet the bounds of all objectives.
 

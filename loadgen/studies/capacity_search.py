@@ -7,7 +7,8 @@ Only simulated configurations become options. The cheapest configuration of each
 configuration is not simulated in these cases, unless there are few configurations or --exhaustive is set:
 
 - Even at its physical limit, it costs more than the cheapest simulated configuration.
-- By the formula, it costs more than MARGIN times as much as the cheapest simulated configuration.
+- By the formula, it costs more than the cheapest simulated configuration, even if each replica carried MARGIN times the
+  rate of the formula.
 - MAX_SIMULATED configurations were already simulated.
 """
 
@@ -37,6 +38,7 @@ from loadgen.studies.capacity import (
     add_interval,
     add_worker_interval,
     configuration_of,
+    enough_requests,
     option_of,
     replica_option,
     worker_option,
@@ -57,7 +59,8 @@ from loadgen.studies.price_list import GpuPrice, Purchase, ReplicaPool, cheapest
 ALWAYS_SIMULATED = 8
 """If no more configurations than this number remain after pruning, all of them are simulated."""
 MARGIN = 1.15
-"""Configurations are simulated if their cost by formula is at most this multiple of the lowest simulated cost."""
+"""A configuration is excluded by formula only if each replica and worker could carry this multiple of its rate by
+formula, and the configuration would still be too large or too expensive."""
 WITH_INTERVAL = 8
 WORKERS_WITH_INTERVAL = 2
 """Number of options, the cheapest first, for which the interval is computed: all options, and those with separate
@@ -66,12 +69,12 @@ MAX_SIMULATED = 24
 """Maximum number of configurations that are simulated, if their costs hardly differ."""
 PARETO_POINTS = 12
 """Maximum number of points of the Pareto set that are simulated."""
-PARETO_REQUESTS = 700
-"""Number of requests in the simulation of a point."""
 PARETO_LOAD = 0.95
 """A point is simulated at this share of the rate that the formula predicts, as queues grow without limit at 1."""
 MAX_PARETO_WORKERS = 12
 """Maximum number of separate workers in the simulation of a point."""
+MIN_COMPLETED = 0.9
+"""A point is overloaded if fewer requests end than this share of the arrivals, in the second half of the arrivals."""
 
 MEMORY = "not enough memory"
 LIMIT = "misses an objective even at the physical limit"
@@ -147,6 +150,8 @@ class _Candidate:
     curve: LoadCurve | None = None
     cost: float = math.inf
     """Cost by formula."""
+    cost_with_margin: float = math.inf
+    """Cost by formula if each replica and worker carries MARGIN times the rate of the formula."""
     expected_per_s: float = 0.0
     """Highest arrivals per second of one replica, by formula."""
     start: WorkerPools | None = None
@@ -290,18 +295,28 @@ class CapacitySearch:
             self._prune(configuration, FORMULA, "a single request misses an objective by formula")
             return
         expected_per_s = (per_s or float(curve.per_s[0])) / facts.per_arrival
-        replicas = max(1, math.ceil(self.rate_per_s / expected_per_s))
-        pools = [ReplicaPool(replicas, configuration.gpus)]
-        if curve.prefill_per_s is not None:
-            prefill = math.ceil(self.rate_per_s * facts.per_arrival / curve.prefill_per_s)
-            candidate.start = WorkerPools(max(1, prefill), replicas)
-            pools.append(ReplicaPool(candidate.start.prefill, configuration.gpus))
-        gpus = sum(pool.replicas * pool.gpus for pool in pools)
-        if self.space.max_gpus is not None and gpus > MARGIN * self.space.max_gpus and not self.exhaustive:
-            self._prune(configuration, TOO_MANY, f"needs {gpus} GPUs by formula")
+        prefill_per_s = curve.prefill_per_s and curve.prefill_per_s / facts.per_arrival
+        fewest = self._pools(configuration, MARGIN * expected_per_s, prefill_per_s and MARGIN * prefill_per_s)
+        gpus = sum(pool.replicas * pool.gpus for pool in fewest)
+        if self.space.max_gpus is not None and gpus > self.space.max_gpus and not self.exhaustive:
+            self._prune(configuration, TOO_MANY, f"needs {gpus} GPUs or more by formula")
             return
+        pools = self._pools(configuration, expected_per_s, prefill_per_s)
+        if prefill_per_s is not None:
+            candidate.start = WorkerPools(pools[1].replicas, pools[0].replicas)
         candidate.cost = self._cost(configuration, pools)[0]
+        candidate.cost_with_margin = self._cost(configuration, fewest)[0]
         candidate.expected_per_s = expected_per_s
+
+    def _pools(
+        self, configuration: Configuration, replica_per_s: float, prefill_per_s: float | None
+    ) -> list[ReplicaPool]:
+        """Return the pool of replicas or decode workers that the load needs, and the pool of prefill workers if any.
+
+        `replica_per_s` and `prefill_per_s` are arrivals per second of one replica or worker.
+        """
+        rates = [replica_per_s] if prefill_per_s is None else [replica_per_s, prefill_per_s]
+        return [ReplicaPool(max(1, math.ceil(self.rate_per_s / rate)), configuration.gpus) for rate in rates]
 
     def _simulate(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[CapacityOption]:
         """Simulate the cheapest candidates, and return their options, the cheapest first.
@@ -322,7 +337,7 @@ class CapacitySearch:
                     self._prune(configuration, EXPENSIVE_LIMIT, COSTS_MORE)
                     continue
                 enough = len(simulated) >= MAX_SIMULATED and math.isfinite(lowest)
-                if candidate.cost > MARGIN * lowest or enough:
+                if candidate.cost_with_margin > lowest or enough:
                     self._prune(configuration, EXPENSIVE, COSTS_MORE)
                     continue
             self.progress(f"simulation {len(simulated) + 1}: {configuration.gpu} {configuration.layout}")
@@ -382,18 +397,13 @@ class CapacitySearch:
             rate_per_s,
             facts.prompt_tokens,
             facts.output_tokens,
-            self.space.acceptance,
-            self.space.node_gpus,
-            self.space.hardware,
-            self.space.cache_hit_rate,
-            self.space.chunked_prefill,
-            self.space.step_tokens,
+            self.space,
         )
 
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
         """Simulate the points on the frontier by formula, and return the Pareto set of the results."""
         points = self._frontier(candidates)
-        found = []
+        found: list[ParetoPoint] = []
         for number, (candidate, index) in enumerate(points, 1):
             self.progress(f"Pareto set: {number} of {len(points)}")
             point = self._point(candidate, index, facts)
@@ -405,8 +415,8 @@ class CapacitySearch:
     def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
         """Return the points on the frontier by formula, as pairs of a candidate and an index in the candidate's curve.
 
-        A point is on the frontier if no other point has both a lower cost and a lower TPOT. Points whose TTFT misses an
-        objective are left out. If the frontier has more than PARETO_POINTS points, PARETO_POINTS evenly spaced points
+        A point is on the frontier if no other point has both a lower cost and a lower TPOT. Points are left
+        out if their TTFT misses an objective, or if they need too many GPUs or separate workers. If the frontier has more than PARETO_POINTS points, PARETO_POINTS evenly spaced points
         are returned.
         """
         rows: list[tuple[float, float, _Candidate, int]] = []
@@ -420,11 +430,12 @@ class CapacitySearch:
             fits = np.ones(len(curve.in_flight), bool)
             for objective in allowed:
                 fits &= curve.ttft_s <= objective.bound
-            costs = price * curve.gpu_share(candidate.configuration.gpus) / curve.per_s
-            rows += [
-                (1 / float(curve.tpot_s[index]), float(costs[index]), candidate, index)
-                for index in np.flatnonzero(fits).tolist()
-            ]
+            for index in np.flatnonzero(fits).tolist():
+                pools = self._point_pools(candidate, index)
+                if pools is not None:
+                    gpus = sum(pool.replicas * pool.gpus for pool in pools)
+                    cost = price * gpus / (pools[0].replicas * float(curve.per_s[index]))
+                    rows.append((1 / float(curve.tpot_s[index]), cost, candidate, index))
         rows.sort(key=lambda row: (-row[0], row[1]))
         best, frontier = math.inf, []
         for _, cost, candidate, index in rows:
@@ -436,27 +447,40 @@ class CapacitySearch:
             frontier = [frontier[index] for index in chosen]
         return frontier
 
-    def _point(self, candidate: _Candidate, index: int, facts: RequestFacts) -> ParetoPoint | None:
-        """Simulate a configuration at one load, and return the result as a point for the Pareto set.
+    def _point_pools(self, candidate: _Candidate, index: int) -> list[ReplicaPool] | None:
+        """Return the replica of a point, or its decode workers and its prefill workers.
 
-        The load is the one at position `index` of the candidate's LoadCurve. Return None if a request does not
-        complete.
+        Return None if the point needs more GPUs than --max-gpus, or more than MAX_PARETO_WORKERS separate workers.
         """
-        curve, configuration = candidate.curve, candidate.configuration
+        configuration, curve = candidate.configuration, candidate.curve
         assert curve is not None
-        workers = None
-        replicas = 1
-        if configuration.disaggregated:
-            workers = _whole_workers(float(curve.prefill_workers[index]))
-            replicas = workers.decode
+        max_replicas = MAX_PARETO_WORKERS
+        if self.space.max_gpus is not None:
+            max_replicas = min(max_replicas, self.space.max_gpus // configuration.gpus)
+        if not configuration.disaggregated:
+            return [ReplicaPool(1, configuration.gpus)] if max_replicas else None
+        workers = whole_workers(float(curve.prefill_workers[index]), max_replicas)
+        if workers is None:
+            return None
+        return [ReplicaPool(workers.decode, configuration.gpus), ReplicaPool(workers.prefill, configuration.gpus)]
+
+    def _point(self, candidate: _Candidate, index: int, facts: RequestFacts) -> ParetoPoint | None:
+        """Simulate a point of a curve. Return None if a request does not complete, or if the point is overloaded."""
+        curve, configuration = candidate.curve, candidate.configuration
+        pools = self._point_pools(candidate, index)
+        assert curve is not None
+        assert pools
+        replicas = pools[0].replicas
+        workers = WorkerPools(pools[1].replicas, replicas) if configuration.disaggregated else None
+        in_flight = replicas * float(curve.in_flight[index])
         per_s = PARETO_LOAD * replicas * float(curve.per_s[index]) / facts.per_arrival
         server = SimulatedServer(
             self.plan, configuration, self.space, candidate.deployment, figure_reader(self.objectives)
         )
-        run = server.run(per_s, workers, PARETO_REQUESTS)
+        run = server.run(per_s, workers, enough_requests(in_flight))
         frame = frame_of_run(run)
         ttft, tpot = (LATENCIES[name].values(frame) for name in ("ttft", "tpot"))
-        if not frame.complete.all() or not len(tpot):
+        if not frame.complete.all() or not len(tpot) or is_overloaded(frame.due_ns, frame.end_ns):
             return None
         option = option_of(configuration, accuracy=server.accuracy, gpus=configuration.gpus)
         if workers is not None:
@@ -467,7 +491,6 @@ class CapacitySearch:
         purchase = paid and replace(paid, amount=paid.amount * option.gpus)
         option.figures = list(figure_reader(self.objectives)(run))
         option.pay(purchase, per_s, facts.output_tokens * facts.per_arrival)
-        in_flight = replicas * float(curve.in_flight[index])
         option.commands = commands_of(option, self._context(facts, per_s), in_flight)
         rate = per_s * facts.per_arrival
         return ParetoPoint(
@@ -483,18 +506,27 @@ class CapacitySearch:
         )
 
 
-def _whole_workers(prefill_workers: float) -> WorkerPools:
-    """Return the whole numbers of prefill and decode workers that best match a ratio.
+def is_overloaded(due_ns: Any, end_ns: Any) -> bool:
+    """Return True if clearly fewer requests end than arrive in the second half of the arrivals.
 
-    The ratio `prefill_workers` is the number of prefill workers per decode worker. For each number of decode workers,
-    the number of prefill workers is rounded up. The result is the pair in which rounding adds the smallest share of
-    workers. Both numbers together are at most MAX_PARETO_WORKERS.
+    The arguments are the times at which each request was due and ended.
     """
-    best = WorkerPools(1, 1)
+    begin_ns, last_ns = (due_ns.min() + due_ns.max()) / 2, due_ns.max()
+    arrived = int(((due_ns > begin_ns) & (due_ns <= last_ns)).sum())
+    ended = int(((end_ns > begin_ns) & (end_ns <= last_ns)).sum())
+    return ended < MIN_COMPLETED * arrived
+
+
+def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS) -> WorkerPools | None:
+    """Return whole numbers of workers for a number of prefill workers per decode worker, with the least excess.
+
+    Return None if even one decode worker needs more than `max_workers` workers together with its prefill workers.
+    """
+    best = None
     waste = math.inf
-    for decode in range(1, MAX_PARETO_WORKERS):
+    for decode in range(1, max_workers):
         prefill = max(1, math.ceil(prefill_workers * decode))
-        if prefill + decode > MAX_PARETO_WORKERS:
+        if prefill + decode > max_workers:
             break
         excess = (prefill + decode) / (decode * (1 + prefill_workers))
         if excess < waste - 1e-3:

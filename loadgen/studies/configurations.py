@@ -1,7 +1,6 @@
 """The configurations that `loadgen plan-capacity` searches: a GPU type, an engine, and how the engine uses the GPUs.
 
-`SearchSpace.configurations` enumerates all combinations and tells which of them an engine cannot run. `commands`
-returns the command lines that compute, simulate or start a configuration.
+`SearchSpace.configurations` enumerates all combinations and tells which of them an engine cannot run.
 """
 
 from __future__ import annotations

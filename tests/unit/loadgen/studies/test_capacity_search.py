@@ -14,7 +14,7 @@ from loadgen.servers.hardware import model
 from loadgen.servers.simulated.disaggregated_engine import WorkerPools
 from loadgen.studies import capacity, capacity_search
 from loadgen.studies.capacity_score import formula_curve, physical_limit, request_facts
-from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, undominated
+from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, is_overloaded, undominated, whole_workers
 from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
 from loadgen.studies.price_list import GpuPrice
 
@@ -39,7 +39,6 @@ SHAPE = model("llama-3.1-8b")
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations of a tenth of the requests."""
     monkeypatch.setattr(capacity, "REQUEST_COUNTS", range(100, 301))
-    monkeypatch.setattr(capacity_search, "PARETO_REQUESTS", 60)
 
 
 def search(space: SearchSpace = SPACE, **fields: object) -> capacity_search.SearchResult:
@@ -64,6 +63,23 @@ def test_the_best_is_that_of_an_exhaustive_search(
     assert pruned.options[0].gpus
     assert pruned.search.simulated < complete.search.simulated
     assert {option.gpu for option in pruned.options} <= {option.gpu for option in complete.options}
+
+
+@pytest.mark.parametrize(("rate", "max_gpus"), [(58.0, 2), (116.0, 4)])
+def test_a_rate_slightly_above_the_formula_is_simulated(
+    rate: float, max_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By formula, a replica carries 56 requests/s. With a margin, the search finds the plan of an exhaustive search."""
+    monkeypatch.setattr(capacity, "REQUEST_COUNTS", range(1000, 5001))
+    monkeypatch.setattr(capacity_search, "ALWAYS_SIMULATED", 0)
+    plan = Plan(server="vllm", n=1, metrics_every_s=0.0)
+    objectives = parse(["ttft.p99 < 500ms", "tpot.p99 < 50ms"])
+    gpus = []
+    for exhaustive in (False, True):
+        space = SearchSpace(["H100 SXM"], tensors=[2], max_gpus=max_gpus)
+        found = CapacitySearch(plan, SHAPE, "m", space, [], objectives, rate, exhaustive=exhaustive)
+        gpus.append(found.run().options[0].gpus)
+    assert gpus == [max_gpus, max_gpus]
 
 
 def test_counts_add_up() -> None:
@@ -160,6 +176,47 @@ def test_points_that_another_point_beats_are_left_out() -> None:
     assert [each.tokens_per_s_per_user for each in found] == [20, 10]
     found = undominated([point(10, None, 5), point(20, None, 6), point(5, None, 9)])
     assert [each.tokens_per_s_per_user for each in found] == [20, 5]
+
+
+def test_workers_of_a_point_carry_its_load() -> None:
+    """There are enough prefill workers for each decode worker, or there is no such point."""
+    assert whole_workers(0.4) == WorkerPools(2, 5)
+    assert whole_workers(5.0) == WorkerPools(5, 1)
+    assert whole_workers(5.0, max_workers=5) is None
+    assert whole_workers(40.0) is None
+    assert whole_workers(0.1, max_workers=1) is None
+
+
+def test_a_point_is_overloaded_if_requests_end_more_slowly_than_they_arrive() -> None:
+    """A constant latency is no overload. A queue that grows by a fifth of the arrivals is one."""
+    due = np.arange(1000.0)
+    assert not is_overloaded(due, due + 100)
+    assert not is_overloaded(due, due * 1.05 + 100)
+    assert is_overloaded(due, due * 1.25 + 100)
+
+
+def test_no_point_of_the_pareto_set_has_queues_that_grow() -> None:
+    """With long prompts and short responses, one prefill worker cannot supply a decode worker: more are simulated."""
+    plan = Plan(server="vllm", n=1, input_tokens="8192", output_tokens="16", metrics_every_s=0.0)
+    space = SearchSpace(["H100 SXM"], tensors=[1], disaggregation=[True])
+    points = CapacitySearch(plan, SHAPE, "llama-3.1-8b", space, [], parse(["ttft.p99 < 30s"]), 5.0).run().pareto
+    assert points
+    for each in points:
+        assert each.ttft_p99_s < 3
+        assert (each.option.prefill_workers or 0) > (each.option.decode_workers or 0)
+
+
+def test_points_of_the_pareto_set_need_at_most_the_allowed_gpus() -> None:
+    """`--max-gpus` limits the replica or the workers of each point."""
+    points = search(replace(SPACE, max_gpus=3)).pareto
+    assert points
+    assert max(each.option.gpus or 0 for each in points) <= 3
+
+
+def test_a_point_has_more_requests_than_are_in_flight() -> None:
+    """The number in flight is reached, and a p99 is reliable."""
+    assert capacity.enough_requests(1.0) == capacity.REQUEST_COUNTS[0]
+    assert capacity.enough_requests(724.0) == 2896
 
 
 def test_pareto_points_are_undominated_and_simulated() -> None:

@@ -81,7 +81,7 @@ def test_a_layout_names_what_is_not_one() -> None:
 
 
 CONTEXT = CommandContext(
-    Plan(server="vllm", n=1), "some-model", 10.0, 512, 128, acceptance=0.7, hardware=Path("h.toml")
+    Plan(server="vllm", n=1), "some-model", 10.0, 512, 128, SearchSpace(["L4"], acceptance=0.7, hardware=Path("h.toml"))
 )
 
 

@@ -20,6 +20,7 @@ from functools import partial
 
 import msgspec
 
+from loadgen.analysis.capacity import objectives_check
 from loadgen.analysis.objectives import Objective
 from loadgen.analysis.run.runfile import Run
 from loadgen.errors import PlanError
@@ -53,7 +54,9 @@ REQUESTS_PER_SLOT = 4
 MAX_WORKERS = 10
 """Maximum number of separate workers that are simulated together. Larger pools are divided into equal parts."""
 MAX_GROWTH_STEPS = 12
-"""Maximum number of times that a pool of workers is enlarged until it meets the objectives."""
+"""Maximum number of times that pools of workers are enlarged until they meet the objectives."""
+SMALLER_POOLS = ((-1, 0), (0, -1), (1, -2), (-2, 1))
+"""Changes of (prefill workers, decode workers) that lower the total number of workers."""
 
 ComputeFigures = Callable[[Run], Sequence[float | None]]
 """Returns the measured value for each objective of a run, in the order of the objectives. Times are in seconds."""
@@ -300,33 +303,45 @@ class SimulatedServer:
 
         The server is slower than the model by the factor `slowdown`. Pools of more than MAX_WORKERS workers consist of
         equal parts that share the load, and one part is simulated. Return None if the objectives are not met.
+
+        The pools grow first: the search tries one larger pool of each kind, and keeps the one with which the figures
+        exceed the objectives least. If neither helps, both pools grow. Pools that meet the objectives shrink again
+        until no smaller total is found.
         """
         parts = max(1, math.ceil((start.prefill + start.decode) / MAX_WORKERS))
         prefill, decode = math.ceil(start.prefill / parts), math.ceil(start.decode / parts)
         rate = per_s * slowdown / parts
 
-        def missed(prefill: int, decode: int) -> list[Objective]:
+        def excess(prefill: int, decode: int) -> float:
+            """Return the largest figure as a multiple of its bound. Infinite without a figure."""
             figures = self.figures_at(rate, WorkerPools(prefill, decode))
-            return [
-                objective
+            return max(
+                math.inf if figure is None else figure * slowdown / objective.bound if objective.bound > 0 else math.inf
                 for objective, figure in zip(objectives, figures, strict=True)
-                if figure is None or not objective.satisfied_by(figure * slowdown)
-            ]
+            )
+
+        def meets(prefill: int, decode: int) -> bool:
+            figures = self.figures_at(rate, WorkerPools(prefill, decode))
+            return objectives_check(objectives)(figures, slowdown)
 
         for _ in range(MAX_GROWTH_STEPS):
-            failures = missed(prefill, decode)
-            if not failures:
+            if meets(prefill, decode):
                 break
-            if any(objective.figure.startswith("ttft") for objective in failures):
-                prefill += max(1, prefill // 4)
+            more_prefill, more_decode = prefill + max(1, prefill // 4), decode + max(1, decode // 4)
+            with_prefill, with_decode = excess(more_prefill, decode), excess(prefill, more_decode)
+            if min(with_prefill, with_decode) >= excess(prefill, decode):
+                prefill, decode = more_prefill, more_decode
+            elif with_prefill <= with_decode:
+                prefill = more_prefill
             else:
-                decode += max(1, decode // 4)
+                decode = more_decode
         else:
             return None
-        while prefill > 1 and not missed(prefill - 1, decode):
-            prefill -= 1
-        while decode > 1 and not missed(prefill, decode - 1):
-            decode -= 1
+        smaller: tuple[int, int] | None = (prefill, decode)
+        while smaller is not None:
+            prefill, decode = smaller
+            neighbours = [(prefill + change, decode + other) for change, other in SMALLER_POOLS]
+            smaller = next((pools for pools in neighbours if min(pools) >= 1 and meets(*pools)), None)
         return WorkerPools(prefill * parts, decode * parts)
 
 

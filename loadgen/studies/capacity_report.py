@@ -15,7 +15,7 @@ from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.validation import describe
 from loadgen.studies.capacity import CapacityOption
 from loadgen.studies.capacity_commands import server_notes
-from loadgen.studies.capacity_search import COSTS_MORE, SearchResult
+from loadgen.studies.capacity_search import COSTS_MORE, NO_PRICE, SearchResult
 from loadgen.studies.configurations import ENGINES, SearchSpace
 from loadgen.studies.price_list import AVAILABILITY
 
@@ -139,11 +139,11 @@ class CapacityReport:
     def reasons(self) -> list[str]:
         """Return a line for each reason why configurations cannot serve the load, with their names.
 
-        Configurations that were not simulated only because others are cheaper are left out.
+        Configurations that were not simulated only because of their price, or without a price, are left out.
         """
         names: dict[str, list[str]] = {}
         for option in (*self.result.options, *self.result.not_simulated):
-            if not option.gpus and option.not_possible != COSTS_MORE:
+            if not option.gpus and option.not_possible not in (COSTS_MORE, NO_PRICE):
                 names.setdefault(self._reason(option), []).append(self.full_name(option))
         return [f"{_some(several)}: {reason}" for reason, several in names.items()]
 

@@ -28,7 +28,9 @@ from loadgen.studies.simulate import ResolvedModel, ServerModel, run_in_memory
 IN_FLIGHT: Any = np.unique(np.round(2.0 ** np.arange(0, 10.25, 0.5)))
 """Numbers of requests in flight for which the formula is evaluated: 1 to 1024."""
 BUSY_SHARE = 0.85
-"""Largest share of the time for which prefill workers may be busy. Above this share, queues become long."""
+MIN_BUSY_SHARE = 0.1
+"""Largest and smallest share of the time for which prefill workers are busy. Above the largest share, queues become
+long. A lower share is used if the objectives allow only a short wait."""
 PILOT_REQUESTS = 300
 """Number of requests or sessions from which the mean lengths of the load are computed."""
 PILOT_KV_TOKENS = 1 << 40
@@ -173,7 +175,7 @@ class LoadCurve:
     """Prefill workers per decode worker; zeros without separate workers."""
     output_tokens: int
     prefill_per_s: float | None = None
-    """Requests per second of one prefill worker that is busy for BUSY_SHARE of the time."""
+    """Requests per second of one prefill worker that is busy for the allowed share of the time."""
 
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
         """Return the highest rate at which the means meet the bounds of all objectives.
@@ -210,25 +212,36 @@ class LoadCurve:
         return None
 
 
-def formula_curve(deployment: Deployment, facts: RequestFacts, policy: Policy, *, separate: bool) -> LoadCurve:
+def formula_curve(
+    deployment: Deployment,
+    facts: RequestFacts,
+    policy: Policy,
+    *,
+    separate: bool,
+    objectives: Sequence[Objective] = (),
+) -> LoadCurve:
     """Return the mean latencies and the rates that a formula predicts for several numbers of requests in flight.
 
-    `separate` is True if prefill and decode have separate workers.
+    `separate` is True if prefill and decode have separate workers. Separate prefill workers are less busy if the
+    objectives allow only a short wait.
     """
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)
     if separate:
-        return _separate_curve(deployment, load, policy.memory_fraction)
+        return _separate_curve(deployment, load, policy.memory_fraction, objectives)
     times = formula_times(deployment, load, policy.memory_fraction)
     per_s = times.output_tokens_per_s / facts.output_tokens
     return LoadCurve(in_flight, times.ttft_s, times.tpot_s, per_s, np.zeros(len(in_flight)), facts.output_tokens)
 
 
-def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) -> LoadCurve:
+def _separate_curve(
+    deployment: Deployment, load: Load, memory_fraction: float, objectives: Sequence[Objective]
+) -> LoadCurve:
     """Return the mean latencies and the rates of one decode worker and the prefill workers that it needs.
 
-    The result has one value for each number in `load.in_flight`, which counts only requests that decode. The prefill
-    workers are busy for BUSY_SHARE of the time, and prompts wait as in a queue with constant service times (M/D/1).
+    The result has one value for each number in `load.in_flight`, which counts only requests that decode. Prompts wait
+    for a prefill worker as in a queue with constant service times (M/D/1). The prefill workers are busy for the largest
+    share of the time, from MIN_BUSY_SHARE to BUSY_SHARE, with which the mean wait meets the objectives.
     """
     prompt, output = load.prompt_tokens, load.output_tokens
     limit = limit_times(deployment, load, memory_fraction)
@@ -239,9 +252,15 @@ def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) 
     group = max(deployment.attention_data, int(deployment.framework.chunk_tokens // computed), 1)
     group_s = float(predict_step(deployment, group, computed, before=cached).total)
     alone_s = float(predict_step(deployment, 1, computed, before=cached).total)
-    prefill_per_s = BUSY_SHARE * group / group_s
-    wait_s = BUSY_SHARE / (2 * (1 - BUSY_SHARE)) * alone_s
-    ttft_s = deployment.framework.server_s + transfer_s(deployment, prompt) + alone_s + wait_s
+    idle_ttft_s = deployment.framework.server_s + transfer_s(deployment, prompt) + alone_s
+    allowed_s = _allowed_ttft_s(objectives, output, float(tpot_s[0])) - idle_ttft_s
+    busy = BUSY_SHARE
+    if math.isfinite(allowed_s):
+        # The mean wait of M/D/1 is busy / (2 * (1 - busy)) * alone_s. This is its inverse.
+        busy = min(BUSY_SHARE, max(MIN_BUSY_SHARE, 2 * allowed_s / max(1e-9, alone_s + 2 * allowed_s)))
+    prefill_per_s = busy * group / group_s
+    wait_s = busy / (2 * (1 - busy)) * alone_s
+    ttft_s = idle_ttft_s + wait_s
     per_s = running / (max(1, output - 1) * tpot_s)
     return LoadCurve(
         load.in_flight,
@@ -252,6 +271,20 @@ def _separate_curve(deployment: Deployment, load: Load, memory_fraction: float) 
         output,
         prefill_per_s,
     )
+
+
+def _allowed_ttft_s(objectives: Sequence[Objective], output_tokens: int, tpot_s: float) -> float:
+    """Return the longest TTFT that the objectives allow if an output token takes `tpot_s`; infinite without a bound."""
+    decode_s = max(0, output_tokens - 1) * tpot_s
+    allowed_s = math.inf
+    for objective in objectives:
+        if objective.figure in ("ttft", "ttft_due"):
+            allowed_s = min(allowed_s, objective.bound)
+        elif objective.figure in ("e2e", "e2e_due"):
+            allowed_s = min(allowed_s, objective.bound - decode_s)
+        elif objective.figure == "normalised":
+            allowed_s = min(allowed_s, objective.bound * output_tokens - decode_s)
+    return allowed_s
 
 
 def formula_slack() -> float:

@@ -86,6 +86,8 @@ EXPENSIVE = "more expensive by formula"
 
 COSTS_MORE = "costs more than others"
 """Reason of a single configuration that was not simulated, because others are cheaper."""
+NO_PRICE = "without a price"
+"""Reason of configurations that were not simulated, because only the GPU types of others have a price."""
 OnProgress = Callable[[str], None]
 
 
@@ -286,7 +288,13 @@ class CapacitySearch:
         """
         configuration = candidate.configuration
         policy = ENGINES[configuration.engine].preset().policy
-        curve = formula_curve(candidate.deployment, facts, policy, separate=configuration.disaggregated)
+        deployment = candidate.deployment
+        if self.space.step_tokens:
+            limited = replace(deployment.framework, chunk_tokens=self.space.step_tokens)
+            deployment = replace(deployment, framework=limited)
+        curve = formula_curve(
+            deployment, facts, policy, separate=configuration.disaggregated, objectives=self.objectives
+        )
         candidate.curve = curve
         per_s = curve.highest_per_s(self.objectives)
         if per_s is None:
@@ -333,6 +341,9 @@ class CapacitySearch:
         for candidate in ready:
             configuration = candidate.configuration
             if not everything and best_of_gpu[configuration.gpu] is not candidate:
+                if math.isinf(candidate.limit_cost) and math.isfinite(lowest):
+                    self._prune(configuration, NO_PRICE, NO_PRICE)
+                    continue
                 if candidate.limit_cost > lowest:
                     self._prune(configuration, EXPENSIVE_LIMIT, COSTS_MORE)
                     continue
@@ -415,9 +426,9 @@ class CapacitySearch:
     def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
         """Return the points on the frontier by formula, as pairs of a candidate and an index in the candidate's curve.
 
-        A point is on the frontier if no other point has both a lower cost and a lower TPOT. Points are left
-        out if their TTFT misses an objective, or if they need too many GPUs or separate workers. If the frontier has more than PARETO_POINTS points, PARETO_POINTS evenly spaced points
-        are returned.
+        A point is on the frontier if no other point has both a lower cost and a lower TPOT. Points are left out if
+        their TTFT misses an objective, or if they need too many GPUs or separate workers. If the frontier has more than
+        PARETO_POINTS points, PARETO_POINTS evenly spaced points are returned.
         """
         rows: list[tuple[float, float, _Candidate, int]] = []
         for candidate in candidates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -154,6 +155,86 @@ def test_more_workers_are_added_where_they_are_missing() -> None:
     strict = parse(["ttft.p99 < 1ms"])
     hopeless = capacity.SimulatedServer(PLAN, configuration, SPACE, deployment, capacity_search.figure_reader(strict))
     assert hopeless.smallest_pools(strict, 1.0, 60.0, WorkerPools(1, 1)) is None
+
+
+class Workers(capacity.SimulatedServer):
+    """Workers whose latency is a function of the numbers of workers, instead of a simulation."""
+
+    def __init__(self, figures: Callable[[int, int], Sequence[float | None]]) -> None:
+        configuration = Configuration("L40S", disaggregated=True)
+        super().__init__(PLAN, configuration, SPACE, configuration.deployment(SHAPE, SPACE), lambda _: [])
+        self.figures = figures
+
+    def figures_at(self, per_s: float, workers: WorkerPools | None = None) -> Sequence[float | None]:
+        assert workers
+        return self.figures(workers.prefill, workers.decode) if per_s else []
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        # Only more prefill workers shorten the end-to-end latency.
+        (lambda prefill, _: [4 / prefill], WorkerPools(4, 1)),
+        # Only more decode workers shorten it.
+        (lambda _, decode: [3 / decode], WorkerPools(1, 3)),
+        # Responses are unfinished until both pools are large enough.
+        (lambda prefill, decode: [1.0 if prefill >= 3 and decode >= 2 else None], WorkerPools(3, 2)),
+        # One more prefill worker replaces two decode workers.
+        (lambda prefill, decode: [5 / (2 * prefill + decode)], WorkerPools(2, 1)),
+    ],
+)
+def test_the_pool_grows_that_lowers_the_latency(
+    figures: Callable[[int, int], Sequence[float | None]], expected: WorkerPools
+) -> None:
+    """From one worker of each kind and from many, the search ends with the smallest total number."""
+    objectives = parse(["e2e.p99 <= 1s"])
+    for start in (WorkerPools(1, 1), WorkerPools(1, 5)):
+        assert Workers(figures).smallest_pools(objectives, 1.0, 10.0, start) == expected
+
+
+def test_workers_with_a_short_wait_are_not_excluded() -> None:
+    """A prompt takes 0.8 s. The wait for busy workers would miss the objective, but less busy workers meet it."""
+    plan = Plan(server="vllm", n=1, input_tokens="8192", output_tokens="128", metrics_every_s=0.0)
+    objectives = parse(["ttft.p99 < 2s", "tpot.p99 < 50ms"])
+    space = SearchSpace(["L40S"], tensors=[1], disaggregation=[True])
+    (option,) = CapacitySearch(plan, SHAPE, "llama-3.1-8b", space, [], objectives, 1.0).run().options
+    assert (option.prefill_workers, option.decode_workers) == (2, 1)
+
+
+def test_prefill_workers_are_less_busy_for_a_tighter_bound() -> None:
+    """A tight bound on TTFT or the end-to-end latency lowers the rate of a prefill worker. A loose bound does not."""
+    configuration = Configuration("L40S", disaggregated=True)
+    deployment, policy = configuration.deployment(SHAPE, SPACE), ENGINES["vllm"].preset().policy
+    rates = []
+    for bound in ("ttft.p99 < 9s", "ttft.p99 < 100ms", "ttft.p99 < 80ms", "e2e.p99 < 900ms"):
+        curve = formula_curve(deployment, request_facts(PLAN), policy, separate=True, objectives=parse([bound]))
+        assert curve.prefill_per_s
+        rates.append(curve.prefill_per_s)
+    assert rates[0] > rates[1] > rates[2]
+    assert rates[3] < rates[0]
+
+
+def test_a_gpu_without_a_price_is_not_called_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search states the missing price as the reason."""
+    monkeypatch.setattr(capacity_search, "ALWAYS_SIMULATED", 0)
+    result = search(SearchSpace(["H100 SXM", "A100-80GB SXM"], tensors=[1, 2]))
+    reasons = {each.gpu: each.not_possible for each in result.not_simulated}
+    assert reasons["A100-80GB SXM"] == capacity_search.NO_PRICE
+    assert result.search.pruned[capacity_search.NO_PRICE] == 1
+
+
+def test_the_formula_knows_the_tokens_of_a_step() -> None:
+    """With smaller steps, a prefill worker computes fewer prompts together, so the formula expects a lower rate."""
+    rates = []
+    for step_tokens in (None, 512):
+        space = SearchSpace(["H100 SXM"], tensors=[1], disaggregation=[True], step_tokens=step_tokens)
+        found = CapacitySearch(PLAN, SHAPE, "m", space, [], OBJECTIVES, 20.0)
+        facts = request_facts(PLAN)
+        candidates = found._survivors(facts)
+        found._score(candidates, facts)
+        assert candidates[0].curve
+        rates.append(candidates[0].curve.prefill_per_s)
+    assert rates[1] < rates[0]
 
 
 def point(speed: float, cost: float | None, per_gpu: float = 1.0) -> ParetoPoint:

@@ -82,11 +82,14 @@ def capacity_document(report: CapacityReport) -> Document:
     runs = [_line(option, rate, priced=priced) | {"colour": colours[option.gpu]} for option in lines]
     currency = next((option.currency for option in lines if option.currency), "")
     cost_title = f"cost per hour, {currency}" if currency else "cost per hour"
-    charts = [_chart(rate, cost_title if priced else "GPUs")]
+    charts = [_chart(rate, cost_title if priced else "GPUs", f"{report.arrivals}/s")]
     search = report.result.search
     return model_document(
         "loadgen plan-capacity",
-        (f"GPUs for {report.load}", f"{report.model} on {report.engines}: {report.goals}"),
+        (
+            f"GPUs for {report.load}",
+            ". ".join(filter(None, [f"{report.model} on {report.engines}: {report.goals}", report.assumptions])),
+        ),
         sections,
         chips=[
             status.MODELLED,
@@ -129,7 +132,7 @@ def _cards(report: CapacityReport) -> list[Card]:
         used = report.result.rate_per_s / (replicas * best.replica_per_s)
         low, high = significant(best.replica_per_s_low or 0), significant(best.replica_per_s_high or 0)
         interval = "" if best.replica_per_s_low is None else interval_text(low, high)
-        cards.append(Card("One replica carries", significant(best.replica_per_s), "requests/s", interval))
+        cards.append(Card("One replica carries", significant(best.replica_per_s), f"{report.arrivals}/s", interval))
         cards.append(Card("Load", f"{100 * used:.0f}%", "of capacity", "at the requested rate"))
     else:
         for objective, figure in zip(report.objectives, best.figures, strict=False):
@@ -151,7 +154,7 @@ def _table(report: CapacityReport) -> doc.Table:
     rows = []
     for option in report.options:
         low, high = option.gpus_low, option.gpus_high
-        gpu_range = "" if low is None or low == high else interval_text(str(low), str(high or "∞"))
+        gpu_range = "no range" if low is None else "" if low == high else interval_text(str(low), str(high or "∞"))
         rates = [significant(rate or 0) for rate in (option.replica_per_s_low, option.replica_per_s_high)]
         rate = TableCell(UNKNOWN)
         if option.prefill_workers is None:
@@ -175,7 +178,7 @@ def _table(report: CapacityReport) -> doc.Table:
     heads: dict[str, ColumnKind] = {
         "type": "head",
         "layout": "text",
-        **number_columns("GPUs", "requests/s each", "per hour", "per 1M tokens", *predicted),
+        **number_columns("GPUs", f"{report.arrivals}/s each", "per hour", "per 1M tokens", *predicted),
     }
     return table("Options, the best first", heads, rows, several=True, id="capacity")
 
@@ -204,6 +207,7 @@ def _pareto_section(report: CapacityReport) -> Section:
         rows.append(
             [
                 TableCell(f"{_letter(index)}: {report.full_name(point.option)}"),
+                TableCell(f"{point.option.gpus}", float(point.option.gpus or 0)),
                 TableCell(significant(point.tokens_per_s_per_user), point.tokens_per_s_per_user),
                 TableCell(significant(point.tokens_per_s_per_gpu), point.tokens_per_s_per_gpu),
                 *([cost] if priced else []),
@@ -215,7 +219,7 @@ def _pareto_section(report: CapacityReport) -> Section:
     costs = ["per 1M tokens"] if priced else []
     heads: dict[str, ColumnKind] = {
         "configuration": "head",
-        **number_columns("tokens/s per user", "tokens/s per GPU", *costs, "TTFT p99", "TPOT p99"),
+        **number_columns("GPUs", "tokens/s per user", "tokens/s per GPU", *costs, "TTFT p99", "TPOT p99"),
         "objectives": "text",
     }
     blocks: list[Block] = [
@@ -313,7 +317,7 @@ def _line(option: CapacityOption, rate_per_s: float, *, priced: bool) -> dict[st
     return run_data(f"{option.gpu} {option.layout}", 0, {"cost": data})
 
 
-def _chart(rate_per_s: float, y_title: str) -> dict[str, Any]:
+def _chart(rate_per_s: float, y_title: str, unit: str) -> dict[str, Any]:
     trace = {
         "type": "scatter",
         "mode": "lines",
@@ -322,13 +326,13 @@ def _chart(rate_per_s: float, y_title: str) -> dict[str, Any]:
         "y": "$y",
         "customdata": "$gpus",
         "line": {"color": "@run", "dash": "@dash", "width": 2, "shape": "hv"},
-        "hovertemplate": "from %{x:.3~g} requests/s: %{customdata} GPUs, %{y:,.2f}<extra>@name</extra>",
+        "hovertemplate": f"from %{{x:.3~g}} {unit}: %{{customdata}} GPUs, %{{y:,.2f}}<extra>@name</extra>",
     }
     marker = {"type": "line", "x0": rate_per_s, "x1": rate_per_s, "y0": 0, "y1": 1, "yref": "paper"}
     layout = {
-        "xaxis": {"title": {"text": "requests/s"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": y_title}, "rangemode": "tozero"},
         "shapes": [marker | {"line": {"color": "@quiet", "dash": "dash", "width": 1}}],
     }
-    columns = {"from requests/s": "x", "GPUs": "gpus", y_title: "y"}
+    columns = {f"from {unit}": "x", "GPUs": "gpus", y_title: "y"}
     return chart_definition("cost", [trace], layout, columns)

@@ -15,7 +15,7 @@ from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.validation import describe
 from loadgen.studies.capacity import CapacityOption
 from loadgen.studies.capacity_commands import server_notes
-from loadgen.studies.capacity_search import COSTS_MORE, NO_PRICE, SearchResult
+from loadgen.studies.capacity_search import COSTS_MORE, NO_PRICE, WITH_INTERVAL, WORKERS_WITH_INTERVAL, SearchResult
 from loadgen.studies.configurations import ENGINES, SearchSpace
 from loadgen.studies.price_list import AVAILABILITY
 
@@ -53,8 +53,19 @@ class CapacityReport:
     def load(self) -> str:
         """A description of the load."""
         plan = self.plan
-        rate = f"{self.result.rate_per_s:g} requests/s"
+        rate = f"{self.result.rate_per_s:g} {self.arrivals}/s"
         return f"{rate} of {plan.input_tokens} + {plan.output_tokens} tokens ({plan.workload})"
+
+    @property
+    def arrivals(self) -> str:
+        """The unit of arrivals: `sessions` if the workload consists of sessions, otherwise `requests`."""
+        return "sessions" if self.plan.uses_sessions else "requests"
+
+    @property
+    def assumptions(self) -> str:
+        """The assumptions that the user set, such as `Assumed: cache hit rate 0.8`. Empty without any."""
+        texts = [f"{name.replace('_', ' ')} {value}" for name, value in self.space.assumptions.items()]
+        return f"Assumed: {', '.join(texts)}" if texts else ""
 
     @property
     def engines(self) -> str:
@@ -76,7 +87,8 @@ class CapacityReport:
         """Return the whole report."""
         result = self.result
         title = f"SIMULATED (virtual)  {self.model} on {self.engines}: {self.goals}"
-        lines = [textwrap.fill(title, LINE_WIDTH, subsequent_indent="  ", fix_sentence_endings=False), self.load, ""]
+        lines = [textwrap.fill(title, LINE_WIDTH, subsequent_indent="  ", fix_sentence_endings=False), self.load]
+        lines += [_filled(self.assumptions), ""] if self.assumptions else [""]
         options = self.options
         if options:
             lines += [_fitted(self._option_rows), ""]
@@ -98,7 +110,7 @@ class CapacityReport:
         """Return the heading and the rows of the table of options. A higher `level` gives fewer and shorter columns."""
         priced = any(option.cost_per_hour is not None for option in self.options)
         names = ("type", "layout") if level < 2 else ("configuration",)
-        rates = () if level >= 2 else ("requests/s each",)
+        rates = () if level >= 2 else (f"{self.arrivals}/s each",)
         costs = ("per hour", "per 1M tokens" if level < 1 else "per 1M")[: 2 if level < 3 else 1] if priced else ()
         rows: list[tuple[str, ...]] = [("GPUs", *names, *rates, *costs)]
         for option in self.options[:MAX_OPTIONS]:
@@ -120,6 +132,7 @@ class CapacityReport:
         for point in points:
             columns = {
                 "configuration": self.full_name(point.option),
+                "GPUs": f"{point.option.gpus}",
                 speed: significant(point.tokens_per_s_per_user),
                 "per GPU": significant(point.tokens_per_s_per_gpu),
                 "per 1M": format_cost(point.cost_per_million_tokens, point.option),
@@ -128,6 +141,8 @@ class CapacityReport:
             }
             if level >= 1:
                 columns["met"] = "yes" if point.meets else "no"
+            if level >= 3:
+                del columns["GPUs"]
             if not priced:
                 del columns["per 1M"]
             if level >= 2 and priced:
@@ -174,12 +189,21 @@ class CapacityReport:
         share = 100 * constant("step_error")
         priced = any(option.cost_per_hour is not None for option in self.options)
         costs = "Costs are per hour, and per million output tokens at this rate. " if priced else ""
+        cached = self.space.cache_hit_rate
+        cache = (
+            f"which find {100 * cached:g}% of the prompt tokens in their caches" if cached else "without a shared cache"
+        )
         texts = [
             self.search_text(),
-            f"{costs}The figures assume Poisson arrivals, spread evenly over replicas without a shared cache, and no "
+            f"{costs}The figures assume Poisson arrivals, spread evenly over replicas {cache}, and no "
             f"spare capacity for failures or peaks. Ranges in parentheses: steps take {share:.0f}% more or less time "
             "than modelled. Nine of ten published measurements are within that range.",
         ]
+        if any(not has_interval(option) for option in self.options):
+            texts.append(
+                f"(?): no range was computed. Only the {WITH_INTERVAL} cheapest options have one, and of those with "
+                f"separate workers the {WORKERS_WITH_INTERVAL} cheapest."
+            )
         shown = [*self.options[:MAX_OPTIONS], *(point.option for point in self.result.pareto)]
         texts += _price_notes(shown)
         if any(option.spot for option in shown):
@@ -232,9 +256,19 @@ def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
     return lines
 
 
+def has_interval(option: CapacityOption) -> bool:
+    """Return True if the interval of the number of GPUs was computed."""
+    return option.gpus_low is not None
+
+
 def gpus_text(option: CapacityOption) -> str:
-    """Return the number of GPUs with its interval and spare GPUs, such as `7 (5-10)` or `8+2 (6-12)`."""
+    """Return the number of GPUs with its interval and spare GPUs, such as `7 (5-10)` or `8+2 (6-12)`.
+
+    `(?)` follows a number whose interval was not computed.
+    """
     number = f"{option.gpus}" + (f"+{option.spare_gpus}" if option.spare_gpus else "")
+    if not has_interval(option):
+        return f"{number} (?)"
     if option.gpus_low is None or option.gpus_low == option.gpus_high:
         return number
     return f"{number} ({option.gpus_low}-{option.gpus_high or '∞'})"

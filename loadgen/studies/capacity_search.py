@@ -138,6 +138,8 @@ class SearchResult(msgspec.Struct, kw_only=True):
     """Configurations that were not simulated, with the reason."""
     pareto: list[ParetoPoint]
     search: SearchCounts
+    assumptions: dict[str, float | int | str] = {}
+    """Assumptions that the user set, by option: `cache_hit_rate`, `chunked_prefill`, `step_tokens`, `acceptance`."""
 
 
 @dataclass(slots=True)
@@ -207,6 +209,7 @@ class CapacitySearch:
             not_simulated=self._not_simulated,
             pareto=pareto,
             search=counts,
+            assumptions=self.space.assumptions,
         )
 
     def _survivors(self, facts: RequestFacts) -> list[_Candidate]:

@@ -138,6 +138,20 @@ class SearchSpace:
     max_gpus: int | None = None
     hardware: Path | None = None
 
+    @property
+    def assumptions(self) -> dict[str, float | int | str]:
+        """The values of these options that the user set: the cache hit rate, the acceptance and how prompts are split.
+
+        The keys are the names of the options with underscores. The acceptance matters only if tokens are drafted.
+        """
+        values: dict[str, float | int | str | None] = {
+            "cache_hit_rate": self.cache_hit_rate or None,
+            "chunked_prefill": self.chunked_prefill or None,
+            "step_tokens": self.step_tokens,
+            "acceptance": self.acceptance if any(self.drafts) else None,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
     def policy(self, engine: str, kv_tokens: int) -> Policy:
         """Return the batching policy of an engine for a KV cache of this size."""
         policy = ENGINES[engine].preset().policy_for(kv_tokens, step_tokens=self.step_tokens)

@@ -33,6 +33,7 @@ def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
     assert "The figures assume Poisson arrivals" in " ".join(out.split())
     assert "Pareto set" in out
+    assert "  GPUs  tokens/s user" in out
     code, told, _ = in_process(tmp_path, *words, "--json")
     found = json.loads(told)
     assert (code, found["rate_per_s"], len(found["options"])) == (0, 20.0, 4)
@@ -49,7 +50,9 @@ def test_cached_prompts_need_fewer_gpus(tmp_path: Path) -> None:
     for more in ((), ("--cache-hit-rate", "0.8"), ("--step-tokens", "1024", "--chunked-prefill", "mixed")):
         code, out, _ = in_process(tmp_path, *words, *more)
         assert code == 0
-        rates.append(json.loads(out)["options"][0]["replica_per_s"])
+        result = json.loads(out)
+        rates.append(result["options"][0]["replica_per_s"])
+    assert result["assumptions"] == {"step_tokens": 1024, "chunked_prefill": "mixed"}
     assert rates[1] > 1.5 * rates[0]
     assert rates[2] != rates[0]
 

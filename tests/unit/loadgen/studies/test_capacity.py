@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from loadgen.studies.capacity import (
     add_interval,
     replica_option,
 )
-from loadgen.studies.capacity_report import CapacityReport
+from loadgen.studies.capacity_report import CapacityReport, gpus_text
 from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, SearchCounts, SearchResult, rank
 from loadgen.studies.configurations import Configuration, SearchSpace
 from loadgen.studies.simulate import ServerModel, run_in_memory
@@ -206,6 +207,34 @@ def test_short_names_have_all_columns() -> None:
     text = report_of([ENDLESS], SearchSpace(["L4"])).text()
     assert "1,234 (1,004-1,500)" in text or "1,235 (1,004-1,500)" in text
     assert "TP1" in text
+
+
+def test_a_range_that_was_not_computed_is_marked() -> None:
+    """A question mark, which a note explains. A range of one number has none."""
+    exact = CapacityOption(gpu="H100 SXM", gpus=2, gpus_low=2, gpus_high=2, **RATES)
+    unknown = CapacityOption(gpu="L4", gpus=7, replica_per_s=1.0)
+    assert (gpus_text(exact), gpus_text(unknown)) == ("2", "7 (?)")
+    assert "(?): no range was computed." not in report_of([exact]).text()
+    assert "(?): no range was computed." in report_of([exact, unknown]).text()
+
+
+def test_the_report_names_the_assumptions() -> None:
+    """Each assumption of the user is in the text, also in the sentence about caches."""
+    space = SearchSpace(["L4"], cache_hit_rate=0.8, chunked_prefill="mixed", step_tokens=1024, acceptance=0.7)
+    text = " ".join(report_of([ENDLESS], space).text().split())
+    assert "Assumed: cache hit rate 0.8, chunked prefill mixed, step tokens 1024" in text
+    assert "acceptance" not in text
+    assert "find 80% of the prompt tokens in their caches" in text
+    assert "Assumed" not in report_of([ENDLESS]).text()
+
+
+def test_sessions_are_not_called_requests() -> None:
+    """The rate and the head of the table count sessions if the workload has sessions."""
+    report = report_of([ENDLESS], SearchSpace(["L4"]))
+    sessions = replace(report, plan=PLAN.replaced(workload="multi-turn:turns=4"))
+    assert "50 sessions/s of" in sessions.text()
+    assert "sessions/s each" in sessions.text()
+    assert "requests/s" not in sessions.text()
 
 
 def test_the_report_counts_what_was_pruned() -> None:

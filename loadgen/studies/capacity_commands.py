@@ -198,8 +198,8 @@ def _vllm(option: CapacityOption, context: CommandContext, worker: str) -> Seque
         "--data-parallel-size": _if_above(option.attention_parallel),
         "--enable-expert-parallel": option.expert_parallel > 1,
         "--quantization": _converted_format(option),
-        "--no-enable-chunked-prefill": context.chunked_prefill == "off",
-        "--max-num-batched-tokens": context.step_tokens,
+        "--no-enable-chunked-prefill": context.space.chunked_prefill == "off",
+        "--max-num-batched-tokens": context.space.step_tokens,
         "--speculative-config": _json(draft) if option.draft_tokens else None,
         "--kv-transfer-config": _json(KV_TRANSFER) if worker else None,
     }
@@ -215,8 +215,8 @@ def _sglang(option: CapacityOption, context: CommandContext, worker: str) -> Seq
         "--dp-size": _if_above(option.attention_parallel),
         "--enable-dp-attention": option.attention_parallel > 1,
         "--quantization": _converted_format(option),
-        "--enable-mixed-chunk": context.chunked_prefill == "mixed",
-        "--chunked-prefill-size": -1 if context.chunked_prefill == "off" else context.step_tokens,
+        "--enable-mixed-chunk": context.space.chunked_prefill == "mixed",
+        "--chunked-prefill-size": -1 if context.space.chunked_prefill == "off" else context.space.step_tokens,
         "--speculative-algorithm": "EAGLE3" if option.draft_tokens else None,
         "--speculative-draft-model-path": DRAFT if option.draft_tokens else None,
         "--speculative-num-steps": _if_above(option.draft_tokens, 0),
@@ -233,7 +233,7 @@ def _tgi(option: CapacityOption, context: CommandContext, _worker: str) -> Seque
         "--model-id": CHECKPOINT,
         "--num-shard": option.tensor_parallel,
         "--quantize": _converted_format(option),
-        "--max-batch-prefill-tokens": context.step_tokens,
+        "--max-batch-prefill-tokens": context.space.step_tokens,
         "--speculate": _if_above(option.draft_tokens, 0),
     }
     return ["text-generation-launcher", *_options(options)]
@@ -241,7 +241,7 @@ def _tgi(option: CapacityOption, context: CommandContext, _worker: str) -> Seque
 
 def _trtllm(option: CapacityOption, context: CommandContext, worker: str) -> Sequence[str]:
     settings = {
-        "enable_chunked_prefill: true": context.chunked_prefill == "mixed",
+        "enable_chunked_prefill: true": context.space.chunked_prefill == "mixed",
         "enable_attention_dp: true": option.attention_parallel > 1,
         "cache_transceiver_config: {backend: DEFAULT}": worker,
         f"speculative_config: {{decoding_type: Eagle, max_draft_len: {option.draft_tokens}, "
@@ -252,7 +252,7 @@ def _trtllm(option: CapacityOption, context: CommandContext, worker: str) -> Seq
         "--tp_size": option.tensor_parallel * option.attention_parallel,
         "--pp_size": _if_above(option.pipeline_parallel),
         "--ep_size": _if_above(option.expert_parallel),
-        "--max_num_tokens": context.step_tokens,
+        "--max_num_tokens": context.space.step_tokens,
         "--extra_llm_api_options": f"<(printf '{written}')" if written else None,
     }
     return ["trtllm-serve", CHECKPOINT, *_options(options)]

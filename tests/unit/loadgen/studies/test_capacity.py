@@ -249,7 +249,8 @@ def test_the_report_counts_what_was_pruned() -> None:
 
 def test_spot_prices_have_an_asterisk_and_prices_their_region() -> None:
     """The reader sees which price a cost is: spot or on demand, and in which region."""
-    costs: dict[str, Any] = {"gpus": 2, "cost_per_hour": 2.2, "cost_per_million_tokens": 0.1, "currency": "$"}
+    costs: dict[str, Any] = {"gpus": 2, "gpus_low": 2, "gpus_high": 2, "currency": "$"}
+    costs |= {"cost_per_hour": 2.2, "cost_per_million_tokens": 0.1}
     spot = CapacityOption(gpu="H100 SXM", spot=True, region="us-east", **costs, **RATES)
     demand = CapacityOption(gpu="L40S", region="eu-west", **costs, **RATES)
     text = report_of([spot, demand], SearchSpace(["H100 SXM", "L40S"])).text()

@@ -149,7 +149,11 @@ def bounds_document(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[st
     sections = []
     for phase in phases:
         rows = len(_kernels(bounds, phase))
-        shape: doc.Shape = "high" if rows > MANY_ROWS else "tall" if rows > MEDIUM_ROWS else "wide"
+        shape: doc.Shape = "wide"
+        if rows > MANY_ROWS:
+            shape = "high"
+        elif rows > MEDIUM_ROWS:
+            shape = "tall"
         grid = doc.ChartRef(f"grid-{phase}", f"What binds each kernel: {phase}", [GRID], shape, zoom="none")
         sections.append(
             doc.Section(

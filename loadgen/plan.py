@@ -614,7 +614,7 @@ class Plan:
                 yield f"{option}: --workload {self.workload} sends each body as it is; leave {option} out"
 
     def _traffic_mistakes(self) -> Iterator[str]:
-        """Yield a message if the plan has a load outside its `[[traffic]]` tables that no class of traffic uses.
+        """Yield a message if the plan states a load for all classes together, but no class takes a share of this load.
 
         Raises PlanError for mistakes in the tables of the classes.
         """

@@ -27,7 +27,7 @@ class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tru
 
 
 class RemovedRecords(msgspec.Struct, tag_field="type", tag="removed", kw_only=True, frozen=True):
-    """Counts and figures of the Records in one file that was removed."""
+    """Number of requests, and latency figures, that remain of a removed file of Records."""
 
     file: str
     """Name of the file in the folder of the run."""

@@ -282,7 +282,8 @@ def _prices(
             raise PlanError(f"--gpu {text}: {error}", f"{HINT}, such as --gpu 'H100=$2.50'") from None
     replaced = {price.gpu for price in named}
     prices = named + [price for price in listed if price.gpu not in replaced]
-    check_currencies(prices, "--gpu and --prices" if path and named else "--gpu" if named else "--prices")
+    sources = [option for option, used in (("--gpu", named), ("--prices", path)) if used]
+    check_currencies(prices, " and ".join(sources))
     return prices
 
 

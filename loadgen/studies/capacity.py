@@ -144,8 +144,11 @@ class CapacityOption(msgspec.Struct, kw_only=True):
         """
         if purchase is None:
             return
-        self.cost_per_hour, self.currency = purchase.amount, purchase.currency
-        self.region, self.spot, self.spare_gpus = purchase.region, purchase.spot, purchase.spare_gpus
+        self.cost_per_hour = purchase.amount
+        self.currency = purchase.currency
+        self.region = purchase.region
+        self.spot = purchase.spot
+        self.spare_gpus = purchase.spare_gpus
         self.cost_per_million_tokens = purchase.amount / (3600 * rate_per_s * output_tokens) * 1e6
 
 
@@ -315,9 +318,12 @@ class SimulatedServer:
         def excess(prefill: int, decode: int) -> float:
             """Return the largest figure as a multiple of its bound. Infinite without a figure."""
             figures = self.figures_at(rate, WorkerPools(prefill, decode))
+            if None in figures or any(objective.bound <= 0 for objective in objectives):
+                return math.inf
             return max(
-                math.inf if figure is None else figure * slowdown / objective.bound if objective.bound > 0 else math.inf
+                figure * slowdown / objective.bound
                 for objective, figure in zip(objectives, figures, strict=True)
+                if figure is not None
             )
 
         def meets(prefill: int, decode: int) -> bool:

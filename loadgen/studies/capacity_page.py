@@ -154,7 +154,9 @@ def _table(report: CapacityReport) -> doc.Table:
     rows = []
     for option in report.options:
         low, high = option.gpus_low, option.gpus_high
-        gpu_range = "no range" if low is None else "" if low == high else interval_text(str(low), str(high or "∞"))
+        gpu_range = "no range"
+        if low is not None:
+            gpu_range = "" if low == high else interval_text(str(low), str(high or "∞"))
         rates = [significant(rate or 0) for rate in (option.replica_per_s_low, option.replica_per_s_high)]
         rate = TableCell(UNKNOWN)
         if option.prefill_workers is None:

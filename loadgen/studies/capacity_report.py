@@ -111,7 +111,11 @@ class CapacityReport:
         priced = any(option.cost_per_hour is not None for option in self.options)
         names = ("type", "layout") if level < 2 else ("configuration",)
         rates = () if level >= 2 else (f"{self.arrivals}/s each",)
-        costs = ("per hour", "per 1M tokens" if level < 1 else "per 1M")[: 2 if level < 3 else 1] if priced else ()
+        costs: tuple[str, ...] = ("per hour", "per 1M tokens" if level < 1 else "per 1M")
+        if not priced:
+            costs = ()
+        elif level >= 3:
+            costs = costs[:1]
         rows: list[tuple[str, ...]] = [("GPUs", *names, *rates, *costs)]
         for option in self.options[:MAX_OPTIONS]:
             paid = (format_cost(option.cost_per_hour, option), format_cost(option.cost_per_million_tokens, option))
@@ -286,8 +290,11 @@ def rate_text(option: CapacityOption, *, brief: bool = False) -> str:
 
 def format_cost(cost: float | None, option: CapacityOption) -> str:
     """Return a cost with the currency of an option. An asterisk marks a spot price."""
+    if cost is None:
+        return "-"
     before, after = currency_parts(option.currency)
-    return "-" if cost is None else f"{before}{cost:,.2f}{after}{'*' if option.spot else ''}"
+    mark = "*" if option.spot else ""
+    return f"{before}{cost:,.2f}{after}{mark}"
 
 
 def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:

@@ -412,7 +412,8 @@ SCALINGS = ("technology", "memory_generation", "network")
 def with_changes(card: Gpu, changes: Sequence[str]) -> Gpu:
     """Return a copy of the GPU with changed figures. Each change is text such as `memory_bandwidth=8TB/s`.
 
-    The changes of SCALINGS are made first and together, because they derive several figures from tables. Raises
+    Some changes replace the technology node, the memory or the network (their names are in SCALINGS). Each of these
+    changes several figures of the GPU, so they are applied before the changes of single figures. Raises
     HardwareError for an unknown figure or an invalid value.
     """
     pairs = [(change, *change.partition("=")[::2]) for change in changes]

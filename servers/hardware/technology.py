@@ -238,7 +238,9 @@ def _with_technology(scaled: ScaledGpu, origin: _Origin, node: Technology) -> Sc
     if node.name == old.name:
         return scaled
     gpu = scaled.gpu
-    density, speed, power = node.density / old.density, node.speed / old.speed, node.power / old.power
+    density = node.density / old.density
+    speed = node.speed / old.speed
+    power = node.power / old.power
     draw = density * power  # power of the whole chip at the original clock
     clock = (1 / draw) ** (log(speed) / log(1 / power))
     sms = max(1, round(gpu.sms * density))

@@ -35,9 +35,10 @@ _SECOND_NS = 1_000_000_000
 
 
 class Poller:
-    """Calls functions when sockets are readable (level-triggered), at once or in sweeps.
+    """Calls functions when sockets are readable (level-triggered).
 
-    A sweep is one pass that serves every readable socket."""
+    It calls the function of each socket immediately, or waits and then serves every readable socket in one pass, which
+    is called a sweep."""
 
     late = False
     """Whether the sockets that are served now may have waited, so that their receive windows should be checked."""

@@ -133,6 +133,8 @@ def _simulate(option: CapacityOption, context: CommandContext) -> str:
     plan = context.plan
     replicas = 1 if option.prefill_workers is not None else max(1, option.pools[0].replicas)
     options = {"--server": option.engine} | _hardware(option, context)
+    if option.prefill_workers is not None:
+        del options["--chunked-prefill"]  # separate workers compute prompts apart from decoding
     options |= {
         "--prefill-workers": option.prefill_workers,
         "--decode-workers": option.decode_workers,

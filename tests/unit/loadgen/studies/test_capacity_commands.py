@@ -12,10 +12,12 @@ from loadgen.plan import Plan
 from loadgen.studies import capacity_commands
 from loadgen.studies.capacity import CapacityOption, option_of
 from loadgen.studies.capacity_commands import CommandContext, commands_of, server_notes
-from loadgen.studies.configurations import Configuration
+from loadgen.studies.configurations import Configuration, SearchSpace
 from tests.support.command import in_process
 
-CONTEXT = CommandContext(Plan(server="vllm", n=1, output_tokens="16"), "llama-3.1-8b", 10.0, 512, 16)
+CONTEXT = CommandContext(
+    Plan(server="vllm", n=1, output_tokens="16"), "llama-3.1-8b", 10.0, 512, 16, SearchSpace(["H100 SXM"])
+)
 WORKERS = {"prefill_workers": 1, "decode_workers": 1, "gpus": 2}
 
 
@@ -24,9 +26,15 @@ def option(configuration: Configuration, **fields: object) -> CapacityOption:
     return option_of(configuration, **({"gpus": 2 * configuration.gpus} | fields))
 
 
-def server_words(configuration: Configuration, **context: object) -> list[str]:
+def context_of(chunked_prefill: str = "", step_tokens: int | None = None) -> CommandContext:
+    """Return the context of a search with these settings of the prefill."""
+    space = replace(CONTEXT.space, chunked_prefill=chunked_prefill, step_tokens=step_tokens)
+    return replace(CONTEXT, space=space)
+
+
+def server_words(configuration: Configuration, context: CommandContext = CONTEXT) -> list[str]:
     """Return the words of the command that starts the server of a configuration."""
-    return shlex.split(commands_of(option(configuration), replace(CONTEXT, **context), 30.0)["server"])  # type: ignore[arg-type]
+    return shlex.split(commands_of(option(configuration), context, 30.0)["server"])
 
 
 def value(words: list[str], name: str) -> str:
@@ -53,7 +61,7 @@ def test_the_commands_of_loadgen_run(
 ) -> None:
     """Every printed command of loadgen has exit code 0."""
     monkeypatch.setattr(capacity_commands, "SIMULATED_REQUESTS", 20)
-    context = replace(CONTEXT, chunked_prefill=chunked_prefill, step_tokens=4096 if chunked_prefill else None)
+    context = context_of(chunked_prefill, 4096 if chunked_prefill else None)
     commands = commands_of(each, context, 30.0)
     for name in ("limits", "simulate"):
         if name in commands:
@@ -94,7 +102,7 @@ def test_simulate_gets_every_setting_of_the_load(tmp_path: Path) -> None:
 )
 def test_the_server_has_the_simulated_steps(engine: str, chunked_prefill: str, words: list[str]) -> None:
     """Chunked prefill and tokens per step are options of the server's command."""
-    found = server_words(Configuration("H100 SXM", engine=engine), chunked_prefill=chunked_prefill, step_tokens=4096)
+    found = server_words(Configuration("H100 SXM", engine=engine), context_of(chunked_prefill, 4096))
     assert found[-len(words) :] == words
 
 

@@ -85,7 +85,7 @@ CASES = {
     case.name: case
     for case in (
         Case("fast-8b", h100("llama-3.1-8b"), "lognormal:mean=128,cv=0.7", (38.0, 46.0)),
-        Case("fast-1b", h100("llama-3.2-1b"), "uniform:64..192", (115.0, 145.0)),
+        Case("fast-1b", h100("llama-3.2-1b"), "uniform:64..192", (125.0, 165.0)),
         Case(
             "slow-70b", simulate.ServerModel("A100", "llama-2-70b", tensor=4), "lognormal:mean=128,cv=0.5", (7.0, 9.0)
         ),

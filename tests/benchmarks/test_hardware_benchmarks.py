@@ -23,7 +23,7 @@ def test_the_constants_are_fitted_again(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(hardware_fit, "FITTED", {"vLLM": hardware_fit.FITTED["vLLM"]})
     monkeypatch.setattr(hardware_fit.inference, "gemm_s", hardware_fit.inference.gemm_s)
     assert hardware_fit.main(["--held-out"]) == 0
-    assert "vLLM               TP 8" in capsys.readouterr().out
+    assert "vLLM, H100: layer_s" in capsys.readouterr().out
 
 
 def test_the_goals_are_compared_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

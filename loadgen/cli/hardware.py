@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option, Typer
 
 from loadgen.cli import TYPER_DEFAULTS
 from loadgen.cli.hardware_compare import bounds, compare
-from loadgen.errors import OutputError, PlanError
+from loadgen.cli.hardware_output import print_result, usage_errors
 
 if TYPE_CHECKING:
-    from loadgen.analysis.report import Document
     from loadgen.servers.hardware.technology_sweep import TechnologySweep
 
 hardware = Typer(
@@ -147,7 +144,7 @@ def sweep(
         result = _sweep(options)
     from loadgen.analysis.technology_sweep import build_document, format_sweep
 
-    print_result(result, format_sweep, build_document, page, as_json)
+    print_result(result, lambda: format_sweep(result), lambda: build_document(result), page, as_json)
 
 
 def _sweep(options: TechnologySweepOptions) -> TechnologySweep:
@@ -194,38 +191,3 @@ def _sweep(options: TechnologySweepOptions) -> TechnologySweep:
     if not any(point.times for point in result.points):
         raise HardwareError(result.points[-1].problem)
     return result
-
-
-def print_result(
-    result: Any, text: Callable[[Any], str], document: Callable[[Any], Document], page: Path | None, as_json: bool
-) -> None:
-    """Print the result as JSON or text, and write the page if requested.
-
-    `text` and `document` are the functions that format the result.
-    """
-    if page:
-        from loadgen.analysis.report.page import render
-
-        try:
-            page.write_text(render(document(result)), "utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {page}: {error.strerror}", "Name a file in an existing folder.") from None
-    if as_json:
-        from msgspec import json
-
-        print(json.format(json.encode(result)).decode())
-    else:
-        print(text(result))
-        if page:
-            print(f"\nPage: {page}")
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """Convert a HardwareError in this context to a PlanError, which is a usage error."""
-    from loadgen.servers.hardware import HardwareError
-
-    try:
-        yield
-    except HardwareError as error:
-        raise PlanError(str(error)) from None

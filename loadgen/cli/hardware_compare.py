@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from typer import Argument, Option
 
+from loadgen.cli.hardware_output import print_result, usage_errors
 from loadgen.errors import PlanError
-from loadgen.results import write_text
 
 if TYPE_CHECKING:
-    from loadgen.analysis.report import Document
     from loadgen.servers.hardware.dissection import Dissection
     from loadgen.servers.hardware.inference import Deployment
 
@@ -152,7 +150,7 @@ def compare(
 def _print_speedup(dissections: Sequence[Dissection], load: str, page: Path | None, as_json: bool) -> None:
     from loadgen.analysis.hardware_speedup import format_speedup, speedup_document
 
-    _print_result(
+    print_result(
         {"load": load, "steps": [asdict(dissection) for dissection in dissections]},
         lambda: format_speedup(dissections, load),
         lambda: speedup_document(dissections, load),
@@ -227,7 +225,7 @@ def bounds(
         sizes = {"forward": "tokens", "backward": "tokens", "optimiser": ""}
     from loadgen.analysis.hardware_bounds import bounds_document, format_bounds
 
-    _print_result(
+    print_result(
         {"model": first.model.name, "load": load, "gpus": {label: asdict(item) for label, item in results.items()}},
         lambda: format_bounds(results, (title, load), sizes),
         lambda: bounds_document(results, (title, load), sizes),
@@ -257,17 +255,6 @@ def fits(deployment: Deployment) -> bool:
     except HardwareError:
         return False
     return True
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """Convert a HardwareError in this context to a PlanError, which is a usage error."""
-    from loadgen.servers.hardware import HardwareError
-
-    try:
-        yield
-    except HardwareError as error:
-        raise PlanError(str(error)) from None
 
 
 def per_gpu(option: str, text: str, number: int, parse: Callable[[str], Value]) -> list[Value]:
@@ -307,21 +294,3 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
         return word
 
     return parse
-
-
-def _print_result(
-    result: Any, text: Callable[[], str], document: Callable[[], Document], page: Path | None, as_json: bool
-) -> None:
-    """Print the result as JSON or text, and write the page if requested."""
-    if page is not None:
-        from loadgen.analysis.report.page import render
-
-        write_text(page, render(document()), "Name another file with --page.")
-    if as_json:
-        from msgspec import json
-
-        print(json.format(json.encode(result)).decode())
-        return
-    print(text())
-    if page is not None:
-        print(f"\nPage: {page}")

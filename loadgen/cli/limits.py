@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from loadgen.cli.hardware_output import usage_errors
 from loadgen.cli.options import SettingsCommand
 from loadgen.errors import OutputError, PlanError
 
@@ -251,7 +251,7 @@ def _limits(settings: dict[str, Any]) -> None:
     measurements. Exit codes: 0 computed, 2 usage error.
     """
     options = LimitsOptions(**settings)
-    with _usage_errors():
+    with usage_errors():
         result = _training(options) if options.training else _serving(options)
     if options.json:
         from msgspec import json
@@ -268,17 +268,6 @@ def _no_shared_options() -> None:
 
 
 limits = SettingsCommand(_limits, _parameters, _no_shared_options)
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Convert a HardwareError in this context to a PlanError, which is a usage error."""
-    from loadgen.servers.hardware import HardwareError
-
-    try:
-        yield
-    except HardwareError as error:
-        raise PlanError(str(error)) from None
 
 
 def _serving(options: LimitsOptions) -> Any:

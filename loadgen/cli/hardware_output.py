@@ -1,0 +1,43 @@
+"""Errors and output that the commands of the hardware model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadgen.errors import PlanError
+from loadgen.results import write_text
+
+if TYPE_CHECKING:
+    from loadgen.analysis.report import Document
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert a HardwareError in this context to a PlanError, which is a usage error."""
+    from loadgen.servers.hardware import HardwareError
+
+    try:
+        yield
+    except HardwareError as error:
+        raise PlanError(str(error)) from None
+
+
+def print_result(
+    result: Any, text: Callable[[], str], document: Callable[[], Document], page: Path | None, as_json: bool
+) -> None:
+    """Print the result as JSON or text, and write the page if requested."""
+    if page is not None:
+        from loadgen.analysis.report.page import render
+
+        write_text(page, render(document()), "Name another file with --page.")
+    if as_json:
+        from msgspec import json
+
+        print(json.format(json.encode(result)).decode())
+        return
+    print(text())
+    if page is not None:
+        print(f"\nPage: {page}")

@@ -139,7 +139,9 @@ class RowStore:
     """Rows of a session file by session, in a temporary database on disk."""
 
     def __init__(self) -> None:
-        self._database = sqlite3.connect("")  # a temporary file that is deleted when the connection is closed
+        # "" is a temporary file, which SQLite deletes when the connection is closed. One thread at a time uses the
+        # connection, but a reader that was not read to its end may be closed by the garbage collector of another one.
+        self._database = sqlite3.connect("", check_same_thread=False)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("CREATE TABLE rows (line INTEGER, session TEXT, name TEXT, text TEXT)")
         self._database.execute("CREATE UNIQUE INDEX names ON rows (name)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from loadgen.workloads import workload
 from loadgen.workloads.session_files import SessionFile, SessionStarts
+from loadgen.workloads.session_formats import FORMATS
+from loadgen.workloads.session_formats.rows import Options
 from loadgen.workloads.session_graph import TraceSession
 from loadgen.workloads.spec_syntax import WorkloadError
 
@@ -565,3 +568,14 @@ def test_units_of_weka_files_and_wrong_units(tmp_path: Path) -> None:
     assert edges(session) == [[], [(0, "end", MS)], [(1, "end", MS // 2)], [(0, "end", MS), (2, "end", 0)]]
     with pytest.raises(WorkloadError, match="unit 'min' is not one of s, ms, us, ns"):
         read(tmp_path, [WEKA], ",unit=min")
+
+
+def test_reader_that_another_thread_closes(tmp_path: Path) -> None:
+    """The garbage collector may close a reader that was not read to its end in any thread."""
+    path = tmp_path / "file.jsonl"
+    path.write_text("\n".join(map(json.dumps, flat_rows("bailian", 2))))
+    reader = FORMATS["bailian"].sessions(path, Options())
+    next(reader)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(reader.close).result()  # type: ignore[attr-defined]
+    assert list(reader) == []

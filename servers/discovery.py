@@ -188,7 +188,8 @@ def probe(
     deployment in an Azure URL, or the first model that the server lists. A model that the server does not list is
     accepted, because it may be an alias. The field `listed` of the result is then False. `say` is called with a line
     whenever the probe waits for a busy server.
-    Raises
+
+    This function raises:
 
     - UnreachableError if no server answers.
     - UnauthorizedError if the server requires an API key, or refuses the key that was sent.
@@ -243,20 +244,21 @@ def probe(
 
 
 def apply_mark(facts: ServerFacts, mark: Mark | None) -> ServerFacts:
-    """Return `facts` with the information that the server is simulated, or unchanged if `mark` is None.
+    """Return `facts`, marked as those of a simulated server if `mark` is not None.
 
-    Every response of a simulated server contains a mark with the speed of the server's clock. `mark` is None if the
-    server is real."""
+    A simulated server includes a mark with the speed of its clock in every response. `mark` is None for a real server.
+    """
     if mark is None or facts.simulated:
         return facts
     return replace(facts, simulated=True, speed=mark.speed)
 
 
 def docker_proxy_target(url: str, proc: Path = Path("/proc")) -> str:
-    """Return the direct URL of a container whose published port is the port of `url`, or "" if there is none.
+    """Return the direct URL of the Docker container whose published port is the port of `url`, or "" if there is none.
 
-    Docker starts a `docker-proxy` process for each published port. Every byte from loopback passes through this
-    process. The direct URL avoids the process."""
+    For each published port, Docker starts a `docker-proxy` process that copies every byte from loopback. The direct URL
+    avoids this process.
+    """
     requested = urlsplit(url)
     if requested.hostname not in ("localhost", "127.0.0.1", "::1"):
         return ""
@@ -443,7 +445,7 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> Mark | None:
-        """The mark that a simulated server includes in its responses, or None for a real server."""
+        """The mark by which a server says that it is simulated, or None for a real server."""
         return self.client.mark
 
     @property
@@ -469,7 +471,10 @@ class ServerTokenizer(msgspec.Struct, frozen=True):
         return map_side_by_side([partial(tokenizer._post, self.route) for tokenizer in tokenizers], texts)
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of a text without special tokens, or an empty list if the server does not return ids."""
+        """Return the token ids of a text, without special tokens before or after them.
+
+        The list is empty if the server does not return ids.
+        """
         return self._post(self.id_route, text) if self.id_route else []
 
     def _post(self, route: Route[ResultT], text: str) -> ResultT:
@@ -573,7 +578,10 @@ def _without_model_list(get_json: _ProbeClient, generic: Backend, address: Serve
 
 
 def _with_tested_count(client: JsonClient, facts: ServerFacts) -> ServerFacts:
-    """Return the facts with the tokenize route of the server, if a test request to this route returns a count."""
+    """Add the tokenize route to the facts, if a test request to this route returns a count.
+
+    Without such a route, the facts are returned unchanged.
+    """
     route = BACKENDS[facts.name].tested_count
     if route is None:
         return facts

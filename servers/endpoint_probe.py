@@ -99,11 +99,14 @@ def choose_endpoint(
     A dialect is the request and response format of an endpoint. `request` is a request for one token. `say` is called
     with a line for each result that the user should know, such as a refused field. If the server refuses every request
     for another reason, such as overload, the first dialect whose endpoint exists is returned. The run then records the
-    reason. Raises
+    reason.
 
-    - NoEndpointError if every endpoint is missing, or if the request is redirected;
-    - RefusedModelError if the server refuses the model;
-    - UnauthorizedError if the server requires an API key, or refuses the key that was sent."""
+    This function raises:
+
+    - NoEndpointError if every endpoint is missing, or if the request is redirected.
+    - RefusedModelError if the server refuses the model.
+    - UnauthorizedError if the server requires an API key, or refuses the key that was sent.
+    """
     from loadgen.servers.json_client import BUSY_STATUSES, JsonClient
 
     with closing(JsonClient(facts.full_url, access, timeout_s, say)) as client:
@@ -134,7 +137,10 @@ def accepts_request(client: JsonClient, dialect: Dialect, facts: ServerFacts) ->
 
 
 def relocated(dialect: Dialect, facts: ServerFacts) -> Dialect:
-    """Return the dialect with the path of the server's OpenAI routes, and with the query of the URL."""
+    """Return the dialect with its path changed to where the server has its OpenAI routes.
+
+    The query of the server's URL is added to the path.
+    """
     path = dialect.path
     if path.startswith(f"{API_PATH}/"):
         path = facts.api_path + path.removeprefix(API_PATH)
@@ -155,7 +161,10 @@ def list_models(cards: Sequence[dict[str, Any]]) -> str:
 
 
 def _fit(client: JsonClient, dialect: Dialect, facts: ServerFacts, request: Request) -> Trial:
-    """Send test requests until the server accepts one, or refuses it for a reason other than its fields."""
+    """Send test requests until the server accepts one, or refuses it for a reason other than its fields.
+
+    After each refusal, the next request omits or changes a field.
+    """
 
     def send(candidate: Dialect) -> Trial:
         test = msgspec.structs.replace(request, output_tokens=request.output_tokens and candidate.test_tokens)
@@ -221,11 +230,11 @@ def _eliminations(dialect: Dialect) -> Iterator[Dialect]:
 
 
 def _restored(trial: Trial, start: Dialect, send: Callable[[Dialect], Trial]) -> Trial:
-    """Return the trial with as few dropped fields as the server accepts.
+    """Restore as many dropped fields as the server accepts, and return the accepted trial with the most fields.
 
-    Each field that was dropped from `trial` is restored in turn. `send` sends a test request, and a field stays
-    restored if the server accepts the request. The fields in `start.dropped_fields` stay dropped. `stream_options` is
-    restored before `continuous_usage_stats`, which is a field inside it.
+    Each dropped field is restored in turn, except for those in `start.dropped_fields`. `send` sends a test request, and
+    a field stays restored if the server accepts the request. `stream_options` is restored before
+    `continuous_usage_stats`, which is a field inside it.
     """
     for field in reversed(trial.dialect.dropped_fields):
         kept = tuple(name for name in trial.dialect.dropped_fields if name != field)

@@ -68,9 +68,9 @@ def gateways_in_head(head: bytes) -> set[str]:
 def streaming_remedies(gateways: Iterable[str]) -> list[str]:
     """Return the settings that make gateways pass each token on at once.
 
-    `gateways` are the names that responses state, as `gateways_in_head` returns them. Their settings come first. The
-    setting of haproxy is always included, because haproxy does not name itself. The setting of nginx is included if no
-    known gateway is named.
+    `gateways` are the names of the gateways that `gateways_in_head` found in responses. The list begins with the
+    settings of these gateways. It always contains the setting of haproxy, because haproxy does not name itself in
+    responses. If `gateways` contains no known gateway, the list also contains the setting of nginx.
     """
     named = [
         remedy

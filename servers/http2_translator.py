@@ -73,7 +73,7 @@ class Http2Stream:
             self.client.write(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, *, complete: bool) -> None:
-        """End the response. If it is incomplete, the client's connection is closed instead of ended properly."""
+        """End the response. After an incomplete response, the caller closes the client's connection."""
         if self.ended.done():
             return
         if complete and self._chunked:
@@ -113,7 +113,7 @@ class Http2Connection:
     async def send(self, request: Http1Request, scheme: str, authority: str, stream: Http2Stream) -> int:
         """Send a request as a new HTTP/2 stream, and return the number of the stream.
 
-        `scheme` and `authority` are the first part of the URL. `stream` receives the response.
+        `scheme` and `authority` are the first two parts of the URL. `stream` receives the response.
         """
         number: int = self._h2.get_next_available_stream_id()
         self._streams[number] = stream
@@ -134,7 +134,7 @@ class Http2Connection:
         return number
 
     def cancel(self, number: int) -> None:
-        """Tell the server that the client no longer wants the response of this stream."""
+        """Tell the server that the client no longer wants the response of stream `number`."""
         from h2.errors import ErrorCodes
         from h2.exceptions import ProtocolError
 

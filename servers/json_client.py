@@ -125,8 +125,9 @@ class JsonClient:
 
         `url` is the base of all paths. A query of the URL is sent with every request. `timeout_s` is the time limit of
         a response in seconds (default: 10). `say` is called with a line whenever the client waits for a busy server.
-        Without `retry`, the client never waits for a busy server. `address` is the address of the host to connect to
-        (default: any address to which its name leads)."""
+        Without `retry`, the client never waits for a busy server. `address` is the address to connect to (default: any
+        address of the host).
+        """
         base, _, query = url.partition("?")
         unix = split_unix_url(base)
         self._socket_path, parts = (unix[0], urlsplit(f"http://localhost{unix[1]}")) if unix else ("", urlsplit(base))
@@ -173,7 +174,7 @@ class JsonClient:
         return response.status, value
 
     def note_mark(self, value: object) -> None:
-        """Remember that the server is simulated, if the decoded JSON of a response contains the mark that says so."""
+        """Remember that the server is simulated, if the decoded JSON of a response contains the mark of one."""
         self.mark = self.mark or in_value(value)
 
     def request(self, path: str, body: object = None, headers: Mapping[str, str] = NO_HEADERS) -> JsonResponse:

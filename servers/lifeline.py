@@ -35,10 +35,9 @@ class Closable(Protocol):
 
 @contextmanager
 def lifeline(end: Closable | None) -> Iterator[None]:
-    """Register `end` while the context is open, so that forked processes can close it.
+    """Register `end` while the context is open, so that processes forked during this time can close it.
 
-    `end` is this process's end of a pipe to a child. Processes that are forked in the meantime close `end` by calling
-    `close_inherited`.
+    `end` is this process's end of a pipe to a child. A forked process closes it by calling `close_inherited`.
     """
     assert end is not None
     _open.append(end)

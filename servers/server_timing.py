@@ -91,7 +91,7 @@ def _read_header_fields(fields: bytes, times: ServerTimes) -> None:
 
 
 def _read_server_timing(value: str, times: ServerTimes) -> None:
-    """Add the entries of a `Server-Timing` header, such as `queue;dur=12.5, prefill;dur=80;desc="prompt"`."""
+    """Store the durations of a `Server-Timing` header in `times`. An example is `queue;dur=12.5, prefill;dur=80`."""
     for entry in _ENTRY.findall(value):
         name = one_line(entry.partition(";")[0], MAX_NAME)
         duration = _PARAMETER.search(_QUOTED.sub(_without_semicolons, entry))
@@ -124,7 +124,7 @@ def _read_payload(payload: bytes, times: ServerTimes) -> None:
 
 
 def _read_vllm(metrics: Mapping[str, Any], times: ServerTimes) -> None:
-    """Read vLLM's times. The duration `time_to_first_token_ms` begins when the request leaves the queue."""
+    """Store vLLM's times in `times`. The duration `time_to_first_token_ms` begins when the request leaves the queue."""
     prefill_ms, decode_ms = metrics.get("time_to_first_token_ms"), metrics.get("generation_time_ms")
     _add(times, QUEUE, metrics.get("queue_time_ms"), _MILLISECONDS, "metrics")
     _add(times, PREFILL, prefill_ms, _MILLISECONDS, "metrics")
@@ -132,7 +132,7 @@ def _read_vllm(metrics: Mapping[str, Any], times: ServerTimes) -> None:
 
 
 def _read_sglang(info: Mapping[str, Any], times: ServerTimes) -> None:
-    """Read SGLang's times: the time in the queue in seconds, and instants in seconds since 1970."""
+    """Store SGLang's times in `times`. `info` has the time in the queue and instants since 1970, both in seconds."""
     _add(times, QUEUE, info.get("queue_time"), _SECONDS, "meta_info")
     prefill_s = _difference(info.get("prefill_finished_time"), info.get("forward_entry_time"))
     inference_s = _difference(info.get("request_finished_ts"), info.get("forward_entry_time"))

@@ -111,7 +111,7 @@ def takes_azure_key(url: str) -> bool:
 
 
 def parse_host(url: str) -> str:
-    """Return the host name of a URL as users write it, or "" if the URL has no host name."""
+    """Return the host name in a URL, or "" if there is none. The URL may lack the scheme, as in `gpu-host:8000`."""
     with suppress(ValueError):
         return urlsplit(_with_scheme(url.strip())).hostname or ""
     return ""
@@ -147,9 +147,8 @@ def fixed_number(urls: Sequence[str]) -> int | None:
 def has_fixed_address(url: str) -> bool:
     """Return True if the host of a URL is an IP address, `localhost` or a Unix socket, and not any other host name.
 
-    If two URLs lead to the same address, they may still lead to two servers behind one gateway. The gateway then tells
-    the servers apart by the host names. An IP address, `localhost` or a socket is not such a name, so the two URLs lead
-    to the same server.
+    Two URLs with such hosts and the same address lead to the same server. Two other host names may lead to two servers
+    at the same address, because a gateway can choose the server by the host name.
     """
     host = parse_host(url)
     return url.lower().startswith(UNIX_SCHEME) or host == "localhost" or _is_ip_address(host)
@@ -167,9 +166,10 @@ def _is_ip_address(host: str) -> bool:
 def _with_scheme(text: str) -> str:
     """Return the URL with `http://` or `https://` at its start. A missing scheme is added, a doubled scheme removed.
 
-    Text without a scheme must begin with a port such as `8000`, `localhost`, an IPv6 address in brackets, a host name
-    with a dot, or a host name with a port. Raises ValueError for other text, because it may not be a host. Port 443 and
-    public host names without a port get https, all other hosts get http."""
+    Text without a scheme must begin with a port number such as `8000` (on this machine) or with a host: `localhost`, an
+    IPv6 address in brackets, a name with a dot, or a name with a port. Raises ValueError for other text. Port 443 and
+    public host names without a port get https, all other hosts get http.
+    """
     scheme = _SCHEME.match(text)
     if scheme:
         rest = text[scheme.end() :]

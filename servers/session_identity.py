@@ -53,7 +53,8 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names unchanged if each is the name of a router or of a header. Raises ValueError for another text.
 
-    After the name, `=own` or another of SUB_AGENT_VALUES may follow."""
+    A name may be followed by `=` and one of SUB_AGENT_VALUES, such as `=own`.
+    """
     for name in names:
         header, equals, value = name.partition("=")
         if not _NAME.fullmatch(header):
@@ -113,9 +114,11 @@ class SessionIdentity:
         return result | self._captured.get(session, {})
 
     def capture(self, request: Request, head: bytes, *, last: bool) -> None:
-        """Read the captured headers and cookies from the head of a response. `last` is True for a session's last turn.
+        """Store the headers and cookies of a response that the next request of the session must send back.
 
-        A later response of the session that names another server replaces the header or cookie."""
+        `head` is the head of the response. A new value of a header or cookie replaces the old one. After the last turn
+        of the session (`last`), all values are forgotten.
+        """
         if request.session is None or not self._captures:
             return
         if last:
@@ -156,10 +159,11 @@ def _header_and_value(text: str) -> tuple[str, str]:
 def _headers_to_send(
     received: Iterable[tuple[str, str]], captures: Sequence[str], before: dict[str, str]
 ) -> dict[str, str]:
-    """Return the headers and cookies to send with the next request of a session.
+    """Return the headers to send with the next request of a session, including the header `Cookie`.
 
     `received` are the headers of the response. `captures` names the headers and cookies to send back. `before` are the
-    request headers after earlier responses. Their cookies are kept.
+    headers that the previous call returned for this session. Cookies in `before` are kept unless `received` replaces
+    them.
     """
     result: dict[str, str] = {}
     wanted = {name.lower(): name for name in captures if not name.startswith(COOKIE)}

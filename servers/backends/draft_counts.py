@@ -117,7 +117,10 @@ def note_drafts(answer: Answer, payloads: Sequence[bytes]) -> None:
 
 
 def _counts(event: EventWithDrafts, output_tokens: int) -> dict[str, int | None]:
-    """Return the counts of an event by name. A count is None if the event does not contain it."""
+    """Return the draft counts of an event by name. A count is None if the event does not state it.
+
+    `output_tokens` is the token count of the response. It is needed for servers that state only the tokens per step.
+    """
     choice = event.choices[0] if event.choices else ChoiceWithDrafts()
     vllm = (event.metrics and event.metrics.speculative_decoding) or choice.speculative_decoding_stats
     if vllm is not None:

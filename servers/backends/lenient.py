@@ -42,7 +42,7 @@ class UnreadableEventError(Exception):
 
 
 def plain(payload: bytes) -> bytes:
-    """Return the payload without surrounding white space, and an end marker in quotation marks as plain `[DONE]`."""
+    """Return the payload without surrounding white space. A payload `"[DONE]"` in quotation marks becomes `[DONE]`."""
     payload = payload.strip()
     return DONE if payload == b'"[DONE]"' else payload
 

@@ -46,7 +46,7 @@ class LightllmToken(msgspec.Struct, gc=False):
 
 
 class LightllmEvent(msgspec.Struct, gc=False):
-    """An event of `/generate_stream`. The event with `finished` also contains a token."""
+    """An event of `/generate_stream`. The last event has `finished`, and also contains a token."""
 
     token: LightllmToken | None = None
     finished: bool = False
@@ -93,7 +93,8 @@ def _chat_empty_is_token(choices: Sequence[Choice], index: int, missing: bool) -
     """Return True if chunk number `index` of a chat response, which has no text, stands for a generated token.
 
     Up to LightLLM 1.1.0, every chunk has a role and stands for a token. Since 1.2.0, only the first chunk has a role,
-    and the function `unless_marker` decides. This function is an EmptyRule of loadgen.servers.backends.openai."""
+    and `unless_marker` decides.
+    """
     every_role = all(map(has_role, choices[:2])) and (len(choices) > 1 or bool(choices[0].finish_reason))
     return every_role or unless_marker(choices, index, missing)
 

@@ -52,7 +52,7 @@ class MessagesUsage(msgspec.Struct, gc=False):
 
 
 class StartedMessage(msgspec.Struct, gc=False):
-    """The message at the start of a stream."""
+    """The object `message` in the event that begins a stream."""
 
     usage: MessagesUsage | None = None
 
@@ -183,7 +183,10 @@ def _image_source(url: str) -> dict[str, str]:
 
 
 def _prompt_tokens_of_response(answer: Any) -> int:
-    """Return the prompt length from a response that was not streamed. Raises LookupError, TypeError or ValueError."""
+    """Return the prompt length from a response that was not streamed.
+
+    Raises LookupError, TypeError or ValueError if the response has no such count.
+    """
     usage = answer["usage"]
     cached = (usage.get("cache_read_input_tokens") or 0) + (usage.get("cache_creation_input_tokens") or 0)
     return int(usage["input_tokens"]) + int(cached)
@@ -238,9 +241,9 @@ def _piece(event: MessagesEvent) -> GeneratedPiece | None:
 
 
 def _first_piece(block: ContentBlock) -> GeneratedPiece | None:
-    """Return the content in the event that starts a block, or None if there is none.
+    """Return the content of an event that starts a block, or None if the event has no content.
 
-    Most blocks start without content. For a tool call, the content is the name of the tool.
+    Most blocks start without content. The first content of a tool call is the name of the tool.
     """
     if block.name:
         return GeneratedPiece(block.name, tool_call=True)

@@ -500,9 +500,9 @@ def _note_marks(
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the last nonempty `usage` object of a stream, and the entry of `runs` for its event.
+    """Return the last nonempty `usage` object of a stream, and the number of events that were dropped after its event.
 
-    `runs[i]` is the number of later events that were dropped because they had the same content as event `i`.
+    `runs[i]` is the number of repeated events that were dropped after event i.
     """
     for index in reversed(range(len(usages))):
         usage = usages[index]
@@ -522,15 +522,15 @@ def _hidden_reasoning(choices: list[Choice], details: UsageDetails) -> int:
 
 
 def _note_hidden(answer: Answer, payloads: Sequence[bytes], hidden: int, *, reported: bool) -> None:
-    """Store the number of tokens that the server generated and counted, but did not stream (hidden tokens).
+    """Store how many tokens the server generated and counted, but did not stream (hidden tokens).
 
     `hidden` is the number of hidden reasoning tokens, or 0 if the server reports none. `reported` is True if the server
-    reports the number of reasoning tokens. In this case, no other tokens are assumed to be hidden. Nothing is stored if
-    the server's count equals the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
+    reports how many tokens are reasoning, so that all other tokens must have been streamed. Nothing is stored if the
+    server's count equals the number of streamed tokens and no chunk has more than MANY_AT_ONCE tokens.
 
-    Without token counts in the chunks, every chunk with text counts as one token. A higher count of the server then has
-    two possible reasons: hidden tokens, or several tokens per chunk. A later check distinguishes these reasons by the
-    size of the text, which is therefore stored too.
+    If the chunks contain no token counts, every chunk with text counts as one token. The server's count may be higher
+    for two reasons: hidden tokens, or several tokens per chunk. A later check needs the size of the text to tell these
+    reasons apart, so the size is stored too.
     """
     missing = answer.counted_by == "server" and (answer.output_tokens or 0) > sum(answer.tokens)
     has_large_chunk = max(answer.tokens, default=0) > MANY_AT_ONCE
@@ -627,10 +627,9 @@ def _read_empty(
 ) -> None:
     """Count one token for each choice that has neither text nor token ids, if `rule` accepts the choice as a token.
 
-    `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event, and
-    the function changes these counts. `total` is the server's token count. If the sum of the counts would exceed
-    `total`, the function changes nothing, because the server counted only some of these choices, and it is unknown
-    which.
+    `with_choice` lists the indices of the events with a choice. `tokens` contains the token count of each event, and is
+    changed in place. `total` is the server's token count, or None. If the counts would add up to more than `total`,
+    nothing is changed: the server did not count all of these choices, and it is unknown which ones it counted.
     """
     choices = [choices[index] for index in with_choice]
     empty: list[int] = []
@@ -647,8 +646,9 @@ def _read_empty(
 def _read_empty_between(with_choice: list[int], choices: list[Choice], tokens: list[int], total: int) -> None:
     """Count one token for each choice without text between the first text and the end of the stream.
 
-    Such a choice may be half of a character, for example. The choices are counted only if the sum of all tokens then
-    equals the server's total `total`."""
+    Such a choice may be half of a character, for example. Nothing is counted unless all tokens then add up to `total`,
+    the server's count.
+    """
     missing = total - sum(tokens)
     if missing <= 0:
         return

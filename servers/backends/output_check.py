@@ -57,7 +57,7 @@ class ExpectedOutput(NamedTuple):
 
 
 class OutputVerdict(NamedTuple):
-    """The result of the check of one response, and the reason why it is invalid or unchecked."""
+    """The result of the check of one response. `reason` says why the response is invalid or was not checked."""
 
     verdict: Verdict
     reason: str = ""
@@ -150,10 +150,11 @@ def _check_json(text: str, schema: Any, noun: str, *, cut: bool) -> OutputVerdic
 
 @lru_cache(maxsize=256)
 def _validator(schema_json: bytes) -> Callable[[Any], str] | None:
-    """Return a function that describes the first mistake of a document, or None if the schema itself is not valid.
+    """Return a function that takes a document and describes its first mistake, or None if the schema is invalid.
 
-    The description names the keyword of the schema and the place in the document, but no values of the document. A
-    schema that refers to another document is not valid, because nothing is loaded from the network.
+    The function returns "" for a document without mistakes. A description names the keyword of the schema and the place
+    in the document, but no values of the document. Nothing is loaded from the network, so a document whose check needs
+    an unknown schema has a mistake too.
     """
     from jsonschema import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for

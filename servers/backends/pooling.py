@@ -96,8 +96,8 @@ def prompt_tokens(answer: Any) -> int:
 def check_inputs(answer: Answer, request: Request) -> None:
     """Compare the number of results in a response with the number of inputs of its request.
 
-    Missing results are an error, unless the user's field `top_n` allows them. If there are more results than inputs,
-    the user's fields contain further inputs, and the number of results is stored as the number of inputs.
+    Missing results are an error, unless the user's field `top_n` asks for fewer results. If there are more results than
+    inputs, the user's fields contain further inputs. The number of inputs is then set to the number of results.
     """
     results = answer.counts.get("inputs")
     if results is None:
@@ -111,7 +111,7 @@ def check_inputs(answer: Answer, request: Request) -> None:
 
 
 class PoolingFormat(NamedTuple):
-    """The format of requests and responses of a pooling endpoint, where it differs between servers."""
+    """Those parts of the request and response format of a pooling endpoint that differ between servers."""
 
     path: str
     query_fields: tuple[str, str] | None = None
@@ -151,7 +151,7 @@ def pooling_dialect(server: str, endpoint: str, format_: PoolingFormat | None = 
 
 
 def inputs_of(endpoint: str) -> Inputs:
-    """Return which inputs a request to a pooling endpoint takes."""
+    """Return the kind of inputs of a pooling endpoint: `pairs` of a query and a document, or `several` texts."""
     return "pairs" if endpoint in QUERY_FIELDS else "several"
 
 

@@ -41,7 +41,7 @@ _FIELDS = msgspec.json.Decoder(_StreamFields)
 
 
 def added_fields(body: bytes, dialect: Dialect) -> tuple[bytes, ...]:
-    """Return the fields that are added to a body, or an empty tuple if the body has all of them."""
+    """Return the fields that a body lacks and that a measurement of its response needs. The tuple may be empty."""
     present = _FIELDS.decode(body)
     if present.stream is False:
         return ()

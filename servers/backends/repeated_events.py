@@ -152,11 +152,10 @@ def count_repeats(payloads: Sequence[bytes], first: int, total: int | None) -> i
 
 @lru_cache(8)
 def _closings(template: bytes, offsets: tuple[int, ...], count: int) -> list[bytes]:
-    """Return the end of an event (the bytes after its text) for each running total from 0 to `count` - 1 tokens.
+    """Return the ends of an event (the bytes after its text) for running totals from 0 to `count` - 1 tokens.
 
-    In `template`, the end of the event contains a `%d` in place of each token count. The entries of `offsets` belong to
-    these `%d` in order. The number in place of a `%d` is the running total plus the entry of `offsets`. The result is
-    cached, because responses to prompts of equal length have the same ends.
+    `template` is the end of an event with a `%d` in place of each token count. The i-th `%d` is replaced by the running
+    total plus `offsets[i]`. The result is cached, because responses to prompts of equal length have the same ends.
     """
     return [template % tuple([total + offset for offset in offsets]) for total in range(count)]
 

@@ -89,7 +89,10 @@ def _decode_generate(payloads: Sequence[bytes]) -> Answer:
 
 
 def _text(payloads: Sequence[bytes]) -> str:
-    """Return the text of a response, without special tokens, from the field `generated_text` of the last event."""
+    """Return the text of a response, which is the field `generated_text` of the last event.
+
+    The text contains no special tokens.
+    """
     events, _ = decode_events(payloads, _EVENTS)
     return join_halves("".join(event.generated_text or "" for event in events))
 

@@ -12,7 +12,7 @@ from loadgen.servers.errors import DECODE_ERRORS
 
 
 class _Calls:
-    """The calls of one response, by their index. Names and arguments arrive in pieces."""
+    """The tool calls of one response, by their index. Names and arguments arrive in pieces."""
 
     def __init__(self) -> None:
         self._names: dict[Any, str] = {}
@@ -35,7 +35,7 @@ class _Calls:
 
 
 def chat_calls(payloads: Sequence[bytes]) -> list[ToolCall]:
-    """Return the tool calls of a chat stream, with `tool_calls` or the older `function_call`."""
+    """Return the tool calls of a chat stream, from the field `tool_calls` or the older field `function_call`."""
     calls = _Calls()
     for event in _events(payloads, b"_call"):
         choices = event.get("choices")
@@ -79,7 +79,7 @@ def messages_calls(payloads: Sequence[bytes]) -> list[ToolCall]:
 
 
 def _events(payloads: Sequence[bytes], *names: bytes) -> list[dict[str, Any]]:
-    """Decode the events that contain one of the names. Other events, and events that are not objects, are left out."""
+    """Decode the events whose payload contains one of `names`. Payloads that are no JSON objects are left out."""
     events = []
     for payload in payloads:
         if any(name in payload for name in names):

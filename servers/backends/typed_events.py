@@ -60,9 +60,9 @@ def build_answer(payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | No
 def finish_answer(answer: Answer, pieces: Sequence[GeneratedPiece | None], totals: Totals, broken: str) -> Answer:
     """Set the total token counts of an Answer that `build_answer` returned, and return the Answer.
 
-    The caller must have set `answer.end_event` before. `broken` describes an unreadable event ("" if there is none). If
-    the server counted more tokens than it sent pieces, the length of the text is stored in the Answer. A later check
-    uses this length to find out whether pieces contain several tokens, or whether tokens were not streamed.
+    The caller must set `answer.end_event` first. `broken` describes an unreadable event ("" if there is none). If the
+    server counted more tokens than it sent pieces, the length of the text is stored in the Answer. A later check uses
+    this length to find out whether pieces contain several tokens, or whether tokens were not streamed.
     """
     finalise(answer, totals.output, broken)
     if answer.counted_by == "wire":
@@ -111,7 +111,7 @@ def _count_empty_pieces(answer: Answer, pieces: Sequence[GeneratedPiece | None],
 
 
 def _note_reasoning(answer: Answer, payloads: Sequence[bytes], pieces: Sequence[GeneratedPiece | None]) -> None:
-    """If the response begins with reasoning, store where the reasoning ends (loadgen.servers.backends.reasoning)."""
+    """Store where the reasoning ends, if the response begins with reasoning. See loadgen.servers.backends.reasoning."""
     with_text = [(index, piece) for index, piece in enumerate(pieces) if piece is not None and piece.text]
     if with_text and with_text[0][1].reasoning:
         note_reasoning(answer, next((index for index, piece in with_text if not piece.reasoning), None))

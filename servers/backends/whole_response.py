@@ -26,7 +26,8 @@ TOKENS_MAX = 10_000_000
 def decode(payloads: Sequence[bytes]) -> Answer:
     """Decode a response that consists of one JSON object.
 
-    The Answer has no chunks, but the token counts that the server reported."""
+    The Answer has the token counts that the server reported. Its events have no tokens, because nothing was streamed.
+    """
     answer = Answer([0] * len(payloads))
     total: int | None = None
     broken = ""

@@ -156,7 +156,7 @@ class MixtureOverheads:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of a GPU before and after another node, memory or network replaced the original one.
+    """A figure of a GPU that changes when the technology node, memory or network of the GPU is replaced.
 
     `before` and `after` are values with units, and `reason` explains the difference.
     """
@@ -550,10 +550,10 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
 
 
 def _architecture_of(chip: str) -> Architecture:
-    """Return the architecture of a chip such as `Hopper GH100`.
+    """Return the architecture of a chip such as `Hopper GH100`, from architectures.csv.
 
-    The table is searched for the whole name first, and then for its first word, such as `Hopper`. If neither has a row,
-    the default architecture is returned.
+    The row is that of the whole name, or else that of its first word, such as `Hopper`. If neither has a row, the
+    default architecture is returned.
     """
     rows = _architectures()
     return rows.get(chip) or rows.get(chip.partition(" ")[0]) or rows[DEFAULT_ARCHITECTURE]
@@ -575,9 +575,10 @@ def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
 
 
 def _with_parts(shape: ModelShape, parts: Mapping[str, int]) -> ModelShape:
-    """Return a shape with the dimensions of mixtures.csv. `parts` holds one number per column of COLUMNS.
+    """Return a copy of `shape` with experts, latent attention, sliding windows and linear attention.
 
-    Raises HardwareError if the dimensions contradict each other.
+    `parts` maps each of COLUMNS, which are columns of mixtures.csv, to a number. Raises HardwareError if the dimensions
+    contradict each other.
     """
     experts, latent, linear = None, None, None
     if parts["experts"]:
@@ -635,7 +636,7 @@ def builtin_table(folder: Path, table: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _known_rows(table: str) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a table. The rows of models.csv get the columns of mixtures.csv in addition."""
+    """Return the rows of a table by name. The rows of models.csv also have the columns of mixtures.csv."""
     rows = builtin_table(FOLDER, table)
     if table != "models":
         return rows

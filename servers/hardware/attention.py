@@ -35,7 +35,7 @@ class WeightMatrix:
 
 @dataclass(frozen=True, slots=True)
 class StepSequences:
-    """The sequences that one step computes: prompts and decoding sequences. Each count is a number or an array."""
+    """The sequences that one step computes: prompts, and sequences that decode. Each count is a number or an array."""
 
     prompts: Any
     tokens: Any  # New tokens per prompt
@@ -92,7 +92,10 @@ def attention_matrices(deployment: Deployment, kind: str) -> list[WeightMatrix]:
 
 
 def attention_gemms_s(deployment: Deployment, kind: str, stored: Format, rows: Any) -> Any:
-    """Return the duration of all GEMMs of one attention layer for `rows` tokens."""
+    """Return the duration of all GEMMs of one attention layer for `rows` tokens.
+
+    `stored` is the number format of the weights.
+    """
     gpu = deployment.gpu
     rows = elementwise_max(rows, 1e-9)
     return sum(gemm_s(gpu, stored, rows, matrix.n, matrix.k) for matrix in attention_matrices(deployment, kind))

@@ -63,7 +63,7 @@ class KernelWork:
 
 @dataclass(frozen=True, slots=True)
 class PhaseKernels:
-    """The kernels of one phase, and functions that return the kernels of the phase for other sizes."""
+    """The kernels of one phase, and functions that return these kernels for other sizes."""
 
     works: list[KernelWork]
     by_tokens: Callable[[int], list[KernelWork]] | None  # For the number of rows of GEMMs; None if no size matters

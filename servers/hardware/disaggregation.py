@@ -67,8 +67,8 @@ def transfer_s(deployment: Deployment, tokens: int) -> float:
 def with_prefill_workers(limits: Limits, deployment: Deployment, prefill_workers: int) -> Limits:
     """Return the limits of a server with prefill workers.
 
-    The GPUs of the prefill workers are added to the number of GPUs. The throughput per GPU is therefore lower.
-    No measurement of such a server was compared, so the expected figures are not validated.
+    The GPUs of the prefill workers are added to the number of GPUs, so the throughput per GPU is lower. The expected
+    figures are marked as not validated, because they were never compared with measurements of such a server.
     """
     gpus = limits.gpus + prefill_workers * deployment.gpus
     share = limits.gpus / gpus

@@ -41,7 +41,7 @@ MOST_IN_FLIGHT = 1024
 
 @dataclass(frozen=True, slots=True)
 class ServedBy:
-    """The deployment of the model on one of the compared GPUs, with the number of requests in flight."""
+    """One of the compared GPUs, and how the model is served on it."""
 
     gpu: str
     format: str = NATIVE
@@ -87,10 +87,11 @@ def dissect_serving(
 
 
 def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
-    """Return how far predicted ratios of the TPOT of two GPUs were off.
+    """Return how far off predictions of the speed-up between two GPUs are, according to measurements.
 
-    The measured pairs have one replica each, with the same TP and the same requests in flight. The speed-up between
-    other states is not validated."""
+    The measured speed-ups are those of one replica per GPU, with the same TP and the same number of requests in flight.
+    A speed-up between any other states is not validated.
+    """
     if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
         return Accuracy(validated=False)
     return speed_up_accuracy(before.deployment, after.deployment)
@@ -179,7 +180,7 @@ def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingS
 
 
 def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[ServingState]]:
-    """Return a list with the change that replaces the number format of the KV cache by that of the second GPU.
+    """Return the change that replaces the number format of the KV cache by that of the second GPU, as a list.
 
     The list is empty if both GPUs use the same format.
     """
@@ -191,7 +192,7 @@ def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[Serv
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[ServingState]:
-    """Return a change of a serving state that applies `change` to the GPU of the state."""
+    """Convert a change of a GPU into a change of a serving state, which changes the GPU of the state."""
 
     def apply(state: ServingState) -> ServingState:
         return _with_deployment(state, gpu=change.apply(state.deployment.gpu))

@@ -55,7 +55,7 @@ Attention = Literal["fused", "stored"]
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """One of the compared GPUs, with the settings with which GPUs of this type train the model."""
+    """One of the compared GPUs, and how the model is trained on GPUs of this type."""
 
     gpu: str
     format: str = NATIVE
@@ -122,7 +122,7 @@ def _fastest_setup(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Train
 
 
 def _possible_setups(use: TrainedOn, job: TrainingJob, shape: ModelShape) -> Iterator[TrainingSetup]:
-    """Yield the job with all settings that divide the heads, the layers, the GPUs and the batch without a remainder."""
+    """Yield the job with each combination of settings that divides heads, layers, GPUs and batch evenly."""
     card = with_changes(gpu(use.gpu, job.file), scaling_changes(None, None, use.network))
     base = TrainingSetup(
         gpu=card,
@@ -234,13 +234,13 @@ def _scale_change(old: TrainingSetup, new: TrainingSetup) -> FactorChange[Traini
 
 
 def _settings_of(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the settings of a job that are chosen to fit into memory, as keyword arguments of `replace`."""
+    """Return the settings of a job that must suit its GPUs and their memory, as keyword arguments of `replace`."""
     names = ("tensor", "pipeline", "data", "micro_batch", "interleave", "recomputation", "sequence_parallel")
     return {name: getattr(setup, name) for name in names}
 
 
 def _on_gpu(change: FactorChange[Gpu]) -> FactorChange[TrainingSetup]:
-    """Return a change of a training setup that applies `change` to the GPU of the setup."""
+    """Convert a change of a GPU into a change of a training setup, which changes the GPU of the setup."""
 
     def apply(setup: TrainingSetup) -> TrainingSetup:
         return replace(setup, gpu=change.apply(setup.gpu))

@@ -118,9 +118,9 @@ def dissection(
     factors: Sequence[SpeedFactor],
     accuracy: Accuracy,
 ) -> Dissection:
-    """Return the Dissection of the speed-up from the first to the second of the GPUs `compared`.
+    """Return the Dissection of the speed-up from the first to the second of two compared GPUs.
 
-    `cards` has the figures of the two GPUs. The product of the gains of `factors` must be the speed-up.
+    `cards` are the two GPUs with their figures. The product of the gains of `factors` must be the speed-up.
     """
     before, after = compared
     speed_up = after.tokens_per_s / before.tokens_per_s
@@ -186,10 +186,9 @@ def _log_speeds(
 def _mean_gains(changes: Sequence[FactorChange[State]], logarithms: Mapping[int, float]) -> list[float]:
     """Return the mean gain of each change, over all orders in which the changes may be applied.
 
-    A gain is the logarithm of the ratio of the speeds with and without the change. `logarithms` maps each set of
-    applied changes, as a bit mask, to the logarithm of the speed. An order adds one change after another, from the
-    empty set to the full set. Some sets are missing in `logarithms`, because a change may need another change. An order
-    does not pass through missing sets.
+    A gain is the logarithm of the ratio of the speeds with and without the change. `logarithms` maps each allowed set
+    of applied changes, as a bit mask, to the logarithm of the speed. An order starts with the empty set and adds one
+    change after another. Only orders whose sets are all in `logarithms` count.
     """
     everything = (1 << len(changes)) - 1
     bits = [1 << index for index in range(len(changes))]
@@ -308,7 +307,7 @@ def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def capacity_change(old: Gpu, new: Gpu, apply: Callable[[State], State]) -> FactorChange[State]:
     """Return the change that replaces the memory capacity of the GPU `old` by that of the GPU `new`.
 
-    `apply` returns a state whose requests in flight or training settings fit into the memory of `new`.
+    `apply` takes a state, and adapts its requests in flight or its training settings to the memory of `new`.
     """
     before, after = old.memory_bytes, new.memory_bytes
     return FactorChange(CAPACITY, f"{before / 1e9:,.0f}", f"{after / 1e9:,.0f} GB", after / before, apply)
@@ -338,15 +337,14 @@ def launch_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
 def format_changes(
     formats: tuple[str, str], cards: tuple[Gpu, Gpu], with_format: Callable[[State, str], State]
 ) -> list[FactorChange[State]]:
-    """Return the changes from the number format of the first GPU to that of the second GPU, one change for each step.
+    """Return the changes from the number format of the first GPU to that of the second GPU.
 
     `formats` are the two number formats, and `cards` are the two GPUs. `with_format` takes a state and a format, and
-    returns the state in this format. If the second GPU computes in 8 bits, a change from 16 bits to 4 bits has two
-    steps, with 8 bits in between. All other changes have one step.
+    returns the state in this format. Most changes of the format are one step. A change from 16 bits to 4 bits has two
+    steps, with 8 bits in between, if the second GPU computes in 8 bits.
 
-    A step can only be applied after the previous step. A GPU that does not support a format computes in another format.
-    If the two GPUs would therefore compute in different formats after a step, the step can only be applied after the
-    change of the compute rate.
+    Each step needs the previous step. A step also needs the change of the compute rate if the two GPUs compute the new
+    format differently, for example because only one of them supports it.
     """
     old_card, card = cards
     changes: list[FactorChange[State]] = []
@@ -369,8 +367,8 @@ def _apply_format(state: State, with_format: Callable[[State, str], State], name
 def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
     """Return a list of number formats that begins with `old` and ends with `new`.
 
-    If `new` has fewer bits than `old`, the list also contains the formats of FORMATS_BY_BITS between these two, as far
-    as the tensor cores of `card` compute in them. For this purpose, bf16 counts as fp16. If `old` or `new` is not in
+    If `new` has fewer bits than `old`, the list also contains the formats of FORMATS_BY_BITS between these two in which
+    the tensor cores of `card` compute. For this purpose, bf16 counts as fp16. If `old` or `new` is not in
     FORMATS_BY_BITS, the list contains only `old` and `new`.
     """
     names = ["fp16" if name in SIXTEEN_BITS else name for name in (old, new)]
@@ -382,9 +380,9 @@ def _format_steps(old: str, new: str, card: Gpu) -> list[str]:
 
 
 def _format_growth(before: str, after: str, card: Gpu) -> float:
-    """Return the growth of the peak FLOP/s of a GPU if the number format changes from `before` to `after`.
+    """Return the factor by which the peak FLOP/s of a GPU grow if the number format changes from `before` to `after`.
 
-    If the peak is equal in both formats, return the bytes per weight in `before` relative to those in `after`.
+    If the peak is equal in both formats, return the bytes per weight in `before` divided by those in `after`.
     """
     peaks = [_peak(card, name) for name in (before, after)]
     stored = [number_format(name).weight_bytes for name in (before, after)]

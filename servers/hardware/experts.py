@@ -82,8 +82,8 @@ def route(experts: Experts, tokens: Any, groups: int) -> Routing:
 def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: float, k: float) -> Any:
     """Return the duration of a grouped GEMM: one kernel that computes a GEMM for every expert that has tokens.
 
-    The GEMM of an expert is `[rows, k] @ [k, n]`, with one row per token of the expert. The kernel computes whole tiles
-    of rows, which adds half a tile per expert on average.
+    `stored` is the number format of the weights. The GEMM of an expert is `[rows, k] @ [k, n]`, with one row per token
+    of the expert. The kernel computes whole tiles of rows, which adds half a tile per expert on average.
     """
     gpu = deployment.gpu
     rate = rates(gpu, stored)
@@ -97,7 +97,11 @@ def grouped_gemm_s(deployment: Deployment, stored: Format, routing: Routing, n: 
 
 
 def grouped_bytes(stored: Format, routing: Routing, n: float, k: float) -> Any:
-    """Return the bytes that the GEMMs of all touched experts move: weights, activations and results in 16 bits."""
+    """Return the bytes that a grouped GEMM moves: weights of all experts that have tokens, activations and results.
+
+    `stored` is the number format of the weights and activations, which are k by n matrices and rows of k values. The
+    results have 16 bits.
+    """
     return routing.touched * n * k * stored.weight_bytes + routing.rows * (k * stored.activation_bytes + 2 * n)
 
 

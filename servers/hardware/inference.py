@@ -169,7 +169,7 @@ class Deployment:
 
     @property
     def host_s(self) -> tuple[float, float]:
-        """Overhead of the engine on the host CPU in seconds: per step, and additionally per sequence of a step.
+        """Seconds that the engine needs on the host CPU: per step, and in addition per sequence of a step.
 
         With speculation, both times are divided by the tokens per step. Each attention group has a separate scheduler,
         so the time per sequence is divided by the number of groups.
@@ -186,7 +186,7 @@ class Deployment:
     def prompt_launch_s(self) -> float:
         """Time to launch the kernels of one layer in a step with prompts, in seconds.
 
-        In mixtures of experts, this time is a part of `prompt_layer_s` in mixture_overheads.csv.
+        For a model that is not `plain`, the time is 0, because `prompt_layer_s` in mixture_overheads.csv contains it.
         """
         return self.framework.prompt_launch_s if self.model.plain else 0.0
 
@@ -261,7 +261,7 @@ class Deployment:
         return tokens
 
     def _gpus_for_weights(self, memory_fraction: float) -> int:
-        """Return the smallest number of GPUs, which is a power of 2, whose memory holds the weights."""
+        """Return the smallest power of 2 such that this number of GPUs has enough memory for the weights."""
         share = 1.0 if self.framework.free_memory else memory_fraction  # TensorRT-LLM: of the memory without weights
         gpus = 1
         while gpus * self.gpu.memory_bytes * share <= self.weight_bytes:
@@ -345,7 +345,7 @@ GEMM_BLOCKS = (ATTENTION, ATTENTION, MLP, MLP, OUTPUT_HEAD)
 
 
 def model_gemms(deployment: Deployment) -> tuple[Gemm, ...]:
-    """Return the GEMMs of one layer and the output head on one GPU.
+    """Return the GEMMs of one layer and those of the output head, on one GPU.
 
     Tensor parallelism splits the weight matrices as in Megatron-LM (arXiv 1909.08053): the attention output and the
     down projection by rows, and all other matrices by columns.

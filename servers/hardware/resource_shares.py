@@ -36,7 +36,10 @@ class DividedTime:
 
 
 def divide_time(time_of: TimeOf, gpu: Gpu) -> DividedTime:
-    """Return the time of some work on a GPU, divided among the resources and latency."""
+    """Return the time of some work on a GPU, divided among the resources and latency.
+
+    `time_of` takes a GPU and returns the seconds of the work on this GPU.
+    """
     count = len(RESOURCES)
     times = {
         frozenset(names): time_of(with_fast_resources(gpu, names))

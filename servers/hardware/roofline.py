@@ -268,9 +268,9 @@ def _gemm_bound(deployment: Deployment, gemm: Gemm, phase: str, tokens: int, seq
 
 
 def _mixture_bounds(deployment: Deployment, phase: str, tokens: int, sequences: int) -> list[GemmBound]:
-    """Return the limits of each GEMM: the GEMMs of all types of layers, and the output head.
+    """Return the limits of the GEMMs of all types of layers, and of the output head.
 
-    A row about experts shows the dimensions of the GEMM of one expert. Its times cover all experts that receive tokens.
+    A GEMM of experts has the dimensions of one expert. Its times cover all experts that receive tokens.
     """
     card = deployment.gpu
     head = number_format(HEAD_FORMAT)

@@ -15,7 +15,7 @@ prompts). Real text has higher acceptances.
 
 @dataclass(frozen=True, slots=True)
 class TokenDraft:
-    """The number of drafted tokens per step and sequence, and the probability that one of them is accepted."""
+    """The number of drafted tokens per step and sequence, and the probability that each of them is accepted."""
 
     draft_tokens: int
     acceptance: float

@@ -342,7 +342,7 @@ def _tera(value: float, unit: str) -> str:
 
 
 def _origin(gpu: Gpu) -> _Origin:
-    """Return the node and the memory of a real GPU. Raises HardwareError if they are not in the table."""
+    """Return the node and the memory of a real GPU. Raises HardwareError if gpu_technologies.csv lacks the GPU."""
     rows = builtin_table(FOLDER, GPU_TECHNOLOGIES)
     row = rows.get(gpu.name)
     if row is None:
@@ -356,7 +356,7 @@ def _origin(gpu: Gpu) -> _Origin:
 def original_technology(gpu: Gpu) -> tuple[str, str]:
     """Return the names of the node and of the memory generation of a real GPU.
 
-    Raises HardwareError if they are not in the table.
+    Raises HardwareError if gpu_technologies.csv lacks the GPU.
     """
     origin = _origin(gpu)
     return origin.technology.name, origin.memory.name

@@ -53,7 +53,7 @@ source. `with_protocol` and `mixture_loop` of benchmarks.hardware_model apply th
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Errors of one predicted figure for a framework, a GPU and a kind of model, relative to the measured values."""
+    """Errors of one predicted figure for a framework, a GPU and a kind of model, as shares of the measured values."""
 
     validated: bool
     """False if no published measurement of this combination was compared. The other fields are 0 or empty in this case.
@@ -78,8 +78,8 @@ def accuracies(
     """Return the prediction errors of each figure, as measured for similar deployments.
 
     Similar deployments have the same framework, the same GPU and a model of the same type (dense or mixture of
-    experts). The figures of a deployment with an option that no compared measurement has are not validated, and those
-    of disaggregated serving (`separate_workers`) neither.
+    experts). No figure is validated if the deployment has an option without measurements (see
+    `has_unmeasured_options`), or if its prefill and decode workers are separate (`separate_workers`).
     """
     if separate_workers or has_unmeasured_options(deployment):
         return {figure: Accuracy(validated=False) for figure in figures}
@@ -88,7 +88,7 @@ def accuracies(
 
 
 def has_unmeasured_options(deployment: Deployment) -> bool:
-    """Return True if a deployment has an option that no row of validation.csv was measured with.
+    """Return True if a deployment has an option with which none of the servers in validation.csv was measured.
 
     Such options are pipelines, speculative decoding, cached prompts, chunked prefill that differs from the default,
     architectures other than the standard one, and GPUs whose figures differ from those in the hardware tables.
@@ -117,11 +117,10 @@ def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
 
 
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
-    """Return how far the predicted speed-up from one GPU to another was off in measurements.
+    """Return how far off predictions of the speed-up from one GPU to another are, according to measurements.
 
-    The measured speed-ups are ratios of the TPOT of two GPUs at the same load. The GPUs, the kind of model and the
-    engine are those of the deployments `before` and `after`. If the engines or the TP of the two deployments differ,
-    the speed-up is not validated.
+    The measured speed-ups are ratios of the TPOT of two GPUs at the same load, with the GPUs, the kind of model and the
+    engine of `before` and `after`. The speed-up is not validated if the engine or the TP of the two deployments differ.
     """
     unmeasured = has_unmeasured_options(before) or has_unmeasured_options(after)
     if unmeasured or before.framework.name != after.framework.name or before.tensor != after.tensor:
@@ -173,7 +172,10 @@ def _table() -> dict[tuple[str, ...], Accuracy]:
 
 
 def _settings(row: Mapping[str, str]) -> str:
-    """Return the settings of the compared runs of a row. Twins of other servers are compared with default settings."""
+    """Return the settings of the compared runs that differ from the defaults, or "" if none do.
+
+    `row` is a row of validation.csv. The rows about transferred twins (TRANSFERRED) always have default settings.
+    """
     if row["figure"].startswith(TRANSFERRED):
         return ""
     return PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]), "")

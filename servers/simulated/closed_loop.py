@@ -55,7 +55,7 @@ _latest_step_time: list[StepTime] = []
 def _step_time(deployment: Deployment) -> StepTime:
     """Return a predictor for the step durations of a deployment.
 
-    The predictor does not depend on the maximum number of tokens per step.
+    The predictor is cached, and is valid for any maximum number of tokens per step.
     """
     deployment = replace(deployment, framework=replace(deployment.framework, chunk_tokens=0.0))
     if not _latest_step_time or _latest_step_time[0].deployment != deployment:
@@ -67,9 +67,10 @@ def expected_times(deployment: Deployment, load: Load, memory_fraction: float = 
     """Return the latencies and the throughput that the inference engine is expected to reach under `load`.
 
     If `is_replayed` is true for the deployment, the requests of the closed loop are simulated one by one. If `load`
-    contains several numbers of requests in flight, there is one simulation for each number. Otherwise `formula_times`
-    computes the result. The durations of single steps always come from `formula_times`. `memory_fraction` is the share
-    of the GPU memory that weights and KV cache may use. Raises HardwareError if chunked prefill cannot be modelled.
+    contains several numbers of requests in flight, there is one simulation for each number. TTFT, TPOT and output
+    tokens per second come from the simulation. Everything else comes from `formula_times`, and so do all results for
+    other deployments. `memory_fraction` is the share of the GPU memory that weights and KV cache may use. Raises
+    HardwareError if chunked prefill cannot be modelled.
     """
     formula = formula_times(deployment, load, memory_fraction)
     if not is_replayed(deployment):
@@ -145,7 +146,7 @@ def _policy(deployment: Deployment, load: Load) -> Policy:
 
 
 def _check_formula_settings(deployment: Deployment, load: Load) -> None:
-    """Raise HardwareError if an option is set that has no effect on a closed loop that is not replayed."""
+    """Raise HardwareError if an option is set that only replayed closed loops support."""
     options = {
         "--chunked-prefill": deployment.chunked_prefill != "",
         "--batch-wait": load.settings.batch_wait_steps > 0,

@@ -177,7 +177,10 @@ class DisaggregatedEngine:
         self._starts[self._numbers_of[worker]] = start_ns
 
     def _prefilled(self, ended: Iterable[TokenTimes]) -> Iterable[TokenTimes]:
-        """Begin the transfers of jobs whose prompt is computed. Yield the token times of jobs with a single token."""
+        """Begin the transfer of the KV cache for each job whose prompt was computed.
+
+        A job with a single token needs no transfer. Its token times are yielded, because the job is finished.
+        """
         for times in ended:
             job: Job = times.job.owner
             job.admitted_ns = times.job.admitted_ns
@@ -191,7 +194,7 @@ class DisaggregatedEngine:
                 heappush(self._arriving, (arrival_ns, next(self._numbers), job))
 
     def _start_decoding(self) -> None:
-        """Assign a job to a decode worker. The job is the one whose transfer of the KV cache ends first."""
+        """Assign the job whose transfer of the KV cache ends first to a decode worker."""
         arrival_ns, _, job = heappop(self._arriving)
         self._first_ns[job] = arrival_ns
         remaining = Job(

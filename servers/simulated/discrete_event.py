@@ -144,7 +144,7 @@ class VirtualEngine:
     def _run_steps(self, until_ns: int) -> int:
         """Advance virtual time by one step, or by several identical steps. Return the number of steps.
 
-        The last of several steps may end after `until_ns`. No further step begins then.
+        No step begins after `until_ns`, but the last step may end after it.
         """
         scheduler = self.scheduler
         step_ends = self._step_ends
@@ -185,7 +185,7 @@ class VirtualEngine:
         return ended_times
 
     def _settle(self, times: TokenTimes, emitted: int) -> None:
-        """Complete the times of a job's first `emitted` tokens in `times`.
+        """Add the missing times of a job's first `emitted` tokens to `times`.
 
         The missing tokens were generated in consecutive decode steps, so their times are the end times of these steps.
         """

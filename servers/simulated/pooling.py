@@ -43,7 +43,7 @@ def classify(count_tokens: PromptTokens, state: ServerState, request: Completion
 
 
 def _input_counts(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> list[int]:
-    """Return the number of tokens of each input in the field `input`. Raises ErrorReply."""
+    """Return the number of tokens of each input in the field `input`. Raises ErrorReply if the field is invalid."""
     input_ = _required_field(request, "input")
     prompts = input_ if isinstance(input_, list) and not isinstance(input_[0], int) else [input_]
     if not all(isinstance(prompt, str | list) for prompt in prompts):
@@ -54,7 +54,9 @@ def _input_counts(count_tokens: PromptTokens, state: ServerState, request: Compl
 def score(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /v1/score.
 
-    `text_1` is one text that is paired with every text in `text_2`, or a list of equally many texts."""
+    `text_1` is one text, which is paired with every text in `text_2`, or a list with one text for each text in
+    `text_2`.
+    """
     first, second = _texts_of(request, "text_1"), _texts_of(request, "text_2")
     if len(first) == 1:
         first = first * len(second)
@@ -105,9 +107,10 @@ def _bad_request(message: str, name: str) -> ErrorReply:
 def _encoding(
     state: ServerState, request: CompletionRequest, counts: Sequence[int], prefix: str, content: Mapping[str, Any]
 ) -> Encoding:
-    """Return the encoding of a response without tokens.
+    """Encode a response that has the result for each input in `content`, and no generated tokens.
 
-    `counts` is the number of tokens of each input. The id of the response begins with `prefix`."""
+    `counts` has the number of tokens of each input. The id of the response begins with `prefix`.
+    """
     prompt_tokens = sum(counts)
     usage: dict[str, Any] = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     if prefix != "rerank":
@@ -121,9 +124,9 @@ def _encoding(
 
 
 def pooled(counts: Sequence[int], reply: Reply) -> Encoding:
-    """Return the encoding of a response to inputs that the model embeds, scores or classifies.
+    """Return the encoding of `reply`, a response to inputs that the model embeds, scores or classifies.
 
-    Such a response contains no generated tokens. `counts` contains the number of tokens of each input.
+    Such a response contains no generated tokens. `counts` has the number of tokens of each input.
     """
     completion = Completion(
         False,

@@ -79,8 +79,8 @@ class CompletionRequest:
     def streamed(self) -> bool:
         """True if the response is streamed.
 
-        Usually, the body's field `stream` decides. Responses on /generate_stream are always streamed. Responses on
-        /generate are never streamed by default. If `generate_streams` is set, the field also decides on /generate.
+        Responses on /generate_stream are always streamed. On any other path, the body's field `stream` decides. On
+        /generate, the field is ignored unless `generate_streams` is set.
         """
         field_decides = self.path != "/generate" or self.generate_streams
         return self.path == "/generate_stream" or (field_decides and bool(self.body.get("stream")))

@@ -72,7 +72,7 @@ class Job:
 
     @property
     def queue_ns(self) -> int:
-        """Time in the queue in ns. 0 while the job waits, and without a scheduler."""
+        """Time in ns that the job spent in the queue. 0 for a job that was not admitted."""
         return 0 if self.admitted_ns is None else max(0, self.admitted_ns - self.arrived_ns)
 
 
@@ -155,8 +155,9 @@ class Policy:
     def with_serving(self, cache_hit_rate: float, chunked_prefill: str) -> Policy:
         """Return a copy of this policy with two serving options.
 
-        `chunked_prefill` is a value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. If `chunked_prefill` is
-        empty, the copy combines prompts and decoding as this policy does.
+        `cache_hit_rate` is the share of a prompt that is assumed to be in the prefix cache. `chunked_prefill` is a
+        value of CHUNKED_PREFILL in loadgen.servers.hardware.inference. If `chunked_prefill` is empty, the copy combines
+        prompts and decoding as this policy does.
         """
         policy = replace(self, cache_hit_rate=cache_hit_rate)
         if chunked_prefill == "mixed":
@@ -490,9 +491,10 @@ class Scheduler:
         return expected
 
     def _exceeds_padding(self, longest: int, tokens: int) -> bool:
-        """Return True if the step would need too much padding with one more prompt of `tokens` tokens.
+        """Return True if one more prompt of `tokens` tokens would make the planned step too large or too padded.
 
-        `longest` is the length of the longest prompt in the step, including the additional prompt.
+        All prompts of the step are padded to `longest` tokens, the length of the longest prompt including the
+        additional one.
         """
         policy = self.policy
         if policy.max_paddings is None:

@@ -159,7 +159,7 @@ def _json_text(schema: Any, word: str, fault: str) -> str:
 
 
 def _permitted_tool(body: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Return the name and the parameters' schema of the tool that the model calls, or None if it may call no tool."""
+    """Return name and parameter schema of the tool that the model calls, or None if it may call no tool."""
     choice = body.get("tool_choice")
     tools = body.get("tools")
     if choice in ("none", {"type": "none"}) or not isinstance(tools, list):

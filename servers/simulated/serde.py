@@ -123,7 +123,7 @@ class Reader:
         return self.syntax_error(message, min(len(self.data), self.offset + 1))
 
     def with_position(self, error: BodyError) -> BodyError:
-        """Return the error. If the error has no position, set its position to the current position of the reader."""
+        """Return `error`. If it has no position, set its position to the current position of the reader."""
         error.position = error.position or self.position(self.offset)
         return error
 
@@ -159,7 +159,7 @@ class Reader:
         raise self.unexpected("expected value")
 
     def literal(self, text: bytes, value: bool | None) -> bool | None:
-        """Read the literal `text` (`null`, `true` or `false`), and return its `value`."""
+        """Read the literal `text` (`null`, `true` or `false`), and return `value`, which is its Python value."""
         for index, byte in enumerate(text):
             if self.offset + index >= len(self.data):
                 raise self.syntax_error("EOF while parsing a value", len(self.data))

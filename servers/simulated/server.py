@@ -162,7 +162,7 @@ def child() -> None:
 
 
 def _slowdown(config: SimulatedConfig) -> Slowdown:
-    """Return the configured growth of the time to the first token during a run.
+    """Return how the time to the first token grows during a run, as configured.
 
     The times in the configuration are simulated times. The result has real times.
     """
@@ -242,7 +242,7 @@ class ClientConnection(web.RequestHandler):
             self.tcp_stream.discard_before(self.stream_start)
 
     def offsets(self, raw_offsets: Sequence[int]) -> list[int]:
-        """Return the offsets unchanged, because they already count from the first byte of the connection."""
+        """Return the byte offsets unchanged, because they already count from the first byte of the connection."""
         return [*raw_offsets]
 
 
@@ -293,7 +293,7 @@ class HttpServer:
         return self._keep_alive if result and request.keep_alive else self._close
 
     def _too_deep(self, path: str) -> Reply:
-        """Return the server's error response to a body that is nested too deeply."""
+        """Return the server's error response to a JSON body that is nested too deeply."""
         try:
             self.protocol.read_body(path, DEEP_BODY)
         except ErrorReply as error:
@@ -364,7 +364,7 @@ class HttpServer:
     def _fields(self, request: BaseRequest, body: bytearray, *, strict: bool) -> Mapping[str, Any]:
         """Return the fields of the JSON object in a request body.
 
-        If the body is invalid, raise ErrorReply with `strict`, or return an empty mapping without `strict`.
+        For an invalid body, the result is an empty mapping. If `strict` is True, ErrorReply is raised instead.
         """
         bad_type = self.protocol.wrong_content_type
         is_upload = request.path in self.protocol.uploads

@@ -134,8 +134,8 @@ def resolve_target(url: str, tls: ssl.SSLContext | None, proxy: Proxy | None = N
 def connection_error(error: OSError | TimeoutError) -> str:
     """Return the reason why a connection failed, as text.
 
-    The text is the operating system's message for the error number if there is one, because asyncio's message names
-    only the address.
+    For most errors, this is the operating system's message for the error number, because asyncio's own message only
+    names the address.
     """
     import ssl
 

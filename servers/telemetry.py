@@ -127,7 +127,8 @@ class Page(msgspec.Struct, frozen=True):
 class ServerMetrics:
     """Reads a server's /metrics page over one persistent connection.
 
-    `url` is the base URL of the server. `query` is the query of its URL, which is sent with every request."""
+    `url` is the base URL of the server, and `query` is the query string to add to the URL of the page.
+    """
 
     def __init__(self, url: str, server: str, access: Access = NO_AUTH, query: str = "") -> None:
         self._client = _metrics_client(f"{url}?{query}" if query else url, access)
@@ -155,7 +156,7 @@ class ServerMetrics:
 
 
 class ReplicaMetrics:
-    """Reads the metrics of several replicas at the same time, and adds them up.
+    """Reads the metrics of several replicas at the same time, and adds up their values.
 
     `by_url` maps the URL of each replica to its metrics. A reading has a list `replicas`, which contains the URL and
     the values of each replica.
@@ -237,7 +238,7 @@ class Dcgm:
         self.facts: dict[str, Any] = {"by": "DCGM", "from": url}
 
     def read(self, limit_s: float) -> dict[str, Any]:
-        """Return a dict. Its key `gpus` holds a list with the current values of each GPU or MIG instance."""
+        """Return the current values of each GPU or MIG instance, as a list under the key `gpus`."""
         page = _fetch(self._client, self._path, tuple(name for name, _ in DCGM.values()), limit_s)
         gpus: dict[str, dict[str, Any]] = {}
         for value_name, (metric, factor) in DCGM.items():
@@ -292,7 +293,7 @@ class Nvml:
         }
 
     def read(self, limit_s: float) -> dict[str, Any]:  # noqa: ARG002 - the driver answers in milliseconds, or never
-        """Return a dict. Its key `gpus` holds a list with the current values of each GPU.
+        """Return the current values of each GPU, as a list under the key `gpus`.
 
         Values that a GPU does not support are omitted. If a GPU cannot be read, its list entry contains the reason as
         `gap`. Raises GapError if no GPU can be read.
@@ -480,9 +481,10 @@ def metric_tables() -> dict[str, MetricNames]:
 def page_values(page: Page, server: str) -> dict[str, Any]:
     """Return the values of a metrics page under loadgen's names. Values that are not on the page are omitted.
 
-    `server` is a key of BACKENDS. A generic OpenAI server has no metric names. In this case, the metric names of the
-    backend with the most names on the page are used. If the server has several engines, `kv_used` is their mean,
-    `kv_used_max` is the value of the fullest engine, and `engines` is the number of engines."""
+    `server` is a key of BACKENDS. A generic OpenAI server has no metric names, so this function tries the names of
+    every backend, and uses those of the backend with the most names on the page. If the server has several engines,
+    `kv_used` is their mean, `kv_used_max` is the value of the fullest engine, and `engines` is the number of engines.
+    """
     table = BACKENDS[server].metrics
     if table is None:
 
@@ -552,7 +554,7 @@ def _fetch(client: JsonClient, path: str, prefixes: tuple[str, ...], limit_s: fl
 def _values_by_engine(page: Page, value_name: str, names: Sequence[str]) -> list[float] | None:
     """Return the value `value_name` for each engine of the server, or None if the page does not contain it.
 
-    `names` are the possible names of the metric, of which the first one on the page is used. The docstring of this
+    `names` lists the names that the metric can have. The first name that is on the page is used. The docstring of this
     module describes how several samples of one engine are combined. A counter that is declared on the page but has no
     sample has the value 0.
     """

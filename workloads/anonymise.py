@@ -110,7 +110,11 @@ class BlockHasher:
             self._words_per_token = words / tokens
 
     def length(self, content: PromptContent | None, counted: int | None) -> tuple[int | None, str]:
-        """Return the length of a text in tokens and the source of the length. `counted` is the log's own count."""
+        """Return the length of a text in tokens, and a description of the source of this number.
+
+        `content` is the text or its token ids, and `counted` is the number that the log states. Both may be None. If
+        both are None, the length is None.
+        """
         if isinstance(content, tuple):
             return len(content), "token ids in the log"
         if content is not None and self._tokenizer is not None:
@@ -125,15 +129,18 @@ class BlockHasher:
     def blocks(self, prompt: PromptContent, input_tokens: int) -> list[int]:
         """Return one hash per block of a prompt of `input_tokens` tokens. The last block may be incomplete.
 
-        If the text has fewer blocks than `input_tokens` implies, the hashes of the missing blocks depend on the whole
-        text.
+        If the text has too few blocks for `input_tokens` tokens, the missing blocks are empty. The hash of an empty
+        block depends on the whole text.
         """
         needed = -(-input_tokens // self._block_tokens)
         contents = islice(chain(self._contents(prompt), iter(lambda: b"", None)), needed)
         return list(self._chained(contents))
 
     def unknown_blocks(self, name: str, before: Sequence[int], input_tokens: int) -> list[int]:
-        """Return block numbers for a prompt whose text is unknown and which begins with the blocks `before`."""
+        """Return block numbers for a prompt whose text is unknown.
+
+        The prompt begins with the blocks `before`. The numbers of all other blocks are derived from `name`.
+        """
         needed = -(-input_tokens // self._block_tokens)
         own = (f"{name}/{index}".encode() for index in range(needed - len(before)))
         return [*before, *self._chained(own)]

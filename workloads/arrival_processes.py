@@ -397,8 +397,10 @@ class RecordedTimes(Arrivals, frozen=True):
         return cls(source.path, source.sessions)
 
     def due_ns(self, _seed: int) -> Iterator[int]:
-        """Yield the time of each request or session, in ns after the first. Raises WorkloadError for a file without
-        times."""
+        """Yield the time of each request or session, in ns after the time of the first line in the file.
+
+        Raises WorkloadError for a file without times.
+        """
         source = raw_requests.RawRequests(self.path, self.sessions)
         groups = source.grouped() if self.sessions else ([entry] for entry in source.entries())
         for group in groups:

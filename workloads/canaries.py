@@ -1,6 +1,7 @@
 """Builds canaries: prompts with a fixed answer, which show whether a server answers correctly under load.
 
-Each canary carries a code word. An answer with the code word of another canary is the answer to another prompt.
+Each canary contains a different code word, which its answer must repeat. If an answer contains the code word of another
+canary, the server has sent the answer to another prompt.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def build_canaries(count: int, seed: int) -> list[CanaryPrompt]:
 
 
 def canary_request(canary: CanaryPrompt, serial: int, body: Mapping[str, object]) -> Request:
-    """Return a request with the canary `canary`. `serial` is the number of the request, from which its id is derived.
+    """Return a request that sends the prompt `canary`. `serial` determines the id of the request.
 
     `body` contains the fields that the user adds to each request. The fields that influence sampling are left out.
     """

@@ -520,8 +520,9 @@ class Dataset(msgspec.Struct, frozen=True):
 def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[Item]:
     """Yield the entries that `read()` yields.
 
-    If `repeat` is True, call `read()` again after the last entry, without end. If `read()` yields no entry, this
-    iterator ends."""
+    If `repeat` is True, `read()` is called again after each last entry, so this iterator only ends if there are no
+    entries.
+    """
     empty = True
     for entry in read():
         empty = False

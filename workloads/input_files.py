@@ -96,10 +96,11 @@ def check_input(path: Path) -> None:
 
 @contextmanager
 def input_path(path: Path, limit_bytes: int) -> Iterator[Path]:
-    """Yield the path of a regular file with the content of an input, for a library that opens files itself.
+    """Context manager that provides the content of an input as a regular file, for a library that opens files itself.
 
-    The path of a regular file is yielded unchanged. A pipe is copied to a temporary file. Raises OSError if the input
-    is unreadable or larger than `limit_bytes`."""
+    The context value is the path of this file: `path` itself for a regular file, and a temporary copy for a pipe.
+    Raises OSError if the input is unreadable or larger than `limit_bytes`.
+    """
     content = read_input(path, limit_bytes)
     if path.is_file():
         yield path

@@ -190,8 +190,10 @@ def parse(text: str) -> LengthDistribution:
 
 
 def _spelled_out(number: re.Match[str]) -> str:
-    """Convert a number with the suffix k or K to digits. As in vLLM's --max-model-len, 32k is 32000 and 32K is
-    32768."""
+    """Convert a number with the suffix k or K to digits.
+
+    As in vLLM's --max-model-len, 32k is 32000 and 32K is 32768.
+    """
     return spec_syntax.format_number(Fraction(number[1]) * {"k": 1000, "K": 1024}[number[2]])
 
 

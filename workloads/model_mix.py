@@ -41,7 +41,10 @@ class ModelMix(msgspec.Struct, frozen=True):
         return replace(request, model=self.choose(seed, number))
 
     def choose(self, seed: int, number: int) -> str:
-        """Return the model of the request with this id, or of the session whose first request has this id."""
+        """Return the model for a request or session. The seed and `number` determine the choice.
+
+        `number` is the id of the request, or of the first request of the session.
+        """
         limits = _limits(self.weights)
         point = random_stream(seed, f"model/{number}")() * limits[-1]
         return self.models[min(bisect_right(limits, point), len(self.models) - 1)]
@@ -61,7 +64,8 @@ def _limits(weights: tuple[Fraction, ...]) -> list[float]:
 def parse(text: str) -> ModelMix | None:
     """Parse the text of `--model`. Return None if the text is the name of a single model.
 
-    A text with `=` is a mix of models. Raises WorkloadError if a part of it is not a model with a weight."""
+    A text with `=` is a mix of models with weights. Raises WorkloadError if a part of the mix is invalid.
+    """
     if "=" not in text:
         return None
     models: list[str] = []

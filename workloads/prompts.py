@@ -79,7 +79,10 @@ class Tokenizer(Protocol):
         """
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of a text without special tokens, or an empty list if the ids are unknown."""
+        """Return the token ids of a text, or an empty list if the ids are unknown.
+
+        Special tokens, such as a BOS token, are not included.
+        """
 
 
 class ServerTokenCounter(Tokenizer, Protocol):
@@ -214,9 +217,10 @@ def id_prompts(
 ) -> Prompt:
     """Return a `Prompt` that builds prompts of random token ids from `alphabet`.
 
-    Prompts have numbers from 0 to `numbers` - 1. Spans of tokens that prompts share have numbers from -1 to -`shared`.
-    Prompts of at least `shortest` tokens differ in their first tokens. Shorter prompts may be equal. Raises PromptError
-    if the alphabet is too small for this many different prompts."""
+    Prompts have the numbers 0 to `numbers` - 1. The spans of tokens that prompts share have the numbers -1 to
+    -`shared`. Prompts of at least `shortest` tokens differ in their first tokens. Shorter prompts may be equal. Raises
+    PromptError if the alphabet is too small for this many different prompts.
+    """
     size = len(alphabet)
     total = numbers + shared
     max_depth = min(shortest, BLOCK_TOKENS)

@@ -188,7 +188,7 @@ def _check_fields(fields: LineFields) -> None:
 
 
 def _check_one_choice(body: BodyFields) -> None:
-    """Raise WorkloadError if the body requests several choices. A request has one response, so it cannot have two."""
+    """Raise WorkloadError if a request asks for several choices (`n`). loadgen measures one response per request."""
     nested = [fields.get("n") for fields in (body.parameters, body.sampling_params) if isinstance(fields, Mapping)]
     for count in (body.n, *nested):
         if type(count) is int and count > 1:
@@ -199,7 +199,10 @@ def _check_one_choice(body: BodyFields) -> None:
 
 
 def _check_no_echo(body: BodyFields) -> None:
-    """Raise WorkloadError if the response would begin with the prompt, whose tokens would count as generated."""
+    """Raise WorkloadError if the request sets `echo`.
+
+    The response would begin with the prompt, and the first tokens of the prompt would be measured as generated tokens.
+    """
     if body.echo is True:
         raise WorkloadError('"echo" makes the response begin with the prompt, so TTFT would be wrong', 'remove "echo"')
 
@@ -254,7 +257,7 @@ class RecordedSession(msgspec.Struct, frozen=True):
         return iter(self.turns[self.position + 1 :])
 
     def shifted(self, ids: int) -> RecordedSession:
-        """Return the session with `ids` added to the ids of its requests."""
+        """Return a copy of the session whose request ids are higher by `ids`."""
         turns = tuple(replace(turn, id=turn.id + ids, session=(turn.session or 0) + ids) for turn in self.turns)
         return replace(self, turns=turns)
 

@@ -13,9 +13,7 @@ from loadgen.workloads.recordings import Recording
 
 
 class ParentEdge(msgspec.Struct, frozen=True, array_like=True):
-    """A condition for which a request of a session waits: the start or the end of another request, and a delay after
-    it.
-    """
+    """A condition for a request: the start or end of another request of the session, and a delay after it."""
 
     id: int
     """Id of the other request, the parent."""
@@ -77,9 +75,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def merged_headers(*headers: Mapping[str, str]) -> dict[str, str]:
-    """Merge several sets of headers. A later header replaces an earlier header of the same name.
+    """Merge several sets of headers. If two sets have a header of the same name, the later set wins.
 
-    Upper and lower case are equal in header names.
+    Header names that differ only in upper and lower case count as the same name.
     """
     result: dict[str, tuple[str, str]] = {}
     for fields in headers:

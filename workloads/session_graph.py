@@ -115,7 +115,7 @@ class TraceSession(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """The messages of a request, the text of its response, and the transcript that the request continues (`before`)."""
+    """The messages of a request and its response, linked to the transcript of the conversation before them."""
 
     before: Transcript | None
     messages: Messages
@@ -156,7 +156,7 @@ class SessionGraph(msgspec.Struct, frozen=True):
     """Number that is added to the ids of the requests. The numbers of their prompts do not change."""
 
     def shifted(self, ids: int) -> SessionGraph:
-        """Return the session with `ids` added to the ids of its requests."""
+        """Return a copy of the session whose request ids are higher by `ids`."""
         return replace(self, first_id=self.first_id + ids, ids_from=self.ids_from + ids)
 
     def _prompt(self, index: int, node: Node) -> str | tuple[int, ...]:
@@ -184,16 +184,14 @@ class SessionGraph(msgspec.Struct, frozen=True):
     def prepare_prompts(self) -> None:
         """Build and discard each prompt that this session needs.
 
-        The function that builds the prompts can record their lengths in this way.
+        This method is called before the run, with a prompt builder that only records the lengths.
         """
         for index, node in enumerate(self.nodes):
             if not node.messages:
                 self._prompt(index, node)
 
     def unsent_request(self, index: int) -> Request:
-        """Return the request of the node `index` without its prompt. The Record of a request that is never sent needs
-        it.
-        """
+        """Return the request of the node `index` without its prompt, for the Record of a request that is never sent."""
         node = self.nodes[index]
         return self._request(index, "", node.input_tokens if node.history == "fresh" else 0)
 
@@ -311,11 +309,10 @@ def _sorted_by_parents(name: str, drafts: Sequence[DraftNode], indices: Mapping[
 def _agent_of(
     draft: DraftNode, edges: Sequence[Edge], nodes: Sequence[Node], agents: dict[str, int]
 ) -> tuple[int, int | None]:
-    """Return two indices: the first node of the agent of `draft`, and the first node of the agent that started this
-    agent.
+    """Return two indices: the first node of the draft's agent, and the first node of that agent's parent agent.
 
-    The second index is None if no agent started this agent. `agents` maps the name of each agent to the index of its
-    first node. If the agent of `draft` is new, it is added to `agents`.
+    The second index is None if the agent has no parent. `agents` maps the name of each agent to the index of its first
+    node. A new agent is added to `agents`.
     """
     before = [nodes[edge.parent] for edge in edges]
     number = len(nodes)

@@ -51,7 +51,7 @@ class Session(Protocol):
         """Yield the requests of the turns after the current turn, with ids and output lengths."""
 
     def shifted(self, ids: int) -> Session:
-        """Return the session with `ids` added to the ids of its requests."""
+        """Return a copy of the session whose request ids are higher by `ids`."""
 
     def after(self, answer: str, /) -> Session | None:
         """Return the session at its next turn, or None if the session is over.
@@ -112,7 +112,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return (self._request(number, "") for number in range(len(self.answers) + 1, len(self.turns)))
 
     def shifted(self, ids: int) -> Conversation:
-        """Return the conversation with `ids` added to the ids of its requests."""
+        """Return a copy of the conversation whose request ids are higher by `ids`."""
         return replace(self, first_id=self.first_id + ids)
 
     def after(self, answer: str) -> Conversation | None:

@@ -227,12 +227,15 @@ def _zstd_content(raw: BinaryIO, name: str, path: Path) -> BinaryIO:
 
 
 class _ZstdReader(RawIOBase):
-    """The unpacked content of a file compressed with zstd. It can be read from the beginning again, as with gzip."""
+    """A file-like object with the unpacked content of a file compressed with zstd.
+
+    It can be read again from the beginning, but not from any other position.
+    """
 
     def __init__(self, unpacked: Callable[[], Any], raw: BinaryIO) -> None:
         """Prepare to read the file `raw`.
 
-        `unpacked` is a function that returns a new stream. This stream unpacks `raw` from its current position on.
+        `unpacked` is a function that returns a new stream, which unpacks `raw` from its current position.
         """
         self._unpacked = unpacked
         self._raw = raw
@@ -246,7 +249,7 @@ class _ZstdReader(RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to the beginning if `offset` and `whence` are 0. Other arguments only return the position."""
+        """Return to the beginning if `offset` and `whence` are 0, and do not move otherwise. Return the position."""
         if (offset, whence) == (0, 0) and self._position:
             self._raw.seek(0)
             self._streams.append(self._unpacked())

@@ -46,7 +46,7 @@ Progress = Callable[[int], None]
 
 
 def ignore_progress(_done: int) -> None:
-    """Do nothing. The function is used as the progress callback if no progress is shown."""
+    """Do nothing. This progress callback is used when no progress is shown."""
 
 
 def text_prompt(
@@ -55,12 +55,11 @@ def text_prompt(
     store: VocabularyStore | None = None,
     progress: Progress = ignore_progress,
 ) -> tuple[Prompt, list[TextSpec]]:
-    """Return a prompt builder (`Prompt`) for the text prompts of a run, and the specs of a few of the texts (the
-    sample).
+    """Return a prompt builder (`Prompt`) for the text prompts of a run, and the specs of a few of these texts.
 
-    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run.
-    These requests have no texts yet. If the run needs no generated text, the sample is empty. Raises PromptError if a
-    length cannot be exact, and WorkloadError if a file is malformed.
+    The texts have exactly the requested lengths, as `counter` counts them. `prompts` generates the requests of the run
+    without their texts. If the run needs no generated text, the list of specs is empty. Raises PromptError if a length
+    cannot be exact, and WorkloadError if a file is malformed.
     """
     builder = _TextBuilder(prompts, counter, progress)
     if counter.offline:
@@ -89,8 +88,9 @@ def _build(builder: _TextBuilder, counter: TokenCounter, store: VocabularyStore 
 
 
 def no_text(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str:  # noqa: ARG001 - a Prompt
-    """Raise WorkloadError. This function stands in for the prompt builder (`Prompt`) of a run whose texts were not
-    prepared.
+    """Raise WorkloadError, because the text of prompt `number` was not prepared.
+
+    This function has the parameters of a prompt builder (`Prompt`), and stands in for one if there are no texts.
     """
     raise WorkloadError(f"no text was prepared for prompt {number}", "prepare every prompt of the run")
 
@@ -107,16 +107,18 @@ class _TextBuilder:
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text as it is sent.
 
-        If the token counter has a `frame` word, this word is added at both ends of a text before it is sent."""
+        If the token counter has a `frame` word, the word is sent at both ends of a text and counted too.
+        """
         return self._counter.count(self._counter.framed(texts))
 
     def writer(self, vocabulary: WordCosts, count: CountTokens | None = None) -> TextWriter:
         """Return a writer of the run's texts, which uses the words of `vocabulary`.
 
-        A text can start only with a word whose tokens were counted at the start of a text. Usually these are the first
-        OPENINGS words. If they make too few different short texts, every word is counted at the start of a text, and
-        the lengths of all texts are recorded. Raises PromptError if a length still cannot be reached, or if too few
-        different texts of a length exist."""
+        The writer starts a text only with a word whose tokens were counted at the start of a text. Usually these are
+        the first OPENINGS words. If these words make too few different short texts, this method counts every word at
+        the start of a text, and records the lengths of all texts. Raises PromptError if a length still cannot be
+        reached, or if too few different texts of a length exist.
+        """
         try:
             return self._writer(vocabulary, OPENINGS, count)
         except PromptError:
@@ -133,10 +135,7 @@ class _TextBuilder:
         return writer
 
     def confirms(self, writer: TextWriter) -> bool:
-        """Return True if the texts of the sample have the requested lengths.
-
-        The sample is a few texts of the run. `writer` writes these texts, and their tokens are counted.
-        """
+        """Return True if sample texts of the run have the requested lengths. `writer` writes the samples."""
         return self.count(writer.texts(self.samples)) == [spec.tokens for spec in self.samples]
 
     def written(self, writer: TextWriter) -> Prompt:
@@ -148,12 +147,12 @@ class _TextBuilder:
         return write
 
     def counted(self, writer: TextWriter) -> Prompt:
-        """Return a prompt builder (`Prompt`) for the case that the tokens of every complete text must be counted.
+        """Return a prompt builder (`Prompt`) for a run in which the tokens of every complete text must be counted.
 
-        In this case, the token count of a text differs from the sum over its words. Normally, this method builds all
-        texts and counts their tokens. If the number of requests is unknown, each text is built and counted when it is
-        needed, which requires a tokenizer file. Raises PromptError if there is no such file, or if the length of a text
-        cannot be exact.
+        This is the case if the token count of a text differs from the sum over its words. Normally, this method builds
+        and counts all texts. If the number of requests is unknown, each text is built and counted when it is needed,
+        which requires a tokenizer file. Raises PromptError if there is no such file, or if the length of a text cannot
+        be exact.
         """
         if not self._survey.complete and self._prompts.spec.n is None:
             if self._counter.offline:

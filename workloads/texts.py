@@ -128,7 +128,7 @@ class Words(msgspec.Struct, frozen=True):
         return minimum, [word for word, tokens in self.costs.items() if tokens == minimum]
 
     def too_short(self, tokens: int, n: int = 1, possible: int = 0) -> PromptError:
-        """Return the error for a request of `n` different texts of `tokens` tokens if only `possible` texts exist."""
+        """Return the error to raise if `n` different texts of `tokens` tokens are needed, but only `possible` exist."""
         shortest = min(self.opening, default=0)
         if shortest > tokens:
             return PromptError(
@@ -172,11 +172,11 @@ def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: in
 def _measure_one_by_one(
     count: CountTokens, candidates: Sequence[str], alone: Mapping[str, int], openings: int
 ) -> WordCosts:
-    """Return the candidate words, with the number of tokens that each word adds after another word.
+    """Return the candidate words with the number of tokens that each word adds after another word.
 
-    The result also says whether token counts are additive (see the module's docstring). `alone` maps words to their
-    numbers of tokens as complete texts, and must contain the first candidate. `openings` is the number of words that
-    are also counted at the start of a text.
+    The result also states whether token counts are additive (see the module's docstring). `alone` maps words to their
+    token counts as complete texts, and must contain the first candidate. `openings` is the number of words that are
+    also counted at the start of a text.
     """
     first = candidates[0]
     after = count([f"{first} {word}" for word in candidates])
@@ -345,7 +345,7 @@ class TextSurvey:
         return ""
 
     def position(self, number: int, tokens: int) -> int:
-        """Return the position of a prompt prefix in the list of all prefixes, from 0. Shared spans precede texts.
+        """Return the index of a prompt prefix in the list of all prefixes, in which shared spans come before texts.
 
         If `number` is 0 or more, the prefix is the text with this number. If `number` is negative, the prefix is the
         shared span with this number. `tokens` is the length of the text or span.

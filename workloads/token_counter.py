@@ -158,9 +158,9 @@ def _corrected(
 ) -> TokenCounter:
     """Return a token counter that corrects the counts of a local tokenizer.
 
-    The tokens that the server adds to every prompt, such as a chat template or a BOS token, are added to the
-    tokenizer's count. If `server` is None, nothing is added. Raises PromptError if the server adds different numbers of
-    tokens to a short text and to a long text, because the tokenizer then belongs to another model.
+    The corrected count includes the tokens that the server adds to every prompt, such as a chat template or a BOS
+    token. If `server` is None, there is no correction. If the server adds different numbers of tokens to a short and a
+    long text, the tokenizer belongs to another model, and PromptError is raised.
     """
     if server is None:
         return TokenCounter(tokenizer.count, description, words)

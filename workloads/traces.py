@@ -183,11 +183,12 @@ def _first_timestamps(file: TextIO) -> list[float]:
 
 
 def check_unit(timestamps: Sequence[float], unit: str, layout: str, path: Path, source: str = "trace") -> None:
-    """Raise WorkloadError if the layout's unit is implausible for these timestamps, so that the user states the unit.
+    """Raise WorkloadError if the layout's unit is implausible for these timestamps, so the user must state the unit.
 
-    `source` is `trace` or `sessions`, for the hint. A unit is implausible if it gives a mean rate outside
-    PLAUSIBLE_PER_S. Milliseconds are also implausible if the timestamps have fractions and the unit seconds would give
-    a plausible rate."""
+    A unit is implausible if it gives a mean rate outside PLAUSIBLE_PER_S. Milliseconds are also implausible if the
+    timestamps have fractions and seconds would give a plausible rate. `source` is the name of the workload or arrivals
+    in the hint: `trace` or `sessions`.
+    """
     span = timestamps[-1] - timestamps[0] if timestamps else 0
     if span <= 0:
         return  # equal timestamps have no unit, and the reader reports rows that are out of order

@@ -178,7 +178,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> int:
-        """The number of prompts of a run, warm-up prompts included. A multi-turn session counts as one prompt."""
+        """The number of prompts of a run, including warm-up prompts. A multi-turn session counts as one prompt.
+
+        If the number of requests is not limited, NUMBERS_LIMIT is assumed.
+        """
         requests = NUMBERS_LIMIT if self.n is None else self.n
         if isinstance(self.workload, SessionFile) and self.n is not None:
             requests = count_requests(self.workload, self.n, self.seed)
@@ -223,7 +226,10 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def shared_spans(self) -> int:
-        """The number of different beginnings that prompts have in common, or 0 if this number is unknown."""
+        """The number of shared spans of tokens with which prompts begin.
+
+        The value is 0 if there are none, or if their number is unknown.
+        """
         if self.query_tokens:
             return self.spec.numbers // self.spec.batch_size
         return getattr(self.spec.workload, "groups", 0)
@@ -245,7 +251,7 @@ class Prompts(msgspec.Struct, frozen=True):
         return map(self._complete, islice(result, spec.n))
 
     def _with_queries(self) -> Prompts:
-        """Return prompts for which all inputs of a request begin with the same `query_tokens` tokens (the query).
+        """Return prompts in which all inputs of a request begin with the same query of `query_tokens` tokens.
 
         If `query_tokens` is 0, the prompts are returned unchanged. Building an input raises WorkloadError if the input
         is not longer than the query.
@@ -346,7 +352,7 @@ class Prompts(msgspec.Struct, frozen=True):
         return zip(count(), inputs, outputs, strict=False)
 
     def count_if_known(self, text: str) -> int:
-        """Return the number of tokens of a text from a file, or 0 if the counter only supports generated texts."""
+        """Return the number of tokens of a text from a file, or 0 if the counter can only count generated texts."""
         return self.count(text) if self.any_text else 0
 
 

@@ -1,6 +1,6 @@
 """The properties of a workload, and of prompt and response lengths, derived from their canonical text.
 
-No other module needs to parse this text, such as `sharegpt:FILE` or `uniform:128..384`.
+Other modules use these properties instead of parsing a text such as `sharegpt:FILE` or `uniform:128..384`.
 """
 
 from __future__ import annotations

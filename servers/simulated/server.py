@@ -417,13 +417,16 @@ class HttpServer:
 
 
 def _header(request: BaseRequest, *names: str) -> str:
-    """Return the value of the first of these headers that the request has, or an empty text."""
+    """Return the value of the first header in `names` that the request has, or an empty string."""
     value = next((request.headers[name] for name in names if name in request.headers), "")
     return value.encode("utf-8", "replace").decode()
 
 
 class CompletionHandler:
-    """Handles one request that generates tokens, after its body has been read: sends the response and logs it."""
+    """Handles one request that generates tokens: sends the response and writes the log line.
+
+    The request body must have been read before.
+    """
 
     def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int) -> None:
         self._server = server
@@ -441,10 +444,10 @@ class CompletionHandler:
         self._fault_k: int | None = None
 
     async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
-        """Handle the request and send its response.
+        """Handle the request.
 
-        If the response must be sent by the caller, return it as a Reply. Otherwise return True if the connection can
-        take another request, and False if the connection cannot.
+        Return a Reply if the caller must send the response. Otherwise this method has sent the response: return True if
+        the connection can take another request, and False if it cannot.
         """
         model = fields.get("model")
         self._line.model = model if isinstance(model, str) else ""
@@ -514,8 +517,8 @@ class CompletionHandler:
     def _has_room(self, encoding: Encoding, limit: int) -> bool:
         """Return True if the server can accept a request without exceeding `limit`.
 
-        `encoding` is the response to the request. For most backends, the limit applies to the number of concurrent
-        requests. For some backends, it applies to the inputs of all concurrent requests together.
+        `encoding` is the response to the request. For most backends, `limit` is a number of concurrent requests. For
+        backends with `limit_counts_inputs`, it is the total number of inputs in all concurrent requests.
         """
         streams = self._state.streams
         if not self._protocol.limit_counts_inputs:
@@ -525,8 +528,8 @@ class CompletionHandler:
     async def _answer(self, stream: Stream) -> Reply | bool:
         """Send the response of an admitted request.
 
-        If the caller must send the response, return it as a Reply. Otherwise return True if the connection can take
-        another request, and False if the connection cannot.
+        Return a Reply if the caller must send the response instead. Otherwise return True if the connection can take
+        another request, and False if it cannot.
         """
         state = self._state
         streamed = stream.completion.streamed
@@ -552,11 +555,11 @@ class CompletionHandler:
             state.on_request_end(self._line, stream)
 
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
-        """Prepare the head of a streamed response.
+        """Prepare the head of a streamed response. The head is sent together with the first event.
 
-        The head is usually sent together with the first event. A Go proxy that receives the head while it is still
-        sending the request body breaks off 1 or 2% of the streams. If `wrong_length` is True, a fault is simulated: the
-        head states a content length that is larger than the body.
+        If the head is sent before, a Go proxy that is still sending the request body aborts 1 or 2% of the streams. The
+        faults `slow-headers` and `role-first` send the head at once nevertheless. With `wrong_length`, a simulated
+        fault, the head states a content length that is larger than the body.
         """
         stream.chunked = not wrong_length
         headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head
@@ -569,10 +572,10 @@ class CompletionHandler:
             stream.send(stream.with_head(stream.to_body(list(stream.encoding.role_only))))
 
     async def _count_from_arrival(self, job: Job) -> None:
-        """Let the token times of `job` begin when its request arrived, according to the kernel's timestamp.
+        """Count the token times of `job` from the arrival of its request, according to the kernel's timestamp.
 
-        If the timestamp is not available before the first token is due, the token times begin when this process read
-        the request.
+        If the timestamp is not available before the first token is due, the token times are counted from the time at
+        which this process read the request.
         """
         line = self._line
         stamps = self._server.stamps
@@ -589,7 +592,7 @@ class CompletionHandler:
         line.stamps = source.name
 
     async def _trickle(self, stream: Stream, head: bytes) -> None:
-        """Send a response head in small pieces. The token times are counted from the time of the last piece."""
+        """Send a response head in small pieces, and count the token times from the time of the last piece."""
         duration_ms = _SLOW_HEAD_MS if self._fault_k is None else self._fault_k
         step = -(-len(head) // _HEAD_PIECES)
         for start in range(0, len(head), step):
@@ -598,10 +601,10 @@ class CompletionHandler:
         stream.job.arrived_ns = time.monotonic_ns()
 
     async def _answer_whole(self, stream: Stream, ending: Ending) -> Reply | bool:
-        """Send a non-streamed response, at the time when its last token is due.
+        """Send a non-streamed response when its last token is due.
 
-        If the caller must send the response, return it as a Reply. Otherwise return True if the connection can take
-        another request, and False if the connection cannot.
+        Return a Reply if the caller must send the response instead. Otherwise return True if the connection can take
+        another request, and False if it cannot.
         """
         if ending == "failed":
             return self._protocol.generation_failure or self._protocol.failure(500)
@@ -658,7 +661,7 @@ class WrittenResponse(web.StreamResponse):
 def to_monotonic(stamps: Sequence[int]) -> list[int]:
     """Convert recent timestamps in ns from CLOCK_REALTIME to CLOCK_MONOTONIC.
 
-    A result that would be in the future is replaced by the current time.
+    If a converted timestamp is later than the current time, the current time replaces it.
     """
     offset_ns = realtime_offset_ns()
     now_ns = time.monotonic_ns()

@@ -70,7 +70,7 @@ def completions(state: ServerState, request: CompletionRequest) -> Encoding:
 def chat(state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /v1/chat/completions. Raises ErrorReply for an invalid request.
 
-    The role and the finish reason have separate events.
+    In a stream, the role is in an event without text, and so is the finish reason.
     """
     body = request.body
     sglang_checks.check_openai(state, request.path, body, chat=True)
@@ -200,11 +200,14 @@ def _complete(
     *,
     chat: bool = False,
 ) -> tuple[Completion, str]:
-    """Check the lengths and the sampling parameters, and generate a completion.
+    """Check the lengths and the sampling parameters of a request, and generate a completion.
 
-    `requested` is the requested maximum number of output tokens. `minimum_name` is the name of the parameter that
-    states the minimum number of output tokens. Return the completion and the stop string that ended it, or an empty
-    string. The text ends before the stop string. Raises ErrorReply if a check fails.
+    `ids` contains the token ids of the prompt, and `requested` the requested maximum number of output tokens.
+    `minimum_name` is the name of the parameter for the minimum number of output tokens. With `chat`, the completion may
+    contain reasoning and tool calls.
+
+    Return the completion and the stop string that ended it, or an empty string if no stop string did. The text ends
+    before the stop string. Raises ErrorReply if a check fails.
     """
     limit = sglang_checks.output_limit(state, request, len(ids), requested)
     sglang_checks.check_sampling(request, parameters, requested, minimum_name)
@@ -227,14 +230,15 @@ def _complete(
 def _text_encoder(
     completion: Completion, inner: Mapping[str, Any], final: Mapping[str, Any], usage: str
 ) -> EventEncoder:
-    """Return an encoder for events with one or more tokens.
+    """Return an encoder for events that contain one or more tokens.
 
-    `final` is the last event, and `inner` is any earlier event. In both, protocol.TEXT stands for the text. Neither has
-    the field `usage` of the API, which the encoder adds. The argument `usage` determines the value of this field:
+    `inner` and `final` are templates without the field `usage`: `final` for the last event, `inner` for all earlier
+    events. The encoder replaces protocol.TEXT by the text of the tokens, and adds the field `usage` as the argument
+    `usage` says:
 
-    - "usage": the running totals of tokens.
-    - "null": null.
-    - "": the field is not added.
+    - "usage": the field contains the token counts so far.
+    - "null": the field is null.
+    - "": the event has no such field.
     """
     placeholder = protocol.dumps(protocol.TEXT)[1:-1]
     parts = [protocol.json_event(event).removesuffix(b"}\n\n").partition(placeholder) for event in (inner, final)]
@@ -259,8 +263,8 @@ def _text_encoder(
 def _segment_encoder(completion: Completion, event: bytes, usage: str, call_id: str) -> EventEncoder:
     """Return an encoder for the events of an answer that consists of segments.
 
-    `event` is an event whose delta ends with a field named protocol.TEXT. `usage` and `call_id` are as in
-    `_text_encoder` and `segments.openai_delta`.
+    `event` is a template whose delta ends with a field named protocol.TEXT. The encoder replaces this delta. If `usage`
+    is not empty, the encoder adds the token counts so far to each event. `call_id` is the id of a tool call.
     """
     start, _, end = event.partition(protocol.dumps({"reasoning_content": None, protocol.TEXT: 0}))
     start = start.removesuffix(b'"delta":')
@@ -314,7 +318,8 @@ def _whole_reply(identity: Mapping[str, Any], choice: Mapping[str, Any], complet
 def _identity(state: ServerState, request: CompletionRequest, object_name: str) -> dict[str, Any]:
     """Return the first fields of a response: id, object, created and model.
 
-    The model is the name in the request, whatever this name is, as in the real SGLang."""
+    As in the real SGLang, the model is copied from the request, even if the server has no model with this name.
+    """
     return {
         "id": f"{state.mark_word}-{request.index:032x}",
         "object": object_name,

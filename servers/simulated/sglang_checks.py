@@ -1,8 +1,8 @@
-"""Refusals of a simulated SGLang 0.5.23: the checks of a request, and the format of its error responses.
+"""Checks the requests to a simulated SGLang 0.5.23, and builds its error responses.
 
-The format depends on the route. The OpenAI routes report `{"object": "error", ...}`. The native route `/generate`
-reports `{"error": {...}}`. If the request to `/generate` is streamed, the response has status 200, and the error is an
-event of the stream.
+The format of an error depends on the route. The OpenAI routes report `{"object": "error", ...}`. The native route
+`/generate` reports `{"error": {...}}`. If the request to `/generate` is streamed, the response has status 200, and the
+error is an event of the stream.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def refusal(request: CompletionRequest, message: str) -> ErrorReply:
 
 
 def validation_error(path: str, *problems: str) -> ErrorReply:
-    """Return the response to a body that does not fit the schema. Each of `problems` is a Python dict as text."""
+    """Return the error response to a body that does not fit the schema.
+
+    Each of `problems` is one problem, as the `repr` of a Python dict.
+    """
     line, function = _HANDLERS.get(path, (0, "unknown"))
     listed = f"POST {path} [{', '.join(problems)}]"
     place = f'File "sglang/srt/entrypoints/http_server.py", line {line}, in {function}\n    {listed}'
@@ -119,10 +122,10 @@ def check_openai(state: ServerState, path: str, body: Mapping[str, Any], *, chat
 
 
 def _check_stop(path: str, stop: Any) -> None:
-    """Raise ErrorReply if the parameter `stop` of a request is not a text, a list of texts or null.
+    """Raise ErrorReply if the parameter `stop` of a request is not a string, a list of strings or null.
 
-    For an invalid value, the error response of SGLang has several parts. One part says why the value is no text, and
-    the other parts say why the value is no list of texts.
+    SGLang reports two kinds of problems for an invalid value: why it is not a string, and why it is not a list of
+    strings.
     """
     if stop is None or isinstance(stop, str):
         return
@@ -144,7 +147,7 @@ def _check_stop(path: str, stop: Any) -> None:
 
 
 def _check_stream_options(path: str, options: Any) -> None:
-    """Check that `stream_options` is an object or null. Raises ErrorReply."""
+    """Raise ErrorReply if `stream_options` is neither an object nor null."""
     if options is not None and not isinstance(options, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         problem = {"type": "model_attributes_type", "loc": ("body", "stream_options"), "msg": message, "input": options}
@@ -188,8 +191,8 @@ def prompt_ids(request: CompletionRequest, prompt: Any) -> Sequence[int]:
 def output_limit(state: ServerState, request: CompletionRequest, prompt_tokens: int, requested: int | None) -> int:
     """Return the maximum number of output tokens. Raises ErrorReply if prompt and output do not fit the context.
 
-    A response may fit into the context, but exceed the number of tokens that the scheduler can use. Such a response is
-    shortened without an error. `requested` is None if the request has no maximum.
+    `requested` is the maximum in the request, or None. The scheduler can use slightly fewer tokens than the context
+    has. If the output fits the context but not the scheduler's limit, the result is reduced without an error.
     """
     context = state.max_model_len
     if prompt_tokens >= context:

@@ -1,7 +1,8 @@
-"""Routes of a simulated SGLang 0.5.23 that return embeddings, scores or classes.
+"""Routes of a simulated SGLang 0.5.23 that return embeddings, scores or classes. The returned numbers have no meaning.
 
-The real server has embeddings, rerank and classify only with `--is-embedding`. The simulated server derives this from
-the model's name (see `is_embedding`). `/v1/score` is available in any case. The numbers have no meaning.
+The real server has the routes for embeddings, reranking and classification only with the option `--is-embedding`. The
+simulated server decides by the model's name whether it has this option (see `is_embedding`). Every server has
+`/v1/score`.
 
 The sources in SGLang 0.5.23 are serving_embedding.py, serving_rerank.py, serving_score.py and serving_classify.py in
 entrypoints/openai.
@@ -27,7 +28,7 @@ _EMBEDDING_NAME = re.compile("embed|rerank|classif", re.IGNORECASE)
 
 
 def is_embedding(state: ServerState) -> bool:
-    """Return True if the simulated server runs with `--is-embedding`, judging by the model's name."""
+    """Return True if the simulated server behaves as with `--is-embedding`. The model's name decides."""
     return _EMBEDDING_NAME.search(state.config.model) is not None
 
 
@@ -43,7 +44,7 @@ def embeddings(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def classify(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/classify.
+    """Encode the response to POST /v1/classify. Raises ErrorReply for an invalid request.
 
     The field `input` is a text, a list of token ids, or a list of several such inputs.
     """
@@ -63,7 +64,7 @@ def classify(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def rerank(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/rerank: a list of documents, the one with the highest score first.
+    """Encode the response to POST /v1/rerank: the documents, ordered by score, the highest score first.
 
     The prompt for each document consists of the query and the document. Raises ErrorReply for an invalid request.
     """
@@ -98,7 +99,10 @@ def rerank(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def score(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /v1/score. Each item is appended to the query. Raises ErrorReply."""
+    """Encode the response to POST /v1/score. Raises ErrorReply for an invalid request.
+
+    The prompt for each item consists of the query and the item.
+    """
     body = request.body
     query = body.get("query") or ""
     items = body.get("items")
@@ -145,7 +149,10 @@ def _text_tokens(state: ServerState, request: CompletionRequest, text: str) -> i
 
 
 def _tokens(state: ServerState, request: CompletionRequest, ids: Sequence[int]) -> int:
-    """Return the number of tokens of an input. Raises ErrorReply if the input does not fit the context."""
+    """Return the number of tokens of an input whose token ids are `ids`.
+
+    Raises ErrorReply if the input does not fit the context.
+    """
     sglang_checks.output_limit(state, request, len(ids), 0)
     return len(ids)
 

@@ -183,10 +183,11 @@ class ServerState:
         )
 
     def _answer_key(self, request: CompletionRequest) -> int:
-        """Return the number that determines the words of the answer to a request.
+        """Return a number that determines the words of the answer to a request.
 
-        Like a model that decodes greedily, the simulated model gives equal prompts equal answers. Answers to requests
-        that ask for sampling differ. With the fault `wrong-answer`, a request gets the answer to the previous prompt.
+        Equal prompts have equal numbers and answers, as with a model that decodes greedily. If a request asks for
+        sampling, its number is the index of the request. With the fault `wrong-answer`, a request has the number of the
+        previous prompt.
         """
         body = request.body
         parameters = [fields for name in PARAMETER_FIELDS if isinstance(fields := body.get(name), Mapping)]
@@ -199,8 +200,8 @@ class ServerState:
     def on_request_end(self, line: LogLine, stream: Stream | None = None) -> None:
         """Record the end of a request that generates tokens. `stream` is None if the request was refused.
 
-        The request is counted and logged later, when no stream is active. All streams of a burst end at almost the same
-        time, and counting one request immediately would delay the streams of other requests.
+        The request is counted and logged later, when no stream is active. The streams of a burst end at almost the same
+        time, so counting the first one immediately would delay the others.
         """
         # One offset between the clocks serves the whole line, because streams last only seconds.
         self._pending.append((line, stream, time.monotonic_ns(), realtime_offset_ns()))
@@ -248,7 +249,7 @@ class ServerState:
         return exposition(prefix, labels, shown, {**self.figures(), **(extra or {})}).encode()
 
     def mark_metrics(self) -> bytes:
-        """Return the last lines of a metrics page: a metric that identifies a simulated server."""
+        """Return the lines of a metrics page that mark the server as simulated: a gauge with the speed of its clock."""
         name = marks.FIELD
         help_text = "Speed of this simulated server's clock as a multiple of real time."
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.config.speed}\n".encode()
@@ -300,7 +301,7 @@ class ServerState:
             self._abandon_log(error)
 
     def _abandon_log(self, error: OSError) -> None:
-        """Stop logging after a failed write. The server continues to run."""
+        """Stop logging, because writing to the log has failed. The server continues to run."""
         sys.stderr.write(f"loadgen: cannot write {self.config.log}: {error.strerror}. The log ends here.\n")
         if self._log is not None:
             with suppress(OSError):

@@ -233,9 +233,9 @@ def _prompt_attention_tables(deployment: Deployment) -> list[list[float]]:
 
 
 def _table_sizes(maximum: int) -> Any:
-    """Return, as an array of floats, the sizes for which the tables of this module have an entry, up to `maximum`.
+    """Return the sizes for which the tables of this module have an entry, up to `maximum`, as an array of floats.
 
-    A size is a number of tokens or sequences.
+    A size is a number of tokens or of sequences.
     """
     return np.array([*range(1, FINE_LIMIT + 1), *range(FINE_LIMIT + COARSE_STEP, maximum + 1, COARSE_STEP)], float)
 
@@ -248,7 +248,7 @@ def _table_index(size: int) -> int:
 def _look_up(table: list[float], size: int) -> float:
     """Return the table entry for `size` sequences or tokens.
 
-    For a size beyond the table, the result is the last entry, scaled in proportion to the size.
+    If `size` exceeds the largest size in the table, the result is the last entry times the ratio of the two sizes.
     """
     index = _table_index(size)
     return table[index] if index < len(table) else table[-1] * (index + 1) / len(table)

@@ -1,8 +1,8 @@
 """Sends the tokens of all streams when they are due.
 
-For tokens that are due at the same time, the event loop wakes up once, and each stream gets one write. The bytes are
-written directly to the file descriptor of the connection. The event loop's transport would send the bytes later, at the
-end of the loop's iteration.
+All tokens that are due at the same time are sent in one wake-up of the event loop, with one write per stream. The bytes
+are written directly to the file descriptor of the connection. The event loop's transport would send the bytes later, at
+the end of the loop's iteration.
 
     clock ──emissions(now)──> StreamSender ──events──> chunked coding ──write(fd)──> kernel
                                    │                                       └─ would block: transport.write, order kept
@@ -135,8 +135,8 @@ class Stream:
     def send_unchanged(self, first: int, tokens: int) -> tuple[list[bytes], int]:
         """Return the events of the tokens that are due, and the number of these tokens.
 
-        The method is a fault hook that causes no fault. StreamSender assumes that a stream without a fault hook has an
-        event for every token. A stream in which some tokens have no event therefore has this method as its fault hook.
+        This method is used as a fault hook that causes no fault. Without a fault hook, StreamSender expects one event
+        for every token. Streams in which some tokens have no event need this hook.
         """
         return self.events(first, tokens), tokens
 
@@ -216,7 +216,8 @@ def _malformed(k: int, stream: Stream, first: int, tokens: int) -> tuple[list[by
 def _coalesce(merges: bool, k: int, stream: Stream, first: int, tokens: int) -> tuple[list[bytes], int]:
     """Fault hook that collects `k` tokens and then sends them in one write.
 
-    With `merges`, these tokens share one event if the protocol supports events with several tokens.
+    If `merges` is True, these tokens share one event, if the protocol allows events with several tokens. Otherwise each
+    token has its own event.
     """
     withheld = stream.withheld
     withheld.append((first, tokens))

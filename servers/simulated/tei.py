@@ -1,4 +1,4 @@
-"""The HTTP API of a simulated Text Embeddings Inference 1.9.3 (router/src/http/server.rs at that tag).
+"""The HTTP API of a simulated Text Embeddings Inference 1.9.3 (source: router/src/http/server.rs of this version).
 
 A server has one model, which embeds, ranks or classifies. The simulated server derives the type from the model's name:
 a name with `rerank` is a reranker, a name with `classif` is a classifier, and any other model embeds. A response is
@@ -40,7 +40,7 @@ _EMPTY_INPUTS = "Input validation error: `inputs` cannot be empty"
 def _error(message: str, error_type: str, *, openai: bool = False) -> Reply:
     """Return an error response. `error_type` determines the HTTP status.
 
-    The error of the OpenAI route (`openai`) has other field names than the errors of the native routes.
+    With `openai`, the error has the field names of the OpenAI route. Otherwise it has those of the native routes.
     """
     status = _STATUSES[error_type]
     if openai:
@@ -115,7 +115,10 @@ def predict(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def root(state: ServerState, request: CompletionRequest) -> Encoding:
-    """Encode the response to POST /, which depends on the type of the model. Raises ErrorReply."""
+    """Encode the response to POST /. The type of the model determines its content.
+
+    Raises ErrorReply for an invalid request.
+    """
     handlers = {
         "embedding": (embed, tei_bodies.EMBED),
         "reranker": (rerank, tei_bodies.RERANK),
@@ -128,7 +131,10 @@ def root(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _unsupported(message: str) -> Any:
-    """Return a handler that refuses every request, for a route that the simulated model does not support."""
+    """Return a handler that refuses every request to a route that the simulated model does not support.
+
+    `message` is the error message.
+    """
 
     def refuse(_state: ServerState, request: CompletionRequest) -> Encoding:
         raise _refusal(request, message, "Backend")
@@ -141,7 +147,10 @@ Texts = tuple[Any, ...]
 
 
 def _embedded(state: ServerState, request: CompletionRequest, field: str) -> tuple[list[Texts], list[int]]:
-    """Return the inputs of a request for embeddings, and their numbers of tokens. Raises ErrorReply."""
+    """Return the inputs of a request for embeddings, and the number of tokens of each input.
+
+    `field` is the name of the field with the inputs. Raises ErrorReply for an invalid request.
+    """
     value = request.body[field]
     several = _method(value) == "batch"
     listed = value if several else [value]
@@ -155,7 +164,7 @@ def _embedded(state: ServerState, request: CompletionRequest, field: str) -> tup
 
 
 def _method(value: Any) -> str:
-    """Return `batch` for a list of inputs, and `single` for a text or the token ids of a text."""
+    """Return `batch` if `value` is a list of inputs, and `single` if it is one input: a text or its token ids."""
     return "batch" if isinstance(value, list) and value and not isinstance(value[0], int) else "single"
 
 
@@ -166,9 +175,11 @@ def _check_batch(request: CompletionRequest, inputs: Sequence[Any]) -> None:
 
 
 def _count(state: ServerState, request: CompletionRequest, texts: Texts) -> int:
-    """Return the number of tokens of one input, at most the maximum length if inputs are truncated.
+    """Return the number of tokens of one input.
 
-    Raises ErrorReply for an input that is empty, or too long while `truncate` is false."""
+    An input that exceeds the maximum length is truncated to this length, or raises ErrorReply if the field `truncate`
+    of the request is false. An empty input always raises ErrorReply.
+    """
     if not any(texts):
         raise _refusal(request, _EMPTY_INPUTS, "Empty")
     tokens = SPECIAL_TOKENS + len(texts) - 1
@@ -317,9 +328,10 @@ def _failure(status: int) -> Reply:
 
 
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of the histograms: durations as in TGI, and lengths that are powers of two.
+    """Return the bucket bounds of the histograms. Durations have the bounds of TGI, and lengths have powers of two.
 
-    The source is `prepare` in router/src/prometheus.rs."""
+    The source is `prepare` in router/src/prometheus.rs.
+    """
     durations = [0.00001 * 1.5 ** (power + 1) for power in range(35)]
     lengths = [1 << power for power in range(20) if 1 << power <= max_model_len]
     return {**dict.fromkeys(DURATION_HISTOGRAMS, durations), **dict.fromkeys(LENGTH_HISTOGRAMS, lengths)}

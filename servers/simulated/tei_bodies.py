@@ -1,7 +1,4 @@
-"""The types of TEI 1.9.3's request bodies.
-
-Source: `router/src/http/types.rs` at that tag.
-"""
+"""The types of TEI 1.9.3's request bodies (source: `router/src/http/types.rs` of this version)."""
 
 from __future__ import annotations
 

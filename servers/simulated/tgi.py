@@ -1,4 +1,4 @@
-"""The HTTP API of a simulated TGI 3.3.7 (router/src/server.rs at that tag)."""
+"""The HTTP API of a simulated TGI 3.3.7 (source: router/src/server.rs of this version)."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _failure(status: int) -> Reply:
 def _docker_label(state: ServerState) -> str:
     """Return the label of the server's Docker image.
 
-    A real server reports a commit. The simulated server reports the word that marks it as simulated.
+    The label of a real server contains a commit. That of the simulated server is a word that says that it is simulated.
     """
     return state.mark_word
 

@@ -66,8 +66,8 @@ class TgiResponse:
 def guided_text(grammar_value: Mapping[str, Any] | None, word: str, refuse: Refuse) -> str | None:
     """Return text that matches the grammar of a request, or None if `grammar_value` is None.
 
-    `word` is used for every string that the grammar does not restrict. If the grammar is not supported, the ErrorReply
-    that `refuse` creates is raised.
+    `word` is used for every string that the grammar does not restrict. If the grammar is invalid or not supported, the
+    error that `refuse` returns is raised.
     """
     if grammar_value is None:
         return None
@@ -92,8 +92,8 @@ def generate(
 ) -> TgiResponse:
     """Check a request as TGI's router does, and generate one response.
 
-    `answer` is the index of this response among the responses to the request. If a check fails, the function raises the
-    ErrorReply that `refuse` creates.
+    `answer` is the index of this response, if the request asks for several. If a check fails, the error that `refuse`
+    returns is raised.
     """
     parameters = prompt.parameters
     tgi_checks.check_parameters(parameters, prompt.text, refuse, state.max_model_len)
@@ -193,7 +193,7 @@ def _token(token: int, text: str) -> dict[str, Any]:
 
 
 def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
-    """Return the `number` likeliest tokens at a position. The generated token comes first."""
+    """Return the `number` likeliest tokens at a position. The first one is the generated token, with the id `token`."""
     others = [(token + index) % tokenizer.VOCABULARY_SIZE for index in range(1, number)]
     return [_token(token, text), *(_token(other, tokenizer.decode([other])) for other in others)][:number]
 
@@ -266,7 +266,7 @@ def _details(response: TgiResponse, prompt: TextPrompt) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Options of a chat request that determine the format of the response."""
+    """The fields of a chat request that determine the format of the response."""
 
     logprobs: bool
     top_logprobs: int
@@ -319,7 +319,7 @@ def chat(response: TgiResponse, prompt: TextPrompt, identity: Mapping[str, Any],
 
 
 def _listed_events(events: Sequence[bytes]) -> protocol.EventEncoder:
-    """Return an encoder that returns the events in `events`, which has one entry per token."""
+    """Return an encoder that takes each token's event from the list `events`."""
     return lambda index, _tokens, _last: events[index]
 
 

@@ -1,7 +1,4 @@
-"""The types of TGI 3.3.7's request bodies.
-
-Source: `router/src/lib.rs` at that tag.
-"""
+"""The types of TGI 3.3.7's request bodies (source: `router/src/lib.rs` of this version)."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def _grammar_problem(value: Any) -> str:
 
 
 def _message_problem(message: Mapping[str, Any]) -> str:
-    """Return the problem of a chat message, or an empty string if the message is valid.
+    """Return the error message for an invalid chat message, or an empty string if the message is valid.
 
     A valid message contains a text, a list of content parts, or tool calls.
     """

@@ -1,6 +1,6 @@
-"""Request checks of a simulated TGI, and the lengths of its responses.
+"""Checks the requests to a simulated TGI, and computes the lengths of its responses.
 
-The messages and the order of the checks are those of TGI 3.3.7 (router/src/validation.rs).
+The error messages and the order of the checks are those of TGI 3.3.7 (router/src/validation.rs).
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ _RULES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, max_model_len: int) -> None:
-    """Check the parameters of a request with the prompt `text`, as TGI's router does.
+    """Check the parameters of a request as TGI's router does. `text` is the prompt.
 
-    For the first parameter that the router does not accept, the ErrorReply that `refuse` creates is raised.
+    If the router would not accept a parameter, the error that `refuse` returns is raised.
     """
     best_of = parameters.get("best_of") or 1
     if best_of > 1 and not is_sampled(parameters):
@@ -117,15 +117,14 @@ def check_parameters(parameters: Mapping[str, Any], text: str, refuse: Refuse, m
 def output_pieces(state: ServerState, prompt_tokens: int, max_new_tokens: int | None, refuse: Refuse) -> list[int]:
     """Return the lengths in tokens of the pieces in which TGI generates a response.
 
-    Since 3.0, TGI generates long responses in pieces of up to DEFAULT_GENERATION_LENGTH tokens. TGI 1.x generates every
-    response in one piece. The result assumes that the model does not stop earlier.
+    TGI 1.x generates every response in one piece. Since 3.0, a piece has at most DEFAULT_GENERATION_LENGTH tokens, so a
+    long response has several pieces. The result assumes that the model does not stop earlier.
 
-    - With `max_new_tokens`, all pieces have the same length, because the router requests the length of the first piece
-      for every further piece. The response ends with the piece that reaches or exceeds `max_new_tokens`. It ends
-      earlier if the next piece does not fit the context.
+    - With `max_new_tokens`, every piece has the length of the first one. The last piece can therefore exceed
+      `max_new_tokens`. The response ends earlier if the next piece does not fit the context.
     - Without `max_new_tokens`, the pieces fill the context.
 
-    Raises the ErrorReply that `refuse` creates if the prompt or the first piece does not fit the context.
+    If the prompt or the first piece does not fit the context, the error that `refuse` returns is raised.
     """
     max_model_len = state.max_model_len
     max_piece = DEFAULT_GENERATION_LENGTH if state.config.vintage == "current" else max_model_len

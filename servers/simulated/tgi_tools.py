@@ -29,10 +29,10 @@ _NO_TOOL = {
 
 
 def tool_error(message: str) -> ErrorReply:
-    """Return the error for invalid tools in a request.
+    """Return the error response to a request with invalid tools.
 
-    The response has status 422 even for a streamed request, because the router finds the error before the stream
-    begins.
+    The response has status 422 even if the request asks for a stream, because the router finds the error before the
+    stream begins.
     """
     return ErrorReply(flat_error(f"Tool error: {message}", "tool_error", 422))
 
@@ -123,8 +123,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
 def call_id(messages: Sequence[Any]) -> str:
     """Return the id of the next tool call: the highest id of the tool calls in the messages, plus 1.
 
-    If the messages contain no tool call, the id is `0`. If an id in the messages is not a number, the result is a fixed
-    UUID.
+    If the messages contain no tool call, the id is `0`. If one of the ids is not a number, the result is a fixed UUID.
     """
     ids = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
     if all(number.isdecimal() for number in ids):
@@ -133,7 +132,7 @@ def call_id(messages: Sequence[Any]) -> str:
 
 
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
-    """Return the content of each token's event in a streamed tool call, from the texts of the tokens.
+    """Return the content of each token's event in a streamed tool call, for the tokens with the texts `texts`.
 
     The content is a pair (function name, part of the arguments):
 

@@ -117,7 +117,7 @@ class ScriptClock:
     def emissions(self, now_ns: int) -> list[Emission]:
         """Return all tokens that are due by `now_ns`, in order of their due times.
 
-        Tokens are returned only once. Performance: about 1 microsecond per entry of the result, with 1000 jobs.
+        Tokens are returned only once. With 1000 jobs, the method takes about 1 microsecond per entry of the result.
         """
         heap, live = self._heap, self._live
         itl_ns, tokens_per_event, drafting = self._itl_ns, self._tokens_per_event, self._drafting
@@ -150,7 +150,7 @@ class ScriptClock:
         return replace(self._drafts, running=len(self._live))
 
     def flush_cache(self) -> None:
-        """Do nothing, because the script models no prefix cache."""
+        """Do nothing, because this clock does not model a prefix cache."""
 
     def _verify_drafts(self, number: int, job: Job) -> int:
         """Return the number of tokens of a decode step with draft tokens, and count the step.
@@ -225,7 +225,7 @@ class BatchingClock:
     def emissions(self, now_ns: int) -> list[Emission]:
         """Return all tokens that are due by `now_ns`, in order of their due times.
 
-        Tokens are returned only once. Performance: less than 0.1 ms for a step of 256 sequences.
+        Tokens are returned only once. The method takes less than 0.1 ms for a step of 256 sequences.
         """
         scheduler = self._scheduler
         due: list[Emission] = []

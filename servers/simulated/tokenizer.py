@@ -45,13 +45,13 @@ _CHAT_TEMPLATE = (
 
 
 def encode(text: str) -> list[int]:
-    """Return the token ids of a text, without special tokens."""
+    """Return the token ids of a text. The result contains no special tokens such as <s>."""
     return list(chain.from_iterable(map(_unit_ids, _UNITS.findall(text))))
 
 
 @lru_cache(maxsize=4096)
 def count(text: str) -> int:
-    """Return the number of tokens of a text, without special tokens.
+    """Return the number of tokens of a text. Special tokens such as <s> do not count.
 
     The results are cached, because a client often checks the length of a prompt and then sends the prompt.
     """
@@ -75,7 +75,10 @@ def offsets(text: str) -> list[tuple[int, int, int]]:
 
 
 def decode(ids: Sequence[int]) -> str:
-    """Return the text of token ids, without special tokens. Invalid UTF-8 becomes replacement characters."""
+    """Return the text for a sequence of token ids.
+
+    Special tokens such as <s> are skipped, and invalid UTF-8 becomes replacement characters.
+    """
     return b"".join(pieces()[token] for token in ids if token >= _FIRST_BYTE).decode("utf-8", "replace")
 
 
@@ -96,8 +99,8 @@ def chat_text(messages: Any) -> str:
 def _message_text(value: Any) -> str:
     """Return the text of a message field.
 
-    A string is returned unchanged. If the value is a list of content parts, their texts are joined. Any other value has
-    the text "".
+    A string is returned unchanged. For a list of content parts, the result is the joined texts of the parts. For any
+    other value, the result is an empty string.
     """
     if isinstance(value, list):
         return "".join(str(part.get("text", "")) for part in value if isinstance(part, Mapping))
@@ -107,8 +110,8 @@ def _message_text(value: Any) -> str:
 class Vocabulary:
     """The sequence of random words that the simulated model generates. Every word is one token.
 
-    `ids` contains the token ids, and `texts` contains the words in UTF-8. The words repeat after PERIOD words. The
-    sequence is long enough for a response of `max_tokens` tokens that starts at any index below PERIOD.
+    `ids` contains the token ids, and `texts` contains the words in UTF-8. The sequence repeats after PERIOD words. A
+    response can start at any index below PERIOD, and have up to `max_tokens` tokens.
     """
 
     def __init__(self, seed: int, max_tokens: int) -> None:
@@ -121,7 +124,7 @@ class Vocabulary:
     def start(self, index: int) -> int:
         """Return the index in `ids` at which the response to request number `index` starts.
 
-        Knuth's multiplicative hash gives consecutive requests different starts.
+        Consecutive requests get different starts, through Knuth's multiplicative hash.
         """
         return index * 2_654_435_761 % PERIOD
 

@@ -121,8 +121,10 @@ def _models(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 def _reset_prefix_cache(state: ServerState, _: Mapping[str, Any]) -> Reply:
-    """Empty the prefix cache, unless requests are running or waiting. The real server has this route only with
-    VLLM_SERVER_DEV_MODE=1, and does not say whether the cache was emptied.
+    """Empty the prefix cache, unless requests are running or waiting.
+
+    The response is always empty, so it does not say whether the cache was emptied. The real server has this route only
+    with VLLM_SERVER_DEV_MODE=1.
     """
     state.flush_cache()
     return Reply(headers=())

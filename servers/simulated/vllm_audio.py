@@ -1,11 +1,12 @@
 """The audio routes of a simulated vLLM: /v1/audio/transcriptions and /v1/audio/speech.
 
-A transcript has a number of tokens that depends on the length of the recording, and its words have no meaning. Speech
-is a hum whose length depends on the length of the text. A speech model generates audio in frames, so a frame takes the
-place of a token.
+The words of a transcript have no meaning, but their number depends on the length of the recording. Speech is a hum
+whose length depends on the length of the text. A speech model generates audio in frames, so this module counts a frame
+as a token.
 
-The source of the transcriptions in vLLM 0.32.0 is entrypoints/speech_to_text. vLLM itself has no route for speech. The
-route is that of vLLM-Omni, which streams only with the field `stream` (entrypoints/openai/protocol/audio.py).
+The transcription route follows entrypoints/speech_to_text in vLLM 0.32.0. vLLM itself has no route for speech, so this
+route follows vLLM-Omni, which streams only if the request has the field `stream`
+(entrypoints/openai/protocol/audio.py).
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ def transcriptions(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _checked_seconds(state: ServerState, body: Mapping[str, Any]) -> float:
-    """Check the fields of a request, and return the length of its recording in seconds. Raises ErrorReply."""
+    """Check the fields of a request, and return the length of its recording in seconds.
+
+    Raises ErrorReply if a check fails.
+    """
     file = body.get("file")
     if not isinstance(file, bytes):
         raise vllm_checks.missing_fields(dict.fromkeys((*_DEFAULT_FIELDS, *body)), "file")

@@ -106,8 +106,7 @@ def _check_tools(body: Mapping[str, Any]) -> None:
 def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
     """Raise ErrorReply for a chat request that the simulated server cannot answer.
 
-    The server cannot answer a request that needs a tool parser, contains a chat template or an image, or has no
-    messages.
+    Such a request needs a tool parser, contains a chat template or an image, or has no messages.
     """
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
     if state.config.structured:  # as with --enable-auto-tool-choice and --tool-call-parser

@@ -95,7 +95,11 @@ def messages(state: ServerState, request: CompletionRequest) -> Encoding:
 
 
 def _block(segment: Segment, call_id: str, text: str) -> dict[str, Any]:
-    """Return a content block with a text. A block at the start of a stream has an empty text."""
+    """Return the content block for a segment of the answer, with `text` as its content.
+
+    `call_id` is the id of the block if the segment is a tool call. For the start of a block in a stream, `text` is
+    empty.
+    """
     if segment.kind == "reasoning":
         return {"type": "thinking", "thinking": text, "signature": ""}
     if segment.kind == "text":

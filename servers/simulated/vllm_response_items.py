@@ -34,7 +34,7 @@ class ItemEncoder:
         return b"".join(map(self._piece_events, segments.pieces(self._completion, first, tokens)))
 
     def items(self) -> list[dict[str, Any]]:
-        """Return all completed items, for the response object at the end."""
+        """Return all output items in their completed form, for the response object at the end of a stream."""
         shown = zip(self._completion.segments, self._texts, strict=True)
         return [self._item(segment, text, done=True) for segment, text in shown]
 

@@ -66,8 +66,9 @@ def describe_addresses(target: Target) -> str:
 
 
 def _try_all(addresses: Sequence[Address]) -> dict[Address, str]:
-    """Connect to all addresses at the same time, and return the error for each address ("" if the connection was
-    accepted).
+    """Connect to all addresses at the same time.
+
+    Return the error for each address, or "" if it accepted the connection.
     """
     failures = dict.fromkeys(addresses, "no connection in time")
     until_s = monotonic() + FIRST_ANSWER_S

@@ -53,8 +53,9 @@ def core_demand_ns() -> int:
 class ReadPacer:
     """Adapts the delay between sweeps to the CPU time of this thread. A sweep reads every readable socket once.
 
-    The delay grows while the thread needs a large share of a CPU core. The delay shrinks if the thread needs a small
-    share, or if the sockets contain a lot of unread data."""
+    The delay grows while the thread needs a large share of a CPU core. It shrinks while the thread needs a small share,
+    or while the sockets contain a lot of unread data.
+    """
 
     def __init__(
         self,

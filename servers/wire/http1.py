@@ -94,8 +94,9 @@ class ResponseFraming:
         return self.header("location") if self.status is not None and 300 <= self.status < 400 else ""
 
     def header(self, name: str) -> str:
-        """Return the value of the response header `name`, or "" if there is no such header. `name` must be in lower
-        case.
+        """Return the value of a response header, or "" if there is no such header.
+
+        `name` must be in lower case.
         """
         start = self.head.lower().find(f"\r\n{name}:".encode("latin-1"))
         if start < 0:
@@ -265,10 +266,10 @@ def _usual_size(begin: bytes) -> tuple[int, int] | None:
 
 @lru_cache(4096)
 def _event_size(begin: bytes) -> tuple[int, int] | None:
-    """Parse the size line of a chunk, as `_usual_size` does, but only if the line is between two server-sent events.
+    """Parse the size line of a chunk between two server-sent events, as `_usual_size` does.
 
-    `begin` must start with the two newlines that end the previous event, and the chunk must begin with `data: `.
-    Otherwise, or if `_usual_size` returns None, return None.
+    `begin` starts with the two newlines that end the previous event, and the data of the chunk starts with `data: `.
+    Return None for any other input, and if `_usual_size` returns None.
     """
     line = _EVENT_LINE.match(begin)
     return _usual_size(begin[2:9]) if line else None

@@ -258,11 +258,10 @@ class TcpStreamTable:
     def _on_syn_ack(self, key: int, first_sequence: int, stamp_ns: int) -> None:
         """Record the SYN-ACK of a connection, which contains the first sequence number.
 
-        `key` stands for the local port and the server's address, so a later connection may have the same key. The
-        stream of a connection starts after the handshake, and therefore after the SYN-ACK arrived. If the current
-        stream with this key has no data yet, and its connection was opened after the SYN-ACK arrived, the SYN-ACK
-        belongs to this stream. Otherwise the SYN-ACK belongs to the next connection with this key, whose stream has not
-        started yet.
+        `key` stands for the local port and the server's address, so two connections can have the same key one after the
+        other. A stream is created when its connection is open, and thus after the SYN-ACK arrived. The SYN-ACK belongs
+        to the current stream with this key if the stream has no data and its connection was opened after the SYN-ACK
+        arrived. Otherwise the SYN-ACK belongs to the next stream with this key.
         """
         stream = self._streams.get(key)
         if stream is not None and not stream.contiguous_end and stamp_ns <= stream.opened_ns:

@@ -136,12 +136,12 @@ def dropped_segments(packets: socket.socket) -> int:
 def filter_program(family: int, addresses: Sequence[tuple[Any, ...]], ports: PortRange | None = None) -> bytes:
     """Return the BPF program with which the kernel filters the packets of the socket.
 
-    For each packet, the program returns the number of bytes that the kernel stores. The kernel stores the headers of a
-    packet if it is a TCP segment from `addresses` to `ports`, and has data, SYN or FIN. Of other packets, it stores 0
-    bytes.
+    For each packet, the program returns the number of bytes that the kernel stores: the length of the headers for a TCP
+    segment from `addresses` to `ports` with data, SYN or FIN, and 0 for all other packets.
 
     In the code of this function, an instruction is (opcode, jump if true, jump if false, value). The jump targets
-    `accept` and `reject` are the two ends of the program. Register X contains the offset of the TCP header."""
+    `accept` and `reject` are the two ends of the program. Register X contains the offset of the TCP header.
+    """
     accept, reject = -1, -2
     ipv4 = family == socket.AF_INET
     tcp_offset_to_x = (_LOAD_IP_LENGTH_X, 0, 0, 0) if ipv4 else (_LOAD_X, 0, 0, IPV6_BYTES)

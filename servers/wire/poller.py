@@ -37,8 +37,9 @@ _SECOND_NS = 1_000_000_000
 class Poller:
     """Calls functions when sockets are readable (level-triggered).
 
-    It calls the function of each socket immediately, or waits and then serves every readable socket in one pass, which
-    is called a sweep."""
+    A Poller with a ReadPacer serves sockets in sweeps, with pauses between them. A sweep is one pass over all readable
+    sockets.
+    """
 
     late = False
     """Whether the sockets that are served now may have waited, so that their receive windows should be checked."""
@@ -46,8 +47,9 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop, pacer: ReadPacer | None = None) -> None:
         """Add an epoll to the event loop.
 
-        Without a `pacer`, a readable socket is served at once. With a `pacer`, sockets are served in sweeps, so that
-        reads may be deferred."""
+        Without a `pacer`, a readable socket is served at once. With a `pacer`, sockets are served in sweeps, and the
+        pacer determines the pause after each sweep.
+        """
         self.loop = loop
         self.largest_read = 0
         """Bytes of the largest read of this sweep. The callbacks update it."""

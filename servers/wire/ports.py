@@ -31,10 +31,10 @@ class PortRange(NamedTuple):
 
 
 def ports_for_worker(worker: int, workers: int) -> PortRange | None:
-    """Return the range of local ports for worker number `worker` of `workers`. All workers get the same number of
-    ports.
+    """Return the range of local ports for worker number `worker` of `workers`.
 
-    Return None, which means all ports, if there is only one worker or if the kernel cannot limit a socket to a range.
+    All workers get the same number of ports. The result is None, which means all ports, if there is only one worker or
+    if the kernel cannot limit a socket to a range.
     """
     with suppress(OSError, ValueError):
         first, last = map(int, _RANGE.read_text("ascii").split())

@@ -167,9 +167,10 @@ def _split_exact(body: bytes, *, start: int = 0, closed: bool = False) -> Split:
 
 
 def _add_last(events: _Events, block: _Block, end: int, *, closed: bool) -> bool:
-    """Add the events of the last lines of a body, after which there is no blank line.
+    """Add the events in the last lines of a body if no blank line follows these lines.
 
-    Return True if all these lines belong to added events, and False if they end with an incomplete event."""
+    Return True if all these lines belong to added events, and False if they end with an incomplete event.
+    """
     if closed and block.is_whole():
         events.add(block, end)
         return True
@@ -254,8 +255,9 @@ class _Events:
     def result(self) -> tuple[list[bytes], list[int]]:
         """Return the payloads and the end offsets of all events.
 
-        The lists are empty if the body is not an event stream: it has plain-text errors, and no field of the SSE
-        standard, such as `data`."""
+        The lists are empty if the body is not an event stream. Such a body has no `data` line or other field of the SSE
+        standard, but lines that could be errors in plain text.
+        """
         if self._in_words and not (self.any_field or len(self._ends) > len(self._in_words)):
             return [], []
         return self._payloads, self._ends

@@ -27,9 +27,9 @@ def stamp_differences(arrivals: Sequence[int], stamps: Sequence[int], closed_ns:
     """Return the absolute difference in ns between the ring timestamp and the socket timestamp of each read.
 
     `arrivals` contains the ring timestamp of each read, or a negative number if there is none. Such reads are left out.
-    `stamps` contains the socket timestamp of each read. `closed_ns` is the timestamp of a FIN (0: none). The socket
-    timestamp of the last read may be the timestamp of the FIN. The difference is therefore `min(abs(ring - socket),
-    abs(closed_ns - socket))`.
+    `stamps` contains the socket timestamp of each read. `closed_ns` is the timestamp of a FIN (0: none). If there is a
+    FIN, its timestamp can be the socket timestamp of the last read, so the difference is the smaller one of `abs(ring -
+    socket)` and `abs(closed_ns - socket)`.
     """
     differences = [*map(abs, map(sub, arrivals, stamps))]
     if closed_ns or max(differences, default=0) > LIMIT_NS:

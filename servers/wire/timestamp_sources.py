@@ -348,7 +348,7 @@ def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {
     """Return a text that explains why the requested timestamp source is not in use, or "" if it is in use.
 
     `requested` is the name of the requested source. AUTO stands for the best source. `name` is the name of the source
-    in use. `server` are the facts about the server in the header of the run file: `addresses` and `protocol`.
+    in use. `server` contains the facts `addresses` and `protocol` of the run file's header.
     """
     best = next(iter(SOURCES)) if requested == AUTO else requested
     if best not in SOURCES or best == name:

@@ -199,7 +199,7 @@ class Exchange:
         self.fail(kind, detail)
 
     def _read_until_abandoned(self, read: Callable[[], None]) -> None:
-        """Call `read` once, and end the exchange if the client now abandons the request (--cancel)."""
+        """Call `read` once. Then end the exchange if the client abandons the request at this point (--cancel)."""
         read()
         detail = self.gives_up(self) if self.gives_up is not None and self.connection is not None else ""
         if detail:

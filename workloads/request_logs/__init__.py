@@ -1,7 +1,7 @@
-"""Readers of request logs: what a server or gateway has written about the requests of its users.
+"""Readers of request logs, in which a server or gateway has recorded the requests of its users.
 
 `loadgen anonymise` turns such a log into a trace without text. Each reader yields one `LoggedRequest` per request, and
-notes what it leaves out.
+counts the requests that it leaves out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def recognise_log(path: Path) -> str:
 
 
 def _first_fields(path: Path, start: str) -> set[str]:
-    """Return the field names of the first entry in a JSON Lines file or in a file with a JSON array."""
+    """Return the field names of the first entry in a JSON Lines file or in a file with a JSON array.
+
+    `start` is the first line of the file.
+    """
     from loadgen.workloads.datasets import elements
 
     if start.startswith("["):

@@ -1,4 +1,7 @@
-"""Reads a file of request bodies as a request log: `requests:` files of loadgen, and files for OpenAI's batch API."""
+"""Reads a file of request bodies as a request log.
+
+The file has the format of the workload `requests:FILE`, or of OpenAI's batch API.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def read(path: Path, notes: LogNotes) -> Iterator[LoggedRequest]:
 
 
 def _reason_to_leave_out(row: LiteLlmRow) -> str:
-    """Return why a request is not replayed, or an empty text."""
+    """Return the reason why a request is not replayed, or an empty string if the request is replayed."""
     call = (row.call_type or "").split(".")[-1]
     if call not in TEXT_CALLS and call.removeprefix("a") not in TEXT_CALLS:
         return NO_TEXT_CALL
@@ -120,7 +120,10 @@ def _request(row: LiteLlmRow, where: str, notes: LogNotes) -> LoggedRequest | No
 
 
 def _time_ns(value: float | str, name: str) -> int:
-    """Return a time of a log in ns since 1970. Raises WorkloadError if the value is no such time."""
+    """Convert a time in a log, in seconds or as an ISO 8601 date, to ns since 1970.
+
+    Raises WorkloadError for any other value. `name` is the name of the field in the message.
+    """
     if isinstance(value, str):
         try:
             return parse_date(value)

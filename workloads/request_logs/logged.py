@@ -44,9 +44,9 @@ class LoggedRequest(msgspec.Struct):
 
 
 class LogNotes:
-    """Notes on the requests that a log reader leaves out, and on its assumptions about other requests.
+    """Counts the requests that a log reader leaves out, and its assumptions about other requests.
 
-    Each note is a text with the number of requests to which the note applies.
+    Each entry maps a reason or an assumption to the number of requests that it applies to.
     """
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ TOKEN_ID_LIMIT = 1 << 63
 
 
 def token_ids(numbers: Iterable[int]) -> tuple[int, ...]:
-    """Return the token ids of a prompt. Raises WorkloadError for a number that is no token id."""
+    """Return the token ids of a prompt. Raises WorkloadError for a number that cannot be a token id."""
     ids = tuple(numbers)
     if any(not 0 <= number < TOKEN_ID_LIMIT for number in ids):
         raise WorkloadError("its prompt has a number that is no token id", "correct or remove the line")

@@ -1,4 +1,4 @@
-"""Reads OpenTelemetry spans as a request log. loadgen.workloads.session_formats.opentelemetry reads the file."""
+"""Reads OpenTelemetry spans as a request log, with the parser of loadgen.workloads.session_formats.opentelemetry."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ newer versions vllm/entrypoints/serve/utils/request_logger.py):
     DEBUG 11-05 12:39:35 [logger.py:40] Request ID details: prompt: '...', prompt_token_ids: [...], ...
     INFO 11-05 12:39:35 [logger.py:51] Received request ID: params: SamplingParams(...), lora_request: None.
 
-With `--enable-log-outputs`, further lines have the responses. At the level DEBUG, newer versions also write the token
-ids of a response. For a streamed response, these are only the ids of chunks with text, so tokens without text are
-missing:
+With `--enable-log-outputs`, the log also contains the responses. At the level DEBUG, newer versions also write the
+token ids of a response. For a streamed response, only the chunks with text contribute token ids, so tokens without text
+are missing:
 
     INFO 11-05 12:39:36 [logger.py:72] Generated response ID (streaming complete): output: '...', output_token_ids: ...
     DEBUG 11-05 12:39:36 [logger.py:98] Generated response ID details: output_token_ids: [...]
@@ -100,7 +100,7 @@ def read(path: Path, notes: LogNotes) -> Iterator[LoggedRequest]:
 
 
 def _lines(path: Path, notes: LogNotes | None = None) -> Iterator[_Line]:
-    """Yield the lines of the log that are about a request. Other lines are counted."""
+    """Yield the lines of the log that are about a request. All other lines are counted in `notes`."""
     for line, text in file_lines(path, "the log"):
         match = _MESSAGE.match(text)
         is_details = match is not None and match[2] == "Request"
@@ -201,9 +201,10 @@ def _prompt(rest: str, where: str) -> PromptContent | None:
 
 
 def _text_of(literal: str, where: str) -> str:
-    """Return the text of a literal that Python's `repr` has written. `where` is the place in the file.
+    """Return the text that a Python string literal represents, as `repr` has written it.
 
-    Raises WorkloadError if the literal is damaged."""
+    `where` is the location in the file, for the error message. Raises WorkloadError if the literal is damaged.
+    """
     try:
         return str(literal_eval(literal))
     except (ValueError, SyntaxError):
@@ -213,14 +214,18 @@ def _text_of(literal: str, where: str) -> str:
 class _Clock:
     """Reads the times at the beginning of the lines of a log.
 
-    A log without years may continue into a new year. The times then keep growing, although the dates begin again.
+    If the dates have no year and jump back by more than 180 days, as from December to January, a new year has begun.
     """
 
     def __init__(self) -> None:
         self._last_ns: int | None = None
 
     def time(self, head: str, where: str) -> tuple[int, bool]:
-        """Return the time in ns, and whether it is in whole seconds. `head` is the text in front of the message."""
+        """Return the time of a line in ns, and True if the line states it in whole seconds.
+
+        `head` is the part of the line before the message. `where` is the location in the file, for error messages.
+        Raises WorkloadError if the line has no valid time.
+        """
         match = _TIME.search(head)
         if match is None:
             raise WorkloadError(

@@ -7,9 +7,9 @@ The format is documented in ai-dynamo/aiperf, docs/benchmark-modes/dag.md:
 
 Turns of a conversation follow one another, `delay` ms after the end of the previous turn. A turn starts other
 conversations when it ends. A conversation in `forks` inherits the history of the turn. A conversation in `spawns`
-begins with an empty history, and the next turn (or the turn `join_at`) waits for its end. Conversations in
-`pre_session_spawns` begin with the first turn. A conversation that no other conversation starts is a session.
-Orchestrators without requests (`orchestrator`) are refused.
+begins with an empty history, and the next turn (or the turn `join_at`) waits for its end. A conversation in
+`pre_session_spawns` starts together with the first turn. A conversation that no other conversation starts is a session.
+A file with an orchestrator (`orchestrator`), which sends no requests itself, is refused.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class _Tree:
     ) -> str:
         """Add the turns of a conversation, and those of its child conversations. Return the name of the last turn.
 
-        `after` contains the conditions for the first turn: the name of an earlier turn, its event, and a wait in ns.
-        `names` are the names of the conversations from the root to this one.
+        `after` contains the conditions for the first turn: the name of a parent turn, `end` or `start` of this turn,
+        and a delay in ns. `names` contains the names of the conversations from the root to this one.
         """
         self._reached.add(line, row.session_id, row.session_id, "")
         prefix = "/".join(names)

@@ -60,7 +60,7 @@ class AttributeRow(msgspec.Struct):
 
 
 class SpanRow(msgspec.Struct, rename="camel"):
-    """One span. Times are ns since 1970, which JSON of OTLP writes as text."""
+    """One span. Times are in ns since 1970. OTLP's JSON encoding writes them as strings."""
 
     trace_id: str
     span_id: str
@@ -131,8 +131,9 @@ def sessions(path: Path, _options: Options) -> Iterator[TraceSession]:
 def recorded_sessions(path: Path, others: Counter[str] | None = None) -> Iterator[tuple[str, list[RecordedCall]]]:
     """Yield the name and the requests of each session, in order of the sessions' start times.
 
-    `others` counts the spans that are neither a request nor an agent nor a tool, by their operation. Raises
-    WorkloadError for an invalid span."""
+    Spans that are neither a request nor an agent nor a tool are ignored. `others` counts them by operation. Raises
+    WorkloadError for an invalid span.
+    """
     with row_store() as traces:
         for line, text in file_lines(path):
             export = decode_row(text, EXPORT, path, line)
@@ -344,7 +345,7 @@ _TOOLS = msgspec.json.Decoder(list[_ToolDefinition])
 
 
 def _decoded(text: str, decoder: msgspec.json.Decoder[Recorded], name: str, where: str) -> Recorded:
-    """Return the value of an attribute that is JSON. Raises WorkloadError if the JSON has another form."""
+    """Decode an attribute whose text is JSON. Raises WorkloadError if the JSON does not have the expected type."""
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:

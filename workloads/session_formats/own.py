@@ -25,7 +25,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class AfterFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A condition for which a node waits: the start or the end of another node, and a delay after it."""
+    """A condition for a node: the node waits for the start or end of another node, and for a delay."""
 
     node: Name
     on: Literal["end", "start"] = "end"

@@ -85,9 +85,11 @@ def rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
 
 
 def nanoseconds(value: float, per_second: int, name: str, where: str) -> int:
-    """Return a time of a file in ns. `per_second` is the number of units per second: 1 for seconds, 1000 for ms.
+    """Convert a time in a file to ns.
 
-    `where` is the file and line for the error message. Raises WorkloadError for a negative or too large time."""
+    `per_second` is the number of time units per second: 1 for seconds, 1000 for ms. `where` is the file and line for
+    the error message. Raises WorkloadError for a negative or too large time.
+    """
     if not 0 <= value / per_second <= TIME_LIMIT_S:
         raise WorkloadError(f"{where}: {name} is {value}", "write a time of 0 or more")
     return round(value * NS_PER_S / per_second)
@@ -109,12 +111,13 @@ def block_spans(
     *,
     only_full: bool = False,
 ) -> tuple[SharedSpan, ...]:
-    """Return the shared spans of a prompt, given the ids of its blocks of tokens.
+    """Convert the ids of a prompt's blocks of tokens to shared spans.
 
-    `namespace` is the number of the session if equal ids in different sessions stand for different tokens. If equal ids
-    stand for the same tokens in the whole file, `namespace` is None. The last block of a prompt may be incomplete. With
-    `only_full`, an incomplete block may lack an id. Raises WorkloadError if the number of ids and the length of the
-    prompt contradict each other.
+    - `namespace`: the number of the session if an id is only valid within its session. None if equal ids stand for
+      equal tokens in the whole file.
+    - `only_full`: True if an incomplete block at the end of the prompt may have no id.
+
+    Raises WorkloadError if the number of ids does not match the length of the prompt.
     """
     if not ids:
         return ()

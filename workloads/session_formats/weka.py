@@ -53,7 +53,7 @@ class CallRow(msgspec.Struct):
 
 
 class EntryRow(msgspec.Struct):
-    """An entry of `requests`. At first, only its type is decoded."""
+    """An entry of `requests`, of which only the type is decoded. The type determines how the whole entry is decoded."""
 
     type: Literal["n", "s", "subagent"]
 

@@ -514,16 +514,16 @@ def check_delivery(
 ) -> Delivery:
     """Compare the requested load with the load that was sent.
 
-    `due_ns` and `sent_ns` contain the due time and the send time of each request, in ns from the run's start. The send
-    time is None or NaN for a request that was not sent. Some requests wait because of `--concurrency`. For these
-    requests, `released_ns` contains the time at which the wait ended. For other requests, `released_ns` contains NaN.
-    `released_ns` is None if no request waited. If requests waited, there is no test of the send times, because the
-    waits change the distribution.
+    - `due_ns`: time at which each request was due, in ns from the run's start.
+    - `sent_ns`: time at which each request was sent, in ns from the run's start. None or NaN for a request that was not
+      sent.
+    - `released_ns`: time at which a request that waited because of `--concurrency` could be sent. NaN for requests that
+      did not wait. The argument is None if no request waited.
 
-    The times between consecutive requests (gaps) are tested against the distribution of the arrival process. The test
-    allows for the resolution of each gap: 1 ns for due times, and the p99 of the send delays for send times. Without
-    this allowance, several requests due within a microsecond could fail the test. Gamma arrivals often produce such
-    requests. There is no test if the resolution exceeds a tenth of the mean gap, because any load would pass.
+    The gaps (times between consecutive requests) are tested against the distribution of the arrival process. The gaps
+    between send times are not tested if requests waited, because the waits change their distribution. The test allows
+    for the resolution of each gap: 1 ns for due times, and the p99 of the send delays for send times. There is no test
+    if the resolution exceeds a tenth of the mean gap, because any load would pass.
     """
     due_at, sent_at = np.asarray(due_ns, np.float64), np.asarray(sent_ns, np.float64)
     released_at = np.full_like(due_at, np.nan) if released_ns is None else np.asarray(released_ns, np.float64)
@@ -624,9 +624,9 @@ def _quantile_bucket(counts: Counter[int], share: float) -> int | None:
 
 
 def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | None]:
-    """Return the confidence intervals of the rates in the window, by name of the rate.
+    """Return the confidence intervals of the rates in the measurement window, by the name of the rate.
 
-    The second value of the result is None, or the reason if there are no intervals.
+    If there are no intervals, the second value of the result is the reason. Otherwise it is None.
     """
     span = frame.span_ns
     if frame.window is None or span is None:
@@ -646,7 +646,7 @@ def rate_intervals(frame: Frame) -> tuple[dict[str, tuple[float, float]], str | 
 def batch_rates(frame: Frame, batches: int) -> dict[str, Floats]:
     """Return rates per second in each of `batches` equal parts of the measurement window, by the name of the rate.
 
-    The result contains the rates of inputs and of audio only for requests that have inputs or audio.
+    The rates of inputs and of audio are included only if the requests have inputs or audio.
     """
     requests, tokens, prompts = _batch_rates(frame, batches)
     rates = {
@@ -673,9 +673,9 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
 
     Return None if a rate is unknown, or if all or nearly all rates are equal.
 
-    The method is the bootstrap t. This method replaces the quantiles of Student's t by those of `(mean* - mean) /
-    error*`. Here mean* is the mean of a sample of batches drawn with replacement, and error* is the standard error of
-    this mean. Skewed rates therefore get a skewed interval.
+    The method is the bootstrap t. It replaces the quantiles of Student's t by those of `(mean* - mean) / error*`, where
+    mean* is the mean of a sample of batches drawn with replacement, and error* is the standard error of mean*. The
+    interval of skewed rates is therefore not symmetric.
     """
     count, mean = len(rates), float(rates.mean())
     error = float(rates.std(ddof=1)) / math.sqrt(count) if count > 1 else 0.0

@@ -95,7 +95,8 @@ def frame_of_run(run: Run) -> Frame:
 def with_window(frame: Frame, header: Header) -> Frame:
     """Return the Frame with its measurement window, and with the class of traffic and the model of each row.
 
-    The plan sets the window, or the window is chosen for the load."""
+    If the plan sets no window, the window is chosen automatically.
+    """
     frame = label_rows(frame, header)
     return replace(frame, window=choose_window(frame, header.load, header.plan.get("window_s")))
 
@@ -164,7 +165,7 @@ def in_flight(begins: Floats, ends: Floats) -> InFlight:
 def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "") -> Window:
     """Return a Window for a run that is measured as a whole.
 
-    The ends of this Window are only for display. Figures use the ends that `Frame.span_ns` computes.
+    The start and the end of this Window are only displayed. The figures are computed over `Frame.span_ns` instead.
     """
     answered = frame.sent & ~np.isnan(frame.end_ns)
     ends = float(frame.sent_ns[answered].min()), float(frame.end_ns[answered].max())
@@ -174,9 +175,9 @@ def _whole(frame: Frame, reason: str, *, steady: bool = False, unsteady: str = "
 def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: float, residence_ns: float) -> Window:
     """Return the measurement window of an open loop with a constant rate.
 
-    The window is the part of the run after the start-up phase. If this part does not represent the run, the window is
-    the whole run. `steps` is the number of requests in flight over time. Requests are due from `begins` to `ends` (ns),
-    and `residence_ns` is the median time that a request is in flight.
+    The window is the part of the run after the start-up phase, or the whole run if this part does not represent the
+    run. `steps` is the number of requests in flight over time. Requests are due from `begins` to `ends` (ns).
+    `residence_ns` is the median time that a request is in flight.
     """
     length = ends - begins
     typical = _median(_between(steps, begins + length / 4, ends - length / 4))
@@ -240,11 +241,11 @@ def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
 
 
 def _growing_wait(frame: Frame, begins: float, ends: float) -> str:
-    """Return a sentence on the growth of TTFT if TTFT grows as in a growing queue. Otherwise, return an empty text.
+    """Return a sentence on the growth of TTFT if this growth shows a growing queue, otherwise an empty string.
 
-    This test finds large overloads. In a large overload, requests stay in flight so long that the number of requests in
-    flight cannot be tested over most of the run. The time from `begins` to `ends`, in which requests are due, is
-    divided into quarters. TTFT grows as in a growing queue if two conditions hold:
+    This test finds large overloads, in which requests stay in flight so long that the number of requests in flight
+    cannot be tested over most of the run. Requests are due from `begins` to `ends`. This time is divided into quarters,
+    and the growth shows a growing queue if two conditions hold:
 
     - The mean TTFT rises from each quarter to the next, and does not level off in the last quarter.
     - The mean TTFT of the last quarter is more than QUEUE_SHARE times the time from `begins` to `ends`.
@@ -341,9 +342,9 @@ def _median(part: InFlight) -> float:
 
 
 def _largest(values: Floats) -> float | None:
-    """Return the largest of these times in seconds, rounded to the nanosecond. NaN is ignored.
+    """Return the largest of `values` (times in seconds), rounded to the nanosecond.
 
-    Return None if all values are NaN.
+    NaN is ignored. Return None if all values are NaN.
     """
     known = values[~np.isnan(values)]
     return round_to_ns(float(known.max())) if len(known) else None

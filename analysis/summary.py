@@ -98,12 +98,12 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
     @property
     def may_end(self) -> bool:
-        """True if responses may end before the requested length. Runs may then do different amounts of work."""
+        """True if responses may end early, so that two runs of this plan may do different amounts of work."""
         return not self.ignore_eos or str(self.output_tokens).startswith("max:")
 
 
 class RemovedFigures(msgspec.Struct, kw_only=True):
-    """Figures of requests of one worker whose Records were removed, for the requests that ended in one time window.
+    """Figures of one worker's requests that ended in one time window, and whose Records were removed.
 
     A window lasts at least a minute, or as long as its file of Records if that is shorter. Windows of different workers
     overlap. Latencies are those of complete requests. A latency is None if no request of the window has it.
@@ -126,7 +126,7 @@ class RemovedFigures(msgspec.Struct, kw_only=True):
 
 
 class RemovedPart(msgspec.Struct, kw_only=True):
-    """Requests whose records were removed during the run (--keep-records). They are in no other figure."""
+    """Requests whose Records were removed during the run (--keep-records). No other figure includes them."""
 
     requests: int
     complete: int
@@ -137,7 +137,7 @@ class RemovedPart(msgspec.Struct, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """The server, as detected by the probe."""
+    """The server of the run: what the plan states and what was detected before the run."""
 
     name: str | None
     version: str | None
@@ -243,7 +243,7 @@ class LengthDifference(msgspec.Struct, kw_only=True):
 
 
 class TruncatedInputs(msgspec.Struct, kw_only=True):
-    """Inputs that the server cut to its maximum length before it computed them."""
+    """Inputs that were longer than the server's maximum length, and that the server truncated."""
 
     requests: int
     """Complete requests with such inputs."""
@@ -432,7 +432,7 @@ class LittlesLaw(msgspec.Struct, kw_only=True):
 
 
 class IntervalMeaning(msgspec.Struct, kw_only=True):
-    """The confidence of the intervals in `latency`, and the assumption on which they are based."""
+    """The confidence level of the intervals in `latency`, and the assumption on which they are based."""
 
     confidence: float
     independent: bool
@@ -453,8 +453,8 @@ class BurstSkew(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TargetDueSent(msgspec.Struct, kw_only=True):
     """One figure of the load in three versions: target, planned and actual.
 
-    `named` is the target in the arrival process, such as 20 in `poisson:20`. `due` follows from the due times of the
-    requests, and `sent` from the times at which they were sent.
+    `named` is the target in the arrival process, such as 20 in `poisson:20`. `due` is computed from the times at which
+    the requests were due, and `sent` from the times at which they were sent.
     """
 
     named: float | None
@@ -509,7 +509,7 @@ class QueueWait(msgspec.Struct, kw_only=True):
 class Delivery(msgspec.Struct, kw_only=True):
     """The requested load and the sent load.
 
-    For sessions only first turns count, because later turns follow responses.
+    For sessions only first turns count, because a later turn is sent after a response and not at a planned time.
     """
 
     arrivals: str
@@ -659,9 +659,8 @@ class EdgeFigures(msgspec.Struct, kw_only=True):
     """Delays between requests of session graphs.
 
     An edge of a session graph says that one request is due a certain time after another request has ended or started.
-    One object covers either all edges after the end of a request, or all edges after the start of a request (`after`).
-    If a request has several edges, the edge that is met last decides when the request is due. The distributions cover
-    only the edges that decided.
+    One object covers either all edges after an end, or all edges after a start. A request with several edges becomes
+    due when the last of them is met. The distributions cover only this last edge of each request.
     """
 
     after: str
@@ -681,7 +680,7 @@ class EdgeFigures(msgspec.Struct, kw_only=True):
 
 
 class RoleLatency(msgspec.Struct, kw_only=True):
-    """Latencies of the requests with one role in sessions that are graphs."""
+    """Latencies of the requests with one role in session graphs."""
 
     role: str
     """Role, such as `root` or `sub-agent`."""
@@ -692,7 +691,7 @@ class RoleLatency(msgspec.Struct, kw_only=True):
 
 
 class SessionFigures(msgspec.Struct, kw_only=True):
-    """Figures of sessions that are graphs of requests: makespans, sessions in flight, delays and time for tools."""
+    """Figures of session graphs: makespans, sessions in flight, delays between requests, and time for tools."""
 
     n: int
     """Number of sessions that started."""
@@ -876,9 +875,9 @@ class AbandonedRequests(msgspec.Struct, kw_only=True):
 class CounterCheck(msgspec.Struct, kw_only=True):
     """Growth of a server counter over the run, warm-up included, compared with the client's count.
 
-    If some requests are incomplete, the client cannot know exactly what the server counted. The expected count then
-    lies between `client` and `client_most`. `difference` is the distance from the server's count to this range. If the
-    server's count lies in the range, `difference` is 0.
+    If some requests are incomplete, the client does not know exactly what the server counted. Instead of one expected
+    count, there is a range from `client` to `client_most`. `difference` is the distance from the server's count to this
+    range, and 0 inside the range.
     """
 
     server: int
@@ -969,7 +968,7 @@ class ServerTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """A difference between the replicas of a server that chance does not explain."""
+    """A statistically significant difference between the replicas of a server."""
 
     fastest: str
     """Name of the replica with the shortest median TTFT."""
@@ -1039,7 +1038,7 @@ class ServerRestart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveredFigure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The recovery of one figure after a command of --at.
+    """The recovery of one figure after a command ran (--at).
 
     The figure is computed in short time windows before and after the command.
     """

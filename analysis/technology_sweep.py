@@ -202,9 +202,9 @@ def build_document(sweep: TechnologySweep) -> doc.Document:
 def _cards(sweep: TechnologySweep) -> list[doc.Card]:
     """Return the cards at the top of the page. They compare the first GPU of the sweep with the last GPU.
 
-    The first GPU has the first technology node, memory and network, and the last GPU has the last ones. There is one
-    card per time with the speed-up from the first GPU to the last. Two further cards say what binds the first time on
-    each of the two GPUs.
+    The first GPU has the first technology node, memory and network of the sweep. The last GPU has the last ones. One
+    card per time states the speed-up from the first GPU to the last. Two more cards state whether compute, memory,
+    network or latency limits the first of these times on each GPU.
     """
     from loadgen.analysis.report import Card
 
@@ -300,7 +300,7 @@ def _run(sweep: TechnologySweep, index: int, memory: str, network: str) -> dict[
 
 
 def _unit(sweep: TechnologySweep, figure: str) -> tuple[float, str]:
-    """Return (factor, unit) in which the chart shows the times of a figure."""
+    """Return the factor and the unit in which the chart shows the times of `figure`, such as `(1e3, "ms")`."""
     times = [point.times[figure].total_s for point in sweep.points if figure in point.times]
     return scale_of(min(times, default=1.0))
 

@@ -2,13 +2,13 @@
 
 This module computes these results from the Telemetry lines of the run file:
 
-- curves on the run's time axis.
+- curves over time.
 - the difference between the server's counters and the client's counts.
 - memory in use before, during and after the run.
 - the clock offsets of the machines of a distributed run.
 
 Engines reserve most of a GPU's memory when they start, so memory in use says little about the load. The share of the KV
-cache in use says more. The summary contains both figures, with a note on how much memory the engine reserves.
+cache in use says more. The summary contains both, with a note on how much memory the engine reserves.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _all_readings(run: Run, source: Source) -> list[Reading]:
 
 
 def _without_counters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a reading of the server without its counters, which are the values that only grow."""
+    """Return the values of a reading of the server without its counters."""
     return {name: value for name, value in values.items() if name not in COUNTERS}
 
 
@@ -108,17 +108,16 @@ def count_mixed_replicas(run: Run) -> int:
 
 
 def mixed_series(points: Sequence[tuple[float, float]]) -> int:
-    """Return how many different counters the readings of one metric come from, or 0 if they come from a single counter.
+    """Return how many counters are mixed in the readings of one metric, or 0 if there is a single counter.
 
-    `points` are pairs of a time in seconds and a value. A counter never falls unless its server restarts. If a balancer
-    passes each reading to another replica, the values jump between the counters of the replicas.
+    `points` are pairs of a time in seconds and a value. If a balancer passes each reading to another replica, the
+    values jump between the counters of the replicas.
 
-    The function divides the readings into series, each of which never falls. A reading belongs to the series with the
-    largest last value that does not exceed the reading. If there is no such series, a new one begins. A restarted
-    server counts from 0 and begins a new series. A fall to an earlier series therefore means that the readings come
-    from several counters. MIN_RETURNS such falls are required, because a server that has restarted several times may
-    reach the values of an earlier series. MIN_QUICK falls within QUICK_S are also sufficient, because no server
-    restarts so quickly.
+    A counter never falls unless its server restarts. The function divides the readings into series that never fall. A
+    reading belongs to the series with the largest last value that does not exceed the reading. If there is no such
+    series, the reading begins a new one, as after a restart. A fall to the value of an existing series is therefore a
+    sign of several counters. MIN_RETURNS such falls are required, because a server that has restarted several times may
+    also cause some. MIN_QUICK falls within QUICK_S are also sufficient, because no server restarts so quickly.
     """
     series: list[float] = []
     """The last value of each series."""
@@ -370,11 +369,11 @@ def abandoned_requests(run: Run, requests: int) -> AbandonedRequests | None:
 
 
 def mean_phases(run: Run) -> dict[str, float]:
-    """Return the mean duration in s of each phase of a request, computed from the server's own metrics.
+    """Return the mean duration in s of each phase of a request, computed from the server's metrics.
 
-    The entry `requests` is the number of requests that the server counted. The means cover the requests that the server
-    finished between two readings: the reading at the start of the run (or the first reading, if there was none at the
-    start) and the last reading. The result is empty if the server publishes no such metrics or reset them.
+    The means cover the requests that the server finished after the reading at the start of the run. Without such a
+    reading, they cover the requests after the first reading. The entry `requests` is the number of these requests. The
+    result is empty if the server publishes no such metrics or reset them.
     """
     valid = [reading for reading in readings(run, "server") if not reading.gap]
     start = next((index for index, reading in enumerate(valid) if reading.moment == "start"), 0)
@@ -430,7 +429,7 @@ def _replica_number(reading: Reading, url: str, counter: str) -> float | None:
 
 
 def _growth_of_values(values: Sequence[float | None]) -> tuple[float | None, int]:
-    """Return the growth of a counter with these values, and the number of its resets, as `_growth` does."""
+    """Return the growth of a counter with these values, and the number of its resets. `_growth` defines both."""
     if all(value is None for value in values):
         return None, 0
     known = [values[0] or 0.0, *(value for value in values[1:] if value is not None)]
@@ -463,12 +462,11 @@ def growth_by_canaries(asked: Sequence[Canary], counter: str) -> int:
 
 
 def _compare(check: CounterCheck, counter: str, growth: float, frame: Frame, rows: Booleans, run: Run) -> None:
-    """Compare the server's count `growth` with the client's count, and store the client's count and the difference in
-    `check`.
+    """Compare the server's count `growth` with the client's count, and store the result in `check`.
 
-    `counter` names the count, and `rows` selects the requests to count. The client's count is a range. The minimum
-    covers complete requests, and the maximum covers all sent requests. The maximum excludes rejected requests, because
-    a server that rejects a request neither reads its prompt nor generates a response.
+    `counter` is the name of the counter, and `rows` selects the requests to count. The client's count is a range. The
+    minimum covers complete requests, and the maximum covers all sent requests. The maximum excludes rejected requests,
+    because a server that rejects a request neither reads its prompt nor generates a response.
     """
     rejected = rows & frame.ended_as("rejected")
     sent = rows & ~np.isnan(frame.sent_ns) & ~rejected
@@ -604,8 +602,8 @@ def _numbers(source_readings: Sequence[Reading], figure: str) -> list[float]:
 def _levels(subject: str, moments: Values, figure: str) -> dict[str, Any]:
     """Return the fields of MemoryLevels for the device or process `subject`.
 
-    `moments` contains the readings, each with the moment of the run at which it was taken. `figure` is the name of the
-    memory size in the readings.
+    `moments` contains the readings, each with the phase of the run in which it was taken (such as `idle`). `figure` is
+    the name of the memory size in the readings.
     """
     sizes = [(moment, number_in(values, figure)) for moment, values in moments]
     known = [(moment, int(size)) for moment, size in sizes if size is not None]
@@ -673,9 +671,10 @@ def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | 
 
 
 def machine_clock(run: Run, frame: Frame, facts: dict[str, Any]) -> MachineClock:
-    """Return the clock offset, drift and uncertainty of one machine of a distributed run, and its number of requests.
+    """Return one machine of a distributed run, with the offset, drift and uncertainty of its clock.
 
-    `facts` describes the machine in the run header. The run's `clock` telemetry contains the later clock samples.
+    The clock samples are those of the run's `clock` telemetry. If there are none, the only sample is that of `facts`,
+    which describes the machine in the run header.
     """
     samples = [
         sample.values

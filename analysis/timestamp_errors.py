@@ -71,9 +71,8 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
     For 99% of the samples of complete requests, the error is at most the error bar. An error bar without samples is
     None. `own` contains the maximum errors of a token whose read contained no other token.
 
-    If a read contains several tokens, all of them get the timestamp of the last one. Only the earlier tokens of the
-    read have a larger error. E2E ends with the last token of a read, so the error bar of E2E is the error of a single
-    timestamp.
+    If a read contains several tokens, all of them get the timestamp of the last token, so the other tokens of the read
+    have larger errors. E2E ends with the last token of a response, so its error bar is the error of a single timestamp.
     """
     ttft_errors_ns, stamps, gaps = _merged_read_errors(frame, own.away_s)
     chunks = frame.chunk_counts[frame.sampled]

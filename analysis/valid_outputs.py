@@ -10,7 +10,10 @@ from loadgen.analysis.frame import Frame
 
 
 class ValidOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The checks of complete responses against JSON schemas: tool calls, and responses that must be JSON."""
+    """Results of the comparison of complete responses with their JSON schemas.
+
+    Tool calls are compared, and responses that must be JSON.
+    """
 
     checked: int
     """Responses that were checked: those with a tool call, and those that must contain one or must be JSON."""
@@ -28,9 +31,10 @@ class ValidOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_valid_outputs(frame: Frame, share_interval: Callable[[int, int], tuple[float, float]]) -> ValidOutputs | None:
-    """Return the result of the checks, or None if no complete, measured request had tools or a schema.
+    """Count the responses whose tool calls and JSON fit their schemas.
 
-    `share_interval` returns the 95% interval of a share, from its numerator and denominator.
+    Return None if no complete, measured request had tools or a schema. `share_interval` returns the 95% interval of a
+    share, from its numerator and denominator.
     """
     complete = frame.measured & frame.complete
     valid = frame.mark("valid_output")[complete]

@@ -146,13 +146,12 @@ def observations(lines: Iterable[Mapping[str, Any]]) -> list[LoadObservation]:
 
 
 def carried_rate(summary: Summary, load: float, *, overloaded: bool) -> float | None:
-    """Return the throughput of an overloaded server in requests per second, or None if the server keeps up with the
-    load.
+    """Return the throughput of an overloaded server in requests per second, or None if the server keeps up.
 
     A server is overloaded if the run was ended early (`overloaded`) or if fewer than `CARRIED_SHARE * load` requests
-    complete per second. The throughput is the rate of complete requests. Few requests complete in a run that was ended
-    early, so this rate may be too low. The rate is then also estimated from output tokens, and the larger of the two
-    rates is returned:
+    complete per second. The throughput is the rate of complete requests. This rate may be too low in a run that was
+    ended early, because few requests are complete. For such a run, the result is the larger one of this rate and an
+    estimate from output tokens:
 
         output tokens per second * sent requests / requested output tokens
     """
@@ -287,7 +286,8 @@ def throughput_field(sweeps: Iterable[SweepResult]) -> str:
 def _configuration_name(summary: Summary, gpus: int | None) -> str:
     """Return the server, its version and its hardware, such as `vLLM 0.32.0 on 2 x H100 SXM`.
 
-    The name of the platform is left out if it only repeats the name of the GPU."""
+    `summary.server.platform` is left out if it ends with the name of the GPU, so that the GPU is not named twice.
+    """
     server, limit = summary.server, summary.limit
     title = BACKENDS[server.name].title if server.name in BACKENDS else server.name
     name = " ".join(str(part) for part in (title, server.version) if part)
@@ -300,8 +300,8 @@ def _configuration_name(summary: Summary, gpus: int | None) -> str:
 def _lengths_text(summary: Summary, traffic: Sequence[Mapping[str, Any]]) -> str:
     """Return the requested lengths of a run's requests, such as `512 input and 128 output tokens`.
 
-    `traffic` contains the `[[traffic]]` tables of the plan. If there are such tables, the text contains the names of
-    their classes of traffic instead. If a length is unknown, the text is empty.
+    `traffic` contains the `[[traffic]]` tables of the plan. If there are any, the result names the classes of traffic
+    instead. The result is empty if a length is unknown.
     """
     run = summary.run
     if traffic:

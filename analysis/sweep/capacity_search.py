@@ -202,7 +202,7 @@ class Search:
         return self._most_informative(weights)
 
     def _weights(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return the probability of each grid load being the capacity, given these runs."""
+        """Return, for each load of the grid, the probability that it is the capacity, given these runs."""
         # The prior is constant on the logarithmic grid up to the largest load so far, and falls as 1 / load above it.
         # With a constant prior, loads that were never tried would have the largest weight.
         weights = 1 / np.maximum(self._grid, max((run.load for run in runs), default=1.0))
@@ -310,8 +310,8 @@ def chance_over(objectives: Sequence[Objective], bounds: Sequence[Objective], fr
     requests of the class.
 
     Without an objective on `complete`, the result is 1 if more than MAX_INCOMPLETE of the planned requests are
-    incomplete. This check ignores requests in states that have their own objective. For example, rejected requests are
-    ignored if there is an objective `rejected < 20%`. In a run with classes of traffic, each class is checked.
+    incomplete. Requests whose outcome has a separate objective are not counted as incomplete, such as rejected requests
+    if there is an objective `rejected < 20%`. In a run with classes of traffic, each class is checked.
     """
     requests_of = {part.name: part.requests for part in summary.traffic} or {"": summary.requests}
     chance_met = 1.0

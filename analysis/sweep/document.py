@@ -148,9 +148,10 @@ def capacity_sentence(sweep: SweepResult) -> str:
 
 
 def _measured_bracket(sweep: SweepResult) -> str:
-    """Return the measured loads below and above the capacity with their verdicts: `between 32 (met) and 64 (not met)`.
+    """Return the nearest measured loads below and above the capacity: `between 32 (met) and 64 (not met)`.
 
-    Return an empty string if no load below the capacity was measured, or no load above it."""
+    Return an empty string if no load below the capacity was measured, or no load above it.
+    """
     ends = _bracket(sweep)
     if ends is None:
         return ""
@@ -159,9 +160,9 @@ def _measured_bracket(sweep: SweepResult) -> str:
 
 
 def _bracket(sweep: SweepResult) -> tuple[SweepStep, SweepStep] | None:
-    """Return two measured steps (runs at one load): the next one below and the next one above the capacity.
+    """Return the steps (runs at one load) next to the capacity: the nearest one below and the nearest one above.
 
-    Return None if one of them was not measured.
+    Return None if no step below the capacity was measured, or no step above it.
     """
     above = next((step for step in sweep.steps if step.over > 0.5), None)
     below = [step for step in sweep.steps if step.over <= 0.5 and (above is None or step.load < above.load)]
@@ -222,8 +223,7 @@ def ended_sentence(sweep: SweepResult) -> str:
 def _verdict(step: SweepStep, sweep: SweepResult) -> str:
     """Return the verdict on a step (the run at one load) in words.
 
-    If a sweep without objectives measures a fixed list of loads, its steps have no verdict. The result is then empty,
-    unless the server was overloaded.
+    Without objectives and without a search, the result is an empty string unless the server was overloaded.
     """
     if sweep.state is not None and not sweep.objectives:
         return STABILITY_VERDICTS[step.verdict]
@@ -351,10 +351,10 @@ def _subtitle(sweeps: Sequence[SweepResult]) -> str:
 
 
 def _chips(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return the chips of the status strip.
+    """Return the chips of the status strip at the top of the page.
 
-    They are about the measurement, the capacity, the objectives, and the requests at loads within the capacity. The
-    chip on the measurement says how many steps of the sweeps are valid. A step is the run at one load.
+    There are chips for the number of valid steps (runs at one load), for the capacity, for the objectives, and for the
+    requests at loads within the capacity.
     """
     steps = [step for sweep in sweeps for step in sweep.steps]
     valid = sum(step.client == "ok" for step in steps)
@@ -410,7 +410,7 @@ def _objectives_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
 
 
 def _requests_chip(sweeps: Sequence[SweepResult]) -> list[doc.Chip]:
-    """Return a list with the chip that states how many requests were complete, or an empty list without requests.
+    """Return a list with the chip that states how many requests were complete. The list is empty without requests.
 
     Only requests at loads within the capacity count, because failures are expected at higher loads.
     """

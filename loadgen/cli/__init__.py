@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def _arguments() -> list[str]:
-    """Return the words of the command line. The two values of each option --at are joined to one word."""
+    """Return the words of the command line. The two values of each option --at are joined into one word."""
     if "--at" not in sys.argv:
         return sys.argv[1:]
     from loadgen.timed_commands import join_arguments

@@ -87,7 +87,7 @@ def _fields(facts: TraceFacts) -> dict[str, object]:
 
 
 def _model_names(pairs: list[str]) -> dict[str, str]:
-    """Parse pairs `OLD=NEW`, and return the new name of each model by its old name, the name in the log.
+    """Parse pairs `OLD=NEW` into a dict: the name of a model in the log, and its name in the trace.
 
     Raises PlanError for a malformed pair, and for an old name that occurs twice.
     """
@@ -155,9 +155,10 @@ def _describe(facts: TraceFacts, out: Path, *, exact: bool) -> Iterator[str]:
 
 
 def _sources(counts: dict[str, int]) -> str:
-    """Return the sources of lengths as text, such as `counts in the log`.
+    """Return the sources of token counts as text, such as `counts in the log`.
 
-    If there are several sources, the number of lengths follows each source.
+    `counts` contains the number of counted lengths per source. The text states these numbers if there are several
+    sources.
     """
     if len(counts) == 1:
         return next(iter(counts))

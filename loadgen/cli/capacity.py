@@ -252,7 +252,7 @@ def _gpu_name(name: str, hardware: Path | None) -> str:
 def _prices(
     gpus: Sequence[str], path: Path | None, regions: Sequence[str], hardware: Path | None, *, spot: bool
 ) -> list[GpuPrice]:
-    """Return the prices of `--prices`, and those of `--gpu`, which take precedence.
+    """Return the prices of the file `--prices` and of `--gpu`. A price of `--gpu` overrides that of the file.
 
     Raises PlanError for an invalid price, an unknown region, prices in different currencies, or `--spot` without spot
     prices.

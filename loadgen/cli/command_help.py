@@ -108,8 +108,11 @@ class GroupedCommand(TyperCommand):
             ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help. The short help has one line per option, and lists advanced options by name only. An
-        advanced option that only completes another option is not listed."""
+        """Write the help of the command.
+
+        The short help has one line per option, and lists advanced options by name only. Advanced options that only
+        complete another option are left out, such as --bind for --distributed.
+        """
         if not self._has_short_help() or HELP_ALL in ctx.meta:
             super().format_help(ctx, formatter)
             return
@@ -204,7 +207,7 @@ def _may_be_foreign(args: Sequence[str], known: set[str]) -> bool:
 
 
 def _drop_dissimilar(error: Any) -> None:
-    """Remove dissimilar names from the suggestions that the error for an unknown option makes."""
+    """Remove suggestions that are not similar to the unknown option from its error."""
     from difflib import SequenceMatcher  # takes a millisecond
 
     name = str(error.option_name).lstrip("-")
@@ -265,7 +268,7 @@ def _all_names(names: str) -> list[str]:
 
 
 def _first_clause(text: str) -> str:
-    """Return the help text of an option up to its first full stop or semicolon, with its default."""
+    """Return the first clause of an option's help text (up to a full stop or semicolon), followed by its default."""
     clause = re.split(r"[.;] |\.$", text)[0]
     default = re.search(r"\[default: (.*?)[\];]", text)
     return clause if default is None or "default" in clause else f"{clause} (default {default[1]})"

@@ -286,7 +286,7 @@ def positive(word: str) -> int:
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that accepts only these words."""
+    """Return a function that returns a word unchanged, and raises ValueError for a word that is not in `choices`."""
 
     def parse(word: str) -> str:
         if word not in choices:

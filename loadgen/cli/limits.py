@@ -352,7 +352,7 @@ def _check_training(options: LimitsOptions) -> None:
 
 
 def _changes(options: LimitsOptions) -> list[str]:
-    """Return the changes of the GPU in the syntax of `with_changes`."""
+    """Return the requested changes of the GPU's properties, in the syntax of `with_changes`."""
     from loadgen.servers.hardware.technology import scaling_changes
 
     return [*scaling_changes(options.technology, options.memory, options.network), *(options.set or ())]

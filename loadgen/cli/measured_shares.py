@@ -1,4 +1,7 @@
-"""Parses option values that are shares. A share is a number, or the folder of a run in which a server reported it."""
+"""Parses the values of options for shares, such as the cache hit rate.
+
+Users write a share as a number, or name the folder of a run in which a server reported the share.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,8 @@ def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
 def _drafted_per_step(speculation: Speculation) -> int | None:
     """Return the number of drafted tokens per step of a run, or None if it is unknown.
 
-    Some servers report only the acceptance length and the acceptance rate. The number then follows from them: a step
-    accepts `rate * number` drafted tokens, and emits one token more.
+    Some servers report only the acceptance length and the acceptance rate. In this case, the number is `(length - 1) /
+    rate`: a step emits the accepted tokens and one more token.
     """
     if speculation.draft_tokens and speculation.steps:
         return max(1, round(speculation.draft_tokens / speculation.steps))

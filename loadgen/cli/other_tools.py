@@ -203,10 +203,9 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
 
 
 def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
-    """Add an argument to the draft. An argument is a word that belongs to no option: a URL, a plan file or an unknown
-    word.
+    """Add a word that belongs to no option to the draft: a URL, a plan file or an unknown word.
 
-    A plan file is only accepted if `allowed` is set.
+    A plan file is accepted only if `allowed` is True.
     """
     if URL.fullmatch(word):
         draft.foreign.append(CREDENTIALS.sub("", word))
@@ -282,7 +281,7 @@ def _set_renamed(draft: Draft, ours: str, value: str) -> None:
 
 
 def _per_second(rate: str) -> str:
-    """Return a rate such as `50/s` or `300/1m`, as vegeta writes it, in requests per second."""
+    """Convert a rate of vegeta, such as `50/s` or `300/1m`, to requests per second."""
     number, slash, unit = rate.partition("/")
     seconds = {"s": 1, "1s": 1, "m": 60, "1m": 60, "h": 3600, "1h": 3600}.get(unit)
     if not slash or seconds is None or not number.isdecimal():
@@ -392,8 +391,9 @@ def _endpoint_type(draft: Draft, value: str) -> None:
 
 
 def _profile(draft: Draft, value: str) -> None:
-    """Translate `--profile` or `--rate-type` of GuideLLM. vllm bench has a flag `--profile` without a value, which is
-    ignored.
+    """Translate `--profile` or `--rate-type` of GuideLLM.
+
+    An empty `value` is ignored. It comes from the flag `--profile` of vllm bench.
     """
     pairs = _pairs(value)
     if "max_concurrency" in pairs or "streams" in pairs:
@@ -489,7 +489,8 @@ def _threshold(draft: Draft, value: str) -> None:
 def _stages(draft: Draft, value: str) -> None:
     """Translate stages of k6, such as `30s:10,1m:20`, to a closed loop of the same total duration.
 
-    The number of clients is the largest number of users in any stage, because loadgen has no such ramp.
+    The number of clients is constant: the largest number of users in any stage. loadgen has no closed loop whose number
+    of clients changes.
     """
     stages = [stage.rpartition(":") for stage in value.split(",") if ":" in stage]
     targets = [int(target) for _, _, target in stages if target.isdecimal()]
@@ -698,7 +699,7 @@ def _compose_url(draft: Draft) -> None:
 def _compose_load(draft: Draft) -> None:
     """Set the loadgen options for rate, arrivals or concurrency.
 
-    The options follow from the rate, profile, arrival pattern and ramp in the other tool's command line.
+    They are derived from the rate, profile, arrival pattern and ramp on the other tool's command line.
     """
     profile = draft.special.get("profile", "")
     if profile in ("concurrent", "synchronous", "throughput", "sweep"):
@@ -791,7 +792,8 @@ def _compose_lengths(draft: Draft) -> None:
 def _is_sglang(draft: Draft) -> bool:
     """Return True for a command of sglang.bench_serving.
 
-    In this tool, the option for the range ratio means the shortest length divided by the longest length."""
+    Only for this tool, `--random-range-ratio` is the shortest length divided by the longest length.
+    """
     return draft.special.get("backend", "").startswith("sglang") or "sglang" in draft.tool
 
 

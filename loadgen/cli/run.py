@@ -214,7 +214,7 @@ def worker(
 
 @contextlib.contextmanager
 def _live_page(live: bool, port: int, output: Output) -> Iterator[LivePage | None]:
-    """Serve the live page while the block runs, and print its address. Yield None without `--live`."""
+    """Serve the live page while this context is open, and print its address. Yield None without `--live`."""
     if not live:
         yield None
         return

@@ -192,7 +192,10 @@ def check(
 
 
 def _write_replays(page: Path | None, fitted_twin: Twin, runs: Sequence[ObservedRun]) -> None:
-    """Write the page with a replay of the runs to which a twin was fitted. Do nothing if `page` is None."""
+    """Simulate the runs to which a twin was fitted, and write the page that compares both.
+
+    Do nothing if `page` is None.
+    """
     from loadgen.studies.twin_fitting import simulate_run
 
     if page is None:

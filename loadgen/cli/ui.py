@@ -118,11 +118,13 @@ def ui(
 
 
 def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Merge a plan file into the settings of the command line. Return three parts.
+    """Merge a plan file into the settings of the command line.
+
+    Return three parts:
 
     - The options of Locust.
     - The other settings of the run: classes of traffic and objectives.
-    - The names of ignored settings: they describe a load, but in an interactive run the users of Locust are the load.
+    - The names of ignored settings. These settings describe a load, but the load of an interactive run is its users.
 
     Raises PlanError for a setting that an interactive run cannot have.
     """
@@ -176,9 +178,10 @@ def _check_locustfile(file: Path | None) -> None:
 
 
 def _run_locust(arguments: list[str], plan_settings: Mapping[str, Any], *, quiet: bool) -> LocustSession:
-    """Run Locust until it ends, and return the session. `plan_settings` are settings that Locust has no options for.
+    """Run Locust until it ends, and return the session.
 
-    Locust patches this process with gevent, so the process cannot use asyncio.
+    `plan_settings` are the settings for which Locust has no options. Locust patches this process with gevent, so the
+    process cannot use asyncio.
     """
     try:
         from locust.main import main

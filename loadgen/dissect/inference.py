@@ -252,7 +252,7 @@ def _operators(repeats: list[list[OperatorCall]], clock: Clock, limits: DeviceLi
 def _operator(by_repeat: list[list[OperatorCall]], clock: Clock, limits: DeviceLimits) -> Operator:
     """Return the totals of one group of operator calls, and the minimum time that these calls take on the device.
 
-    `by_repeat` contains the calls of each repeat. The minimum time follows from `limits`, the limits of the device.
+    `by_repeat` contains the calls of each repeat. The minimum time is computed from the limits of the device.
     """
     calls = max(by_repeat, key=len)
     call = calls[0]

@@ -78,7 +78,7 @@ class Clock:
         self.excluded_ns += time.perf_counter_ns() - since_ns
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds from `begin` to `end`, which are two times of this clock.
+        """Return the seconds between two times of this clock.
 
         If the device is a GPU, it must have finished its work before this call.
         """

@@ -23,8 +23,8 @@ def predict_memory_bytes(
 ) -> dict[str, float]:
     """Return the predicted memory in bytes at the peak of a training step, by purpose.
 
-    The purposes are weights, gradients, optimiser and activations. The step runs on `processes` devices, and each of
-    them has the limits `limits`.
+    The purposes are weights, gradients, optimiser and activations. The step runs on `processes` devices, and `limits`
+    are the limits of each device.
     """
     memory: StepMemory = peak_memory(_torch_step(spec, technique, limits, processes))
     return {

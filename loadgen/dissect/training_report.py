@@ -239,7 +239,7 @@ def _with_true_minus(row: TableRow) -> TableRow:
 def _run(result: TrainingResult, title: str) -> dict[str, Any]:
     """Return the data of the time chart and the memory chart.
 
-    The time chart shows each phase without its communication, then the communication of all phases.
+    In the time chart, the communication of all phases is one separate part, and is not included in the phases.
     """
     measured = _measured(result)
     names = {

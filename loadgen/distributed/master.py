@@ -143,9 +143,9 @@ def run(
 def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the plan that the machines execute.
 
-    The fields are those of `header_plan`, the plan in the header of the run. If the plan has classes of traffic, some
-    fields of `header_plan` describe the first class only. The values of these fields come from `plan`, because the
-    other classes must not inherit them.
+    These are the fields of `header_plan`, the plan in the header of the run. If the plan has classes of traffic,
+    `header_plan` contains the values of the first class in some fields. These values are replaced by those of `plan`,
+    so that the other classes do not inherit them.
     """
     if not plan.traffic:
         return dict(header_plan)
@@ -376,8 +376,8 @@ class Master:
     def _outcomes(self, machine: Machine) -> Iterator[WorkerExit]:
         """Yield one WorkerExit for each worker process of a machine.
 
-        If the machine is lost, `WorkerExit.due` covers every request of its workers. Requests without a Record then get
-        Records with the error `worker_lost`, because no other machine sends them.
+        If the machine is lost, `WorkerExit.due` covers every request of its workers. Requests without a Record get the
+        error `worker_lost`, because no other machine sends them.
         """
         tasks = machine.tasks
         due_counts = machine.due or [0] * len(tasks)
@@ -551,9 +551,9 @@ class ClockOffset:
         clock.
 
         The machine's start time was computed with the offset of the exchange `before`. Since this exchange, the
-        machine's clock has drifted. The drift between the exchanges `before` and `after` is `drift_ns`, and the time
-        between them is `span_ns`. The correction is therefore `-drift_ns * passed_ns / span_ns`. Here `passed_ns` is
-        the time from `before` to the recorded time, limited to `0..span_ns`.
+        machine's clock has drifted. The drift up to the exchange `after` is `drift_ns`, and is assumed to be uniform.
+        With `span_ns` as the time between both exchanges, the correction is `-drift_ns * passed_ns / span_ns`. Here
+        `passed_ns` is the time from `before` to the recorded time, limited to `0..span_ns`.
         """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)
@@ -573,11 +573,11 @@ def offset_of(samples: Sequence[ClockSample], start_ns: int) -> ClockOffset:
 
 
 def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool = False) -> bytes:
-    """Return a line of a worker machine's part file, with its Record shifted to the master's clock.
+    """Return a line of a worker machine's part file, with the times of its Record converted to the master's clock.
 
-    A Record holds the times of one request. All its times are shifted by the same amount, which is the clock correction
-    at the time when the request was sent. Durations stay as measured. In an open loop (`closed` is False) the due time
-    is not shifted, because the plan determines the due time. A line that holds no Record is returned unchanged.
+    All times of a Record are shifted by the same amount, so durations stay as measured. The amount is the clock
+    correction at the time when the request was sent. In an open loop (`closed` is False) the due time is not shifted,
+    because the plan determines it. A line that contains no Record is returned unchanged.
     """
     try:
         record = msgspec.json.decode(line, type=Record)

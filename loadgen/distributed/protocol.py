@@ -109,7 +109,7 @@ class Ready(Message, frozen=True):
 
 
 class Unable(Message, frozen=True):
-    """The worker machine cannot carry out its assignment."""
+    """Reports that the worker machine cannot carry out its assignment."""
 
     message: str
     hint: str
@@ -295,11 +295,10 @@ class ClockSeries(Message, frozen=True):
 
 
 class Sealed(Message, frozen=True):
-    """A message between two machines, as the loadgen command and the Locust process of one machine exchange it.
+    """A message from or to another machine, on its way between a loadgen command and its Locust process.
 
-    The loadgen command sends a Sealed to the Locust process of its machine. The Locust process seals `body` and sends
-    the sealed bytes to the machine `node`. If the Locust process has received sealed bytes from the machine `node`, the
-    Locust process opens these bytes and sends a Sealed with their content to the loadgen command.
+    From the command to the Locust process: the Locust process seals `body` and sends it to the machine `node`. From the
+    Locust process to the command: `body` is the content of a sealed message from the machine `node`.
     """
 
     node: str
@@ -325,7 +324,7 @@ class Frames(Generic[T]):
     def post(self, message: Message) -> None:
         """Write one message. The call blocks while the other end does not read.
 
-        If the other end has closed the socket, the message is dropped. `receive` then raises EOFError.
+        If the other end has closed the socket, the message is dropped, and the next call of `receive` raises EOFError.
         """
         body = msgspec.msgpack.encode(message)
         with self._sending, contextlib.suppress(OSError):
@@ -468,8 +467,8 @@ def address_of(text: str, option: str, *, listening: bool = False) -> Address:
 def fingerprint(requests: Iterable[Request], dialect: Dialect, model: str) -> bytes:
     """Return a digest of the first request bodies that a worker process sends.
 
-    The digest depends on the prompts, the model and the dialect. The master compares it with its own digest, and can
-    thus check a machine without sending the prompts.
+    The digest depends on the prompts, the model and the dialect. The master compares the digest of a machine with its
+    own digest, so that the prompts need not be sent.
     """
     bodies = (request_body(request, dialect, model) for request in islice(requests, FINGERPRINT_REQUESTS))
     return hashlib.sha256(b"".join(bodies)).digest()
@@ -500,7 +499,7 @@ class Handshake:
     master_nonce: bytes
 
     def proof(self, role: str) -> bytes:
-        """Return the proof of this handshake for a role. Only a machine that knows the shared token can compute it."""
+        """Return the proof that the side with this role sends. Only a machine with the shared token can compute it."""
         return self._code("proof", role)
 
     def is_proof(self, role: str, proof: object) -> bool:
@@ -508,7 +507,7 @@ class Handshake:
         return isinstance(proof, bytes) and hmac.compare_digest(proof, self.proof(role))
 
     def channel(self, role: str) -> SealedChannel:
-        """Return the channel for the sealed messages after the handshake, for the side with this role."""
+        """Return the channel for sealed messages after the handshake. `role` is the role of this side."""
         return SealedChannel(self._code("session"), role, MASTER if role == WORKER else WORKER)
 
     def _code(self, *parts: str) -> bytes:

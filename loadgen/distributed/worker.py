@@ -122,9 +122,10 @@ class MasterSession:
                 self._outgoing.acknowledge(message)
 
     def _stop(self) -> None:
-        """Stop the run as a first Ctrl-C would. After an earlier interrupt, do nothing.
+        """Stop the run as a first Ctrl-C would. Do nothing if there was an interrupt already.
 
-        A second interrupt would kill the worker processes."""
+        A second interrupt would kill the worker processes.
+        """
         if not self.interrupts.count:
             self._stopped = True
             self.interrupts.count += 1
@@ -210,10 +211,10 @@ class Outgoing:
         self._in_flight: set[protocol.PieceAck] = set()
 
     def append(self, worker: int, rescued: Path) -> None:
-        """Add a second file of a worker process, to be sent after its part file.
+        """Add a file to send after the part file of a worker process.
 
         If the disk is full, a worker process writes the end of its part file to a different place. `rescued` is the
-        path of this second file.
+        path of this file.
         """
         self._files[worker].append(rescued)
 
@@ -288,9 +289,8 @@ def serve(master: Address, folder: Path, *, stay: bool, say: Say, on_progress: p
 def _wait_for_name(master: Address, say: Say, interrupts: Interrupts, *, limit_s: float) -> None:
     """Wait until the host name of the master can be resolved, or until an interrupt.
 
-    A new machine in a cluster may get its name only after the workers have started. `say` is called with a line as soon
-    as the name cannot be resolved. Raises DistributedError if the name still cannot be resolved after `limit_s`
-    seconds.
+    A new machine in a cluster may get its name only after the workers have started. `say` is called once if the name
+    cannot be resolved at first. Raises DistributedError if the name still cannot be resolved after `limit_s` seconds.
     """
     deadline_s = time.monotonic() + limit_s
     is_reported = False

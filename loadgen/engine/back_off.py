@@ -3,7 +3,7 @@
     a request fails immediately   ──> its client waits
     the pause is over             ──> the client that has waited longest sends its next request (a try)
     the try fails immediately     ──> the next pause is twice as long: 0.1 s, 0.2 s, 0.4 s, 0.8 s, then 1 s
-    the try does not fail         ──> the next pause is half as long, until no client waits.
+    the try does not fail         ──> the next client tries at once; each later pause is half as long, from 0.1 s
 
 During an outage, only one request per client and a few tries fail, however many clients there are. The loop is back at
 full load within two seconds after the server is available again. Clients whose requests do not fail never wait.
@@ -97,10 +97,7 @@ class BackOff:
         return [now_ns - self._waiting_since.popleft() for _ in range(count)]
 
     def gives_up(self, now_ns: int) -> bool:
-        """Return True if every request of the last GIVE_UP_NS (60 s) has failed immediately.
-
-        The server then counts as down.
-        """
+        """Return True if the server counts as down, because every request of the last GIVE_UP_NS (60 s) failed at once."""
         return self._failing_since_ns is not None and now_ns - self._failing_since_ns >= GIVE_UP_NS
 
     def clear(self) -> None:

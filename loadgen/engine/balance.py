@@ -37,12 +37,12 @@ UNAVAILABLE = frozenset({502, 503, 504})
 def replica_in_turn(number: int, replicas: int, workers: int) -> int:
     """Return the index of the replica for the request or session with this number.
 
-    Each block of `replicas` consecutive numbers has one request for every replica. So the numbers of requests per
+    Each block of `replicas` consecutive numbers has one request for every replica, so the numbers of requests per
     replica differ by at most one, wherever the run ends.
 
-    Worker process w has the numbers w, w + workers, w + 2 * workers, ... With 2 workers and 2 replicas, the number
-    modulo 2 would send all requests of a worker to one replica. Each time this pattern repeats, the order of the
-    replicas is therefore rotated by one:
+    Worker process w sends the requests w, w + workers, w + 2 * workers, and so on. A plain `number % replicas` would
+    send all requests of a worker to the same replica if there are as many workers as replicas. To avoid this, the order
+    of the replicas is rotated by one after every `lcm(replicas, workers)` numbers. With 2 workers and 2 replicas:
 
         number               0  1  2  3  4  5  6  7
         replica              0  1  1  0  0  1  1  0
@@ -54,9 +54,9 @@ def replica_in_turn(number: int, replicas: int, workers: int) -> int:
 
 
 class Dealer:
-    """Chooses the replica for each request of one worker process, with the methods `even` and `session` of this module.
+    """Chooses the replica for each request of one worker process, for the balances `even` and `session`.
 
-    With the method `least-busy`, this class chooses replicas only for warm-up requests and canaries.
+    With the balance `least-busy`, this class chooses replicas only for warm-up requests and canaries.
     """
 
     def __init__(self, replicas: int, balance: Balance, worker: int, workers: int, first_id: int = 0) -> None:
@@ -73,10 +73,10 @@ class Dealer:
         """Ids of the sessions of this worker, in the order in which they start."""
 
     def choose(self, request: Request, canary: int | None = None) -> int | None:
-        """Return the index of the replica for a request. Return None if the driver chooses the replica at the due time.
+        """Return the index of the replica for a request, or None if the driver must choose it when the request is due.
 
-        `canary` is the number of the canary that the request contains, or None. Call this method for the sessions of a
-        worker in the order in which they start.
+        `canary` is the number of the canary that the request contains, or None. Sessions must be passed in the order in
+        which they start.
         """
         if canary is not None:
             return canary % self._replicas
@@ -92,10 +92,10 @@ class Dealer:
         return (replica_in_turn(number, self._replicas, self._workers) + step) % self._replicas
 
     def spare(self, replica: int, spare: int) -> int:
-        """Return the number of connections to keep spare for a replica, at least 1.
+        """Return how many of a worker's spare connections are for one replica. The result is at least 1.
 
-        `spare` is the number of spare connections of this worker to all replicas together. These connections are
-        divided among the replicas in the same proportions as the worker's first `spare` requests.
+        `spare` is the number of spare connections of this worker to all replicas. They are divided among the replicas
+        in the same proportions as the worker's first `spare` requests.
         """
         numbers = range(self._worker, self._worker + spare * self._workers, self._workers)
         return max(1, sum(replica_in_turn(number, self._replicas, self._workers) == replica for number in numbers))
@@ -180,9 +180,9 @@ class NewAddress(NamedTuple):
 
     @classmethod
     def between(cls, written_for: Target, target: Target) -> NewAddress:
-        """Return the parts of an encoded request that must change if the request is sent to another replica.
+        """Return the parts to replace if a request that was encoded for `written_for` is sent to `target`.
 
-        `written_for` is the replica for which the request was encoded, and `target` is the other replica.
+        Both arguments are replicas.
         """
         return cls(
             written_for.request_target("").encode("latin-1"),
@@ -195,8 +195,8 @@ class NewAddress(NamedTuple):
 def readdressed(payload: bytes, address: NewAddress) -> bytes:
     """Return an encoded request for another replica, with a new request line and a new Host header.
 
-    A Host header that the user has set is not changed. The function must be fast, because it is called when the request
-    is due. It therefore copies the body only once.
+    A Host header that the user has set is not changed. The body is copied only once, because the function is called
+    when the request is due.
     """
     target_at = payload.find(b" ") + 1
     headers_at = payload.find(b"\r\n") + 2

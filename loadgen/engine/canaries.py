@@ -48,7 +48,7 @@ _MIN_LOOP = 100
 
 
 class CanaryTask(msgspec.Struct, frozen=True):
-    """The canaries that a worker asks, and the fields that the user adds to each request."""
+    """The canaries that a worker sends, and the fields that the user adds to each request."""
 
     prompts: Sequence[CanaryPrompt]
     body: dict[str, object]
@@ -56,13 +56,13 @@ class CanaryTask(msgspec.Struct, frozen=True):
 
 
 class CanaryLoop(ClosedLoop):
-    """The request queue of the clients that ask canaries during the load. It ends when `stop` is called."""
+    """The request queue of the clients that send canaries during the load. It ends when `stop` is called."""
 
     stopped = False
     timed = True  # a server that is down is asked again until the load ends
 
     def stop(self) -> None:
-        """Send no further canaries. Canaries in flight are answered."""
+        """Send no further canaries. Canaries in flight continue."""
         self.stopped = True
 
     def group(self) -> list[ScheduledRequest]:
@@ -80,8 +80,8 @@ class CanaryLog:
     def __init__(self, dialect: Dialect, first_serial: int = 0) -> None:
         """Create an empty log.
 
-        The ids of requests begin at `first_serial`. Workers use different values, so that their requests have different
-        ids.
+        The ids of this log's requests begin at `first_serial`. Each worker passes a different value, so that no two
+        requests have the same id.
         """
         self.canaries: list[Canary] = []
         """The answers so far, with times of CLOCK_MONOTONIC."""
@@ -127,7 +127,7 @@ class CanaryLog:
         )
 
     def shifted(self, offset_ns: int) -> Iterator[Canary]:
-        """Yield the answers that earlier calls have not yielded, with `offset_ns` added to their times."""
+        """Yield the answers since the last call, with `offset_ns` added to their times."""
         for canary in self.canaries:
             for name in ("sent_ns", "end_ns"):
                 instant = getattr(canary, name)
@@ -140,8 +140,8 @@ class CanaryLog:
 class CanaryAsker:
     """Sends the canaries of a run (prompts with a known answer), before, during or after the load.
 
-    `encode` encodes a request with its due time. `build_driver` has two arguments: a queue of requests and the number
-    of clients. It returns a Driver that sends these requests. The Driver passes the Record of each request to `log`.
+    `encode` encodes a request with its due time. `build_driver(queue, clients)` returns a Driver that sends the
+    requests of a queue with a number of clients. The Driver passes the Record of each request to `log`.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class CanaryAsker:
         await self._run("during", self._slots(cycle(self._task.prompts), start_ns + DELAY_NS), clients)
 
     def stop(self) -> None:
-        """Send no more canaries during the load, and end `ask_during` when those in flight are answered.
+        """Send no more canaries during the load. `ask_during` returns when the canaries in flight are answered.
 
         If `ask_during` is still opening connections, or has not begun, it sends no canaries.
         """
@@ -221,8 +221,10 @@ def _is_json(text: str) -> bool:
 
 
 def ends_in_loop(text: str) -> bool:
-    """Return True if the text ends with the same string at least five times in a row, which fill 100 characters or
-    more.
+    """Return True if the text ends in a loop.
+
+    The end is a loop if the same string is repeated at least five times, and the repetitions fill at least 100
+    characters.
     """
     for period in range(1, min(_MAX_PERIOD, len(text) // _MIN_REPEATS) + 1):
         length = max(_MIN_REPEATS * period, _MIN_LOOP)
@@ -248,8 +250,8 @@ class TextChecker:
     def take(self, _slot: ScheduledRequest, exchange: Exchange | None, record: Record) -> None:
         """Check the text of a response if the response is complete and selected for a check.
 
-        The first FIRST_CHECKED complete responses are selected, and then every response with a number divisible by
-        CHECKED_EVERY.
+        The first FIRST_CHECKED complete responses are selected. After them, one in CHECKED_EVERY complete responses is
+        selected.
         """
         if exchange is None or record.state != "complete":
             return

@@ -83,8 +83,9 @@ class Health:
     def add(self, late_ns: Sequence[int], *events: int) -> None:
         """Add the counters of one response.
 
-        `late_ns` holds, for each socket read, the time in ns between the arrival of the bytes and the read. `events`
-        holds the values of `coalesced_reads`, `full_reads`, `windows`, `retransmits` and `out_of_order`, in this order.
+        `late_ns` contains, for each socket read, the time in ns between the arrival of the bytes and the read. `events`
+        contains the values of `coalesced_reads`, `full_reads`, `windows`, `retransmits` and `out_of_order`, in this
+        order.
         """
         self._late.update(bisect_right(LATE_BOUNDS_NS, late) - 1 for late in late_ns)
         for name, count in zip(EVENT_COUNTERS, (len(late_ns), *events), strict=True):
@@ -202,9 +203,9 @@ class LiveCounters(Structure):
     ttfa: LatencyHistogram
 
     def __init__(self, *integers: int, **values: float) -> None:
-        """Create counters from integers in the order of INTEGER_NAMES, or by name.
+        """Create counters from integers in the order of INTEGER_NAMES, or from values by name.
 
-        The server's figures are NaN unless they are given by name.
+        The figures of the server are NaN unless they are given by name.
         """
         super().__init__(*integers, **{**dict.fromkeys(SERVER_GAUGES, math.nan), **values})
 
@@ -267,9 +268,9 @@ class FirstTokens:
     ) -> None:
         """Create the counter of one worker.
 
-        `first_token` is a function that searches the beginning of a response. It returns the offset just past the first
-        event with a token, or None if no event contains a token. Its argument `dialect` is needed only if the dialect
-        of the response differs from the dialect of the run.
+        `first_token` searches the beginning of a response. It returns the offset just past the first event with a
+        token, or None if no event contains a token. Its argument `dialect` is needed only if the dialect of the
+        response differs from the dialect of the run.
         """
         self._ttft = counts.ttft
         self._stamps = stamps
@@ -282,11 +283,10 @@ class FirstTokens:
         """
 
     def look(self, arriving: Iterable[Exchange]) -> None:
-        """Search unfinished responses for their first token. When a response has one, add its TTFT to the live
-        latencies.
+        """Search unfinished responses for their first token, and add the TTFTs that are found to the live latencies.
 
-        At most MAX_SEARCHED responses are searched per call, oldest first. The first event of a response is often not
-        the first token: events without a token, such as the role in a chat, may arrive much earlier.
+        At most MAX_SEARCHED responses are searched per call. The first event of a response is often not the first
+        token, because events without a token may arrive much earlier, such as the role in a chat.
         """
         seen, searched = self._seen, self._searched
         unseen = (

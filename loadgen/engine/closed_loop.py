@@ -87,8 +87,8 @@ class ClosedLoop:
 class SessionQueue:
     """The request queue of a workload with sessions. The queue starts sessions, and counts the active ones.
 
-    `starts` is a second request queue (open loop or closed loop). This queue decides when each session starts, and
-    yields the first request of each session. `following` decides when the later requests of a session become due.
+    `starts` is the open or closed loop that decides when each session starts. It yields the first request of each
+    session. `following` decides when the later requests of a session become due.
     """
 
     def __init__(self, starts: OpenLoop | ClosedLoop, following: Turns | GraphRequests) -> None:
@@ -97,8 +97,7 @@ class SessionQueue:
         self._active = 0
 
     def group(self) -> list[ScheduledRequest]:
-        """Return the first request of each session that starts next. Sessions that start together are returned
-        together."""
+        """Return the first requests of the sessions that start next, all at the same time."""
         group = self._starts.group()
         self._active += len(group)
         return group
@@ -108,7 +107,7 @@ class SessionQueue:
         return self._starts.draw()
 
     def next_after_completion(self, ended_ns: int) -> ScheduledRequest | None:
-        """Return the first request of the session that starts because another session has ended at `ended_ns`.
+        """Return the first request of the session that starts because another session ended at `ended_ns`.
 
         Return None in an open loop, and when no more sessions start.
         """
@@ -136,7 +135,7 @@ class SessionQueue:
 class Turns:
     """The later turns of sessions that are chats with several turns.
 
-    Each turn is due after a think time, which begins when the response to the previous turn has been decoded. `slot_of`
+    Each turn is due after a think time, which begins when the response to the previous turn is decoded. `slot_of`
     encodes a turn, given its due time.
     """
 
@@ -156,8 +155,8 @@ class Turns:
 class GraphRequests:
     """The later requests of sessions that are graphs (loadgen.workloads.session_graph).
 
-    They become due after the start or end of earlier requests, as the file with the sessions says. `slot_of` encodes a
-    request, given its due time.
+    The file with the sessions states when each of these requests becomes due: a certain time after the start or end of
+    another request. `slot_of` encodes a request, given its due time.
     """
 
     def __init__(self, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]) -> None:
@@ -183,10 +182,7 @@ class GraphRequests:
         self._unbuilt.extend((slot.progress, node) for node in slot.progress.independent_children(slot.node))
 
     def drop(self, slot: ScheduledRequest) -> list[Request]:
-        """Return the requests that can never be sent, because the request `slot` failed.
-
-        The returned requests have no prompts.
-        """
+        """Return the requests that can never be sent because the request `slot` failed. They have no prompts."""
         assert slot.progress is not None
         requests = slot.progress.failed(slot.node)
         first_id = slot.progress.graph.first_id

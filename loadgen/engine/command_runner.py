@@ -31,10 +31,10 @@ PIPE_BYTES = 1 << 20
 
 
 class _Output:
-    """The end of a command's output. The output is read from a pipe and never stored as a whole."""
+    """Reads the output of a command from a pipe, and keeps only the end of the output."""
 
     def __init__(self, pipe: int) -> None:
-        """Prepare to read the output of a command from `pipe`, the file descriptor of a pipe's end for reading."""
+        """Prepare to read from `pipe`, the file descriptor of the reading end of a pipe."""
         os.set_blocking(pipe, False)
         self._pipe = pipe
         self._poll = select.poll()
@@ -86,8 +86,7 @@ class CommandRunner:
 
     @property
     def notes(self) -> list[str]:
-        """Messages for the footer of the run: the commands that never ran, because the run ended before they were
-        due."""
+        """Messages for the footer of the run about commands that never ran, because the run ended too early."""
         if not self._not_due:
             return []
         count, first_s = len(self._not_due), min(command.at_s for command in self._not_due)

@@ -227,11 +227,10 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait for all workers. The wait for a worker is over if `reached` returns True for this worker or the worker has
-    ended.
+    """Wait until `reached` returns True for every worker that has not ended.
 
-    The first interrupt stops the workers. `patience_s` seconds later, or at the second interrupt, the workers whose
-    wait is not over are killed.
+    The first interrupt stops the workers that are still pending. `patience_s` seconds later, or at the second
+    interrupt, the pending workers are killed.
     """
     handled_interrupts = 0
     limit_s = math.inf

@@ -213,7 +213,7 @@ class Driver:
         self._check_done()
 
     def drop_thinking(self) -> None:
-        """Discard the requests that wait for the end of a think time. They are never sent and leave no Records."""
+        """Discard the requests that wait for the end of a think time. They get no Records."""
         self._thinking = {}
         self._check_done()
 
@@ -227,10 +227,10 @@ class Driver:
     def _prepare(self, group: Sequence[ScheduledRequest]) -> None:
         """Attach a connection to each request before it is due, and encrypt the request if the connection uses TLS.
 
-        If the pool has fewer free connections than the group has requests, the last requests stay without a connection.
+        If there are fewer free connections than requests, the last requests of the group stay without a connection.
 
-        With `--balance least-busy`, the replicas of a small group are chosen only when the group is due. This method
-        then does nothing, and `_send` attaches the connections to the requests of the group.
+        With `--balance least-busy`, this method does nothing for a small group, because the replicas of its requests
+        are chosen only when the group is due. In this case, `_send` attaches the connections.
         """
         if self._replicas is not None and self._replicas.waits_until_due(group):
             return
@@ -281,14 +281,14 @@ class Driver:
         return exchange
 
     async def _reopen_closed(self) -> None:
-        """Before the run starts, replace connections that the server has closed since they were opened."""
+        """Replace connections that the server has closed between their opening and the start of the run."""
         closed = self._drop_closed()
         if closed:
             await self._pool.fill()
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """For the next group of requests, close the connections that the server has already closed.
+        """Close the connections of the next group of requests that the server has already closed.
 
         Return the requests that had these connections.
         """
@@ -356,10 +356,9 @@ class Driver:
         return max(0, (self._in_flight_max or 0) - len(self._in_flight) - len(self._opening))
 
     def _queue_up(self, group: Sequence[ScheduledRequest], room: int) -> Sequence[ScheduledRequest]:
-        """Return the first requests of a group, which can be sent now. There are at most `room` of them.
+        """Return the first `room` requests of a group, which can be sent now, and let the other requests wait.
 
-        The remaining requests of the group join the queue of waiting requests. If this queue is not empty, no request
-        of the group can be sent now.
+        If other requests are already waiting, no request of the group can be sent now.
         """
         if self._waiting:
             room = 0  # earlier requests are sent first
@@ -370,7 +369,7 @@ class Driver:
         return group[:room]
 
     def _release_soon(self) -> None:
-        """Schedule `_release`, because a request has ended while other requests wait until they may be sent."""
+        """Schedule `_release`, because a request has ended and a waiting request may be sent."""
         if not self._releasing:
             self._releasing = True
             self._clock.at(self._clock.now_ns(), self._release)
@@ -411,10 +410,9 @@ class Driver:
             self._on_node_sent(slot, exchange)
 
     def _on_node_sent(self, slot: ScheduledRequest, exchange: Exchange) -> None:
-        """Handle the sending of a request that belongs to a session graph.
+        """After a request of a session graph was sent, schedule the requests that wait for its start.
 
-        The requests that wait for the start of this request are scheduled. The prompts of the requests that wait for
-        its end are built while its response arrives.
+        The prompts of the requests that wait for its end are built while its response arrives.
         """
         assert isinstance(self._following, GraphRequests)
         self._following.on_sent(slot)
@@ -427,10 +425,7 @@ class Driver:
                 self._wait(following)
 
     def _build_ahead(self) -> None:
-        """Build one request that will soon be due.
-
-        The method schedules itself again until all such requests are built.
-        """
+        """Build one request that will soon be due. Repeat until all such requests are built."""
         assert isinstance(self._following, GraphRequests)
         self._building = not self._interrupted and self._following.build_next()
         if self._building:
@@ -478,8 +473,8 @@ class Driver:
     def _may_send_again(self, exchange: Exchange, slot: ScheduledRequest) -> bool:
         """Return True if a request was lost on an idle connection and may be sent once more.
 
-        The server closed the idle connection just as the request was sent on it (RFC 9112, section 9.3.1). No byte of a
-        response has arrived. These requests are not sent again:
+        A request is lost if the server closed the idle connection just as the request was sent (RFC 9112, section
+        9.3.1), so that no byte of a response has arrived. These requests are not sent again:
 
         - The first request of a connection. A server that closes a new connection has refused the request.
         - A request whose connection was closed later than SEND_AGAIN_NS after it was sent.
@@ -491,9 +486,10 @@ class Driver:
         return bool(slot.payload) and lost_after_ns <= SEND_AGAIN_NS and not self._interrupted
 
     async def _send_again(self, slot: ScheduledRequest, lost: Exchange) -> None:
-        """Send the request of `lost` once more, on a new connection.
+        """Send a request once more, on a new connection.
 
-        The exchange `lost` failed because the server closed the connection before it sent any byte of a response.
+        The exchange `lost` is the first attempt. The server closed its connection before it sent any byte of a
+        response.
         """
         try:
             connection = await self._pool_of(slot).open()
@@ -568,9 +564,9 @@ class Driver:
     def _on_record(self, slot: ScheduledRequest, record: Record) -> None:
         """Build a request in advance, and let a client that waited for this Record send its next request.
 
-        Usually, a client of a closed loop continues without waiting for the Record of its response. Some servers reject
-        a request inside a response with status 200, which only the Record shows. Clients of such a server wait for the
-        Record.
+        A client of a closed loop normally sends its next request when its response has ended, without waiting for the
+        Record. Some servers reject a request inside a response with status 200, which only the Record shows. The
+        clients of such a server wait for the Record.
         """
         self._queue.draw()
         if self._back_off is None or slot.in_session:
@@ -636,7 +632,7 @@ class Driver:
                 connection.close()
 
     def _follow(self, ended: ScheduledRequest, *, refused: bool) -> None:
-        """After a request has ended, let its closed-loop client continue with the next request.
+        """Let the closed-loop client of a request that has ended continue with its next request.
 
         `refused` is True if the next request would probably fail as well. If the request was refused within AT_ONCE_NS
         after it was due, the client pauses first.
@@ -702,8 +698,8 @@ class Driver:
     def _give_up_next(self) -> None:
         """Record the next request of the closed loop as not sent, because the server counts as down.
 
-        The method schedules the next call of itself, until no request is left. If the workload has sessions, `_on_turn`
-        schedules the next call instead.
+        Repeat until no request is left. If the workload has sessions, `_on_turn` makes the next call of this method.
+        Otherwise the method schedules itself.
         """
         slot = self._queue.next_after_completion(self._clock.now_ns() - self._recorder.start_ns)
         if slot is None:
@@ -856,9 +852,9 @@ class Recorder:
             self._record_after(0)
 
     def abandoned_by_now(self, cancellation: Cancellation, exchange: Exchange) -> str:
-        """Return the error detail of a request whose client gives up now, because enough tokens have arrived.
+        """Return the error detail of a request that is abandoned now because enough tokens have arrived.
 
-        Return an empty text if more tokens must arrive first. The whole response is decoded again at each read, which
+        Return an empty string if more tokens must arrive first. The whole response is decoded again at each read, which
         is acceptable because few requests are abandoned.
         """
         tokens, _ = tokens_so_far(exchange.raw, exchange.dialect or self._dialect)
@@ -899,17 +895,14 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _sample(self, in_flight: Set[Exchange]) -> None:
-        """Update the estimate of bytes per token from a response that is still arriving.
-
-        The longest of the first SAMPLED responses is used.
-        """
+        """Update the estimate of bytes per token from the longest of the first SAMPLED responses in flight."""
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:
             longest = max(begun, key=attrgetter("size"))
             self._rate.sample(*tokens_so_far(longest.raw[:SAMPLED_BYTES], longest.dialect or self._dialect))
 
     def _record_first(self, count: int) -> None:
-        """Record the first `count` requests in `ended`. Their responses are decoded together."""
+        """Record the first `count` requests of `ended`. Their responses are decoded together."""
         ended = [*islice(self.ended, count)]
         received = [(exchange, slot.request) for slot, exchange, *_ in ended if exchange is not None]
         records = build_records(
@@ -967,7 +960,7 @@ class Recorder:
         self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._record_some)
 
     def _record_some(self) -> None:
-        """Record some of the queued requests in one turn of the event loop.
+        """Record some of the requests in `ended`, in one turn of the event loop.
 
         Normally one request is recorded per turn, and only while no other request is ending. With a backlog, a turn
         records more requests. The description of QUIET_NS has the details.
@@ -1002,8 +995,8 @@ class Recorder:
     def _ready_count(self, maximum: int) -> int:
         """Return how many of the first `maximum` requests in `ended` can be decoded together now.
 
-        The timestamps of every response must be known. Several responses are decoded together only if their total size
-        is at most TOGETHER_BYTES.
+        A response can be decoded when all its timestamps are known. Several responses are decoded together only if
+        their total size is at most TOGETHER_BYTES.
         """
         size = 0
         for count, (_, exchange, *_) in enumerate(islice(self.ended, maximum)):

@@ -489,8 +489,7 @@ def _threshold(draft: Draft, value: str) -> None:
 def _stages(draft: Draft, value: str) -> None:
     """Translate stages of k6, such as `30s:10,1m:20`, to a closed loop of the same total duration.
 
-    The number of clients is constant: the largest number of users in any stage. loadgen has no closed loop whose number
-    of clients changes.
+    The number of clients is constant: the largest number of users in any stage. loadgen starts all clients at once.
     """
     stages = [stage.rpartition(":") for stage in value.split(",") if ":" in stage]
     targets = [int(target) for _, _, target in stages if target.isdecimal()]

@@ -97,7 +97,10 @@ class BackOff:
         return [now_ns - self._waiting_since.popleft() for _ in range(count)]
 
     def gives_up(self, now_ns: int) -> bool:
-        """Return True if the server counts as down, because every request of the last GIVE_UP_NS (60 s) failed at once."""
+        """Return True if the server counts as down.
+
+        It counts as down if every request of the last GIVE_UP_NS (60 s) failed immediately.
+        """
         return self._failing_since_ns is not None and now_ns - self._failing_since_ns >= GIVE_UP_NS
 
     def clear(self) -> None:

@@ -2,8 +2,8 @@
 
 `loadgen.analysis.summary` documents each field. The field `delivery` of the summary answers two questions:
 
-- Do the planned due times match the requested arrival process? Their rate and their variation are compared with those
-  of the process.
+- Does the planned load match the requested arrival process? The rate and the variation of the due times, at which the
+  plan sends the requests, are compared with those of the process.
 - Did the client send the requests on time? The send times are compared with the due times.
 """
 
@@ -191,9 +191,9 @@ def _traffic(run: Run, frame: Frame, health: summary.ClientHealth) -> list[summa
 
 
 def part_figures(name: str, part: Frame, health: summary.ClientHealth) -> dict[str, Any]:
-    """Return the fields of PartFigures for a part of a run.
+    """Return the fields of PartFigures for a part of a run, such as a class of traffic or a model.
 
-    `part` is the Frame with the requests of this part (loadgen.analysis.frame_parts).
+    `name` is the name of the part, and `part` is the Frame with its requests (loadgen.analysis.frame_parts).
     """
     tried = part.measured & ~part.dropped
     return {
@@ -270,7 +270,7 @@ def run_info(run: Run, frame: Frame) -> summary.RunInfo:
 
 
 def removed_part(run: Run) -> summary.RemovedPart | None:
-    """Return the requests whose Records were removed during the run, or None if no Record was removed."""
+    """Return figures of the requests whose Records were removed during the run, or None if there are none."""
     windows = [(part.worker, window) for part in run.removed for window in part.windows]
     windows.sort(key=lambda item: item[1].from_ns)
     if not windows:
@@ -334,10 +334,8 @@ def _modelled_hardware(hardware: Mapping[str, Any]) -> str:
 def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCounts:
     """Return how many tokens the client requested and how many the server reported, over all requests sent.
 
-    Output lengths are compared only for complete requests whose requested and reported lengths are known. On a server
-    that can be told to generate an exact number of tokens, a response that is too short is recorded as truncated. A
-    response that is too long is recorded as failed. On such a server, complete responses therefore always have the
-    requested length. If `may_end` is true, responses may end early, and a response that is too short is not a mismatch.
+    The result also counts the complete requests whose reported output length differs from the requested length. If
+    `may_end` is true, responses may end early, and a response that is too short is not counted.
     """
     # NaN (an unknown length) is neither longer nor shorter. Some requests state no length, which is stored as 0.
     requested = np.where(frame.output_asked > 0, frame.output_asked, np.nan)
@@ -383,10 +381,10 @@ def token_counts(run: Run, frame: Frame, *, may_end: bool) -> summary.TokenCount
 
 
 def _truncated_inputs(run: Run, frame: Frame) -> summary.TruncatedInputs | None:
-    """Return how many complete requests have inputs that the server truncated, or None if there are none.
+    """Return the number of complete requests with inputs that the server truncated, or None if there are none.
 
-    A server that truncates inputs reports the shorter length. A request with such inputs therefore has a smaller
-    reported length than the requested one.
+    The server reports the length of the truncated input. For these requests, the reported prompt length is therefore
+    smaller than the requested one.
     """
     limit = run.header.server_notes.get("truncates_to")
     complete = frame.measured & frame.complete
@@ -467,7 +465,10 @@ def _figure(metric: Metric, frame: Frame) -> float | None:
 
 
 def _rows_in_sessions(run: Run, frame: Frame) -> Booleans:
-    """Return a mask of the rows of classes of traffic with sessions. Without classes, all rows are selected."""
+    """Return a mask of the requests whose class of traffic has sessions.
+
+    In a run without classes, the mask selects all requests.
+    """
     if frame.classes is None:
         return np.ones(len(frame), np.bool_)
     with_sessions = np.array([facts.load.sessions for facts in run.header.traffic], np.bool_)
@@ -476,7 +477,10 @@ def _rows_in_sessions(run: Run, frame: Frame) -> Booleans:
 
 
 def _turns(frame: Frame, in_sessions: Booleans) -> list[summary.TurnLatency]:
-    """Return the latencies of each turn of multi-turn sessions. The list is empty for other workloads."""
+    """Return the latencies of each turn of multi-turn sessions. The list is empty for other workloads.
+
+    `in_sessions` is a mask of the requests of sessions.
+    """
     if not frame.turn.any():
         return []
     sampled = frame.sampled & in_sessions

@@ -60,9 +60,9 @@ def find_cached_prompts(
     The numbers come from the responses. If the responses do not state them, the numbers come from the server's
     `counters`.
 
-    The counters include the prompts of the `canaries`, so the tokens of these prompts are subtracted. The canaries
-    during the load repeat earlier prompts. All of their tokens were probably cached, so all of them are also subtracted
-    from the cached tokens. If some of these tokens were not cached, the share from the counters is too low.
+    The counters also include the prompts of the `canaries` (test prompts of --verify), so these tokens are subtracted.
+    The canaries during the load repeat earlier prompts. All of their tokens are assumed to be cached, and are also
+    subtracted from the cached tokens. If some of them were not cached, the share from the counters is too low.
     """
     source: Literal["responses", "counters"] = "responses"
     tokens, prompt_tokens = count_in_responses(frame)

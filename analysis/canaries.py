@@ -1,8 +1,9 @@
 """Compares the answers to canaries under load with the answers to the same prompts without load (--verify).
 
-A server that answers differently under load has a fault that no latency shows, such as answers that are swapped between
-requests. Small differences are also possible on a correct server: the batch decides the order of additions, and a
-rounding error can change a word and all words after this word. Answers are therefore classified.
+A canary is a test prompt. A server that answers it differently under load has a fault that no latency shows, such as
+answers that are swapped between requests. Small differences are also possible on a correct server: the batch decides
+the order of additions, and a rounding error can change a word and all words after this word. Answers are therefore
+classified.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ IntervalOf = Callable[[float, int], tuple[float, float]]
 
 
 class CanaryLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to canaries that were sent at one level of load."""
+    """The answers to canaries (test prompts) that were sent at one level of load."""
 
     low: int
     """Minimum number of requests in flight when a canary of this level was sent, without canaries."""

@@ -18,7 +18,7 @@ SUSPECT = {
 
 
 class SuspectTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of complete responses: those whose text was checked (--verify), and those whose text is suspect."""
+    """Counts of the complete responses whose text was checked (--verify), and of those whose text is suspect."""
 
     checked: int
     """Number of responses whose text was checked: the first 20 of each worker, and every 20th."""

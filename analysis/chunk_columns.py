@@ -63,7 +63,7 @@ class GrowingTokens:
         self._counts = GrowingArray(np.dtype(np.uint8))
 
     def extend(self, values: NDArray[Any]) -> None:
-        """Append the token counts of further chunks."""
+        """Append `values`, the token counts of the next chunks."""
         if self._ones >= 0 and bool((values == 1).all()):
             self._ones += len(values)
             return
@@ -143,9 +143,9 @@ class OrderStatistics:
         """Number of samples by their most significant digit, after the first search."""
 
     def with_zeros(self, zeros: int) -> OrderStatistics:
-        """Return the statistics of these samples and of `zeros` further samples with the value 0.
+        """Return the statistics of the same samples and of `zeros` additional samples with the value 0.
 
-        The result reuses the digit counts of the first pass over these samples, so it need not repeat this pass.
+        The result reuses what the first pass over the samples has counted, which saves this pass.
         """
         if self._first_counts is None:
             self._counts(np.zeros(1, np.int64), self._bits, _digit_bits(self._bits, groups=1))
@@ -176,9 +176,9 @@ class OrderStatistics:
     def _search(self, ranks: Integers) -> Integers:
         """Return the sample at each rank, by a radix search that starts with the most significant digit.
 
-        Each pass over the blocks selects the samples that start with the digits known so far, and counts the values of
-        their next digit. The cumulative counts show the next digit of the sample at each rank. As soon as few samples
-        are left, they are sorted.
+        Each pass over the blocks selects the samples whose first digits equal the digits that the search already knows,
+        and counts the values of their next digit. The cumulative counts show the next digit of the sample at each rank.
+        When few samples are left, they are sorted instead.
         """
         prefixes = np.zeros(len(ranks), np.int64)
         remaining = ranks.copy()
@@ -201,10 +201,11 @@ class OrderStatistics:
         return prefixes
 
     def _counts(self, groups: Integers, bits: int, digit: int) -> Integers:
-        """Return how many samples of each group have each value of the next digit, with one row per group.
+        """Return how often the next digit has each value, for each group of samples, with one row per group.
 
-        A group contains the samples with equal leading bits, and `groups` contains these bits of each group. The last
-        `bits` bits of a sample are not leading bits. The next digit consists of the first `digit` of these last bits.
+        A sample consists of leading bits that the search knows, and of `bits` unknown bits. The next digit is the first
+        `digit` unknown bits. The samples of a group have equal leading bits, and `groups` contains these bits for each
+        group.
 
         The counts of the first digit are computed once, because every search begins with them.
         """
@@ -218,11 +219,11 @@ class OrderStatistics:
         return counts
 
     def _gathered(self, groups: Integers, bits: int, prefixes: Integers, ranks: Integers) -> Integers:
-        """Sort the samples that are still candidates, and return the sample at each rank.
+        """Sort the remaining samples of a search, and return the sample at each rank.
 
-        A prefix contains all bits of a sample except the last `bits` bits. `groups` contains each prefix of a candidate
-        once, in ascending order. Entry i of the result is the sample at rank `ranks[i]` among the samples with the
-        prefix `prefixes[i]`.
+        The prefix of a sample is the sample without its last `bits` bits. The samples whose prefix is in `groups`
+        remain, and `groups` is sorted. Entry i of the result is the sample at rank `ranks[i]` among the samples with
+        the prefix `prefixes[i]`.
         """
         is_wanted: Callable[[NDArray[np.integer]], NDArray[np.bool_]]
         if self._bits - bits <= DIGIT_BITS:  # A lookup table is several times as fast as searching.
@@ -238,9 +239,10 @@ class OrderStatistics:
 
 
 def _digit_bits(bits: int, groups: int) -> int:
-    """Return the number of bits of the next digit of a search, if `bits` bits of the samples are still unknown.
+    """Return the number of bits of a search's next digit. `bits` bits of the samples are still unknown.
 
-    The samples are in `groups` groups, each of which needs a counter per value of the digit.
+    Each of the `groups` groups of samples needs one counter per value of the digit, so the digit has fewer bits if
+    there are many groups.
     """
     return min(bits, DIGIT_BITS, max(1, (MAX_COUNTERS // groups).bit_length() - 1))
 
@@ -248,10 +250,10 @@ def _digit_bits(bits: int, groups: int) -> int:
 def _count_digits(block: NDArray[np.integer], groups: Integers, bits: int, digit: int, total_bits: int) -> Integers:
     """Count the values of the next digit in one step of a radix search.
 
-    Each number in `block` has `total_bits` bits: leading bits that the search knows, and then `bits` bits that are
-    still unknown. The next digit consists of the first `digit` of the unknown bits. A group contains the numbers with
-    equal leading bits, and `groups` contains these bits of each group. Numbers without a group are not counted. The
-    result is a flat array with one counter per group and value of the digit.
+    Each number in `block` has `total_bits` bits: leading bits that the search knows, followed by `bits` unknown bits.
+    The next digit is the first `digit` unknown bits. The numbers of a group have equal leading bits, and `groups`
+    contains these bits for each group. Numbers without a group are not counted. The result is a flat array with one
+    counter per group and value of the digit.
     """
     length = len(groups) << digit
     if bits == total_bits:

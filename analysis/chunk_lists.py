@@ -1,6 +1,7 @@
-"""Converts the chunks of a block of Records to arrays: from lists of integers, or from the JSON text of such lists.
+"""Converts the chunks of Records to arrays, block by block.
 
-Converting the text of a block at once takes a third of the time of decoding its integers one by one.
+The chunks of a Record are either lists of integers or the JSON text of such lists. Converting the text of a whole block
+takes a third of the time of decoding its integers one by one.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def lists_of_records(records: Sequence[Record]) -> ChunkLists:
 def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
     """Return the chunks of Records whose chunks are JSON text.
 
-    Return None if a text is not a list of integers within the limits of a run file, or if the two lists of a Record
-    have different lengths. The caller must then decode the lines one by one, which finds the damaged ones.
+    Return None if a text is not a list of integers within the limits of a run file, or if a Record does not have as
+    many arrival times as token counts. The caller must then decode the lines of the run file one by one, which finds
+    the damaged ones.
     """
     read = _integers([bytes(record.chunk_ns) for record in records], -MAX_INSTANT_NS, MAX_INSTANT_NS)
     if read is None:

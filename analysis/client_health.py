@@ -331,8 +331,8 @@ def _client_limit_causes(frame: Frame) -> list[str]:
 def _stamps(run: Run, frame: Frame) -> StampFacts:
     """Return the timestamp source of the run's complete responses, or of all responses if none is complete.
 
-    If the responses have several sources, the result is the least exact of these sources. A source is ignored if less
-    than the share MIN_SOURCE_SHARE of the responses has it.
+    If the responses have several sources, the result is the least exact one. Sources of less than MIN_SOURCE_SHARE of
+    the responses are ignored.
     """
     sources = {source: count for source, count in frame.sources.items() if source.measured and source.stamps}
     complete = {source: count for source, count in sources.items() if source.state == "complete"}
@@ -364,8 +364,8 @@ def waited_for_core(health: ClientHealth) -> bool:
     Both of these conditions must hold:
 
     - The longest wait is at least 1 ms, and at least half of the p99 of the send delay.
-    - All waits together are at least half of the client's own CPU time. A client that uses most of a core is late
-      because of its own work.
+    - The total wait is at least half of the client's own CPU time. Otherwise, the client was probably late because of
+      its own work.
     """
     longest_s = health.core_wait_max_s or 0.0
     total_s = health.core_wait_s or 0.0

@@ -119,7 +119,9 @@ def reason_without_drift(series: WindowSeries) -> str:
 
 
 def hours_between_ends(series: WindowSeries) -> float:
-    """Return the hours between the middles of the first and the last window with a value, or 0 if there are none."""
+    """Return the hours between the middles of the first and the last window with a value, or 0 if no window has a
+    value.
+    """
     _, hours = _known_windows(series)
     return float(hours[-1] - hours[0]) if len(hours) else 0.0
 

@@ -297,7 +297,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def inputs_inside(self) -> float:
-        """The number of inputs of complete requests that ended inside the window, or 0 without pooling requests."""
+        """The number of inputs of complete requests that ended inside the window.
+
+        It is 0 if the run has no pooling requests.
+        """
         ended = self.measured & self.complete & self.within(self.end_ns)
         return float(np.nansum(self.mark("inputs")[ended]))
 
@@ -340,7 +343,9 @@ class Frame(msgspec.Struct, frozen=True):
         return float((tokens * received / np.maximum(self.arrived_tokens, 1)).sum())
 
     def _all_outside(self) -> Booleans:
-        """Return a mask of the rows whose chunks all arrived before the window, or all after it."""
+        """Return a mask of the rows without chunks in the window: all chunks arrived before it, or all arrived after
+        it.
+        """
         assert self.window is not None
         return (self.last_ns < self.window.from_ns) | (self.first_ns > self.window.to_ns)
 

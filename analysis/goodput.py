@@ -108,7 +108,7 @@ def attainment_curve(ordered: Floats) -> AttainmentCurve:
 
 
 def _met_by(ordered: Floats, share: float, bounds: Sequence[Objective]) -> BoundsMet | None:
-    """Return the bounds, multiplied by the smallest factor with which the share `share` of the requests meets them.
+    """Scale the bounds by the smallest factor at which at least the share `share` of the requests meets them.
 
     `ordered` contains the sorted bound scales of all requests (see `bound_scale`). Return None if too few requests are
     complete.

@@ -113,11 +113,11 @@ def _phase_text(bounds: Labelled, phase: str, size: str) -> str:
 
 
 def ridges(bounds: Labelled, phase: str) -> dict[str, list[str]]:
-    """Return the ridges of the roofline: for each row of the table, its name and one cell per GPU.
+    """Return rows with the ridge of the roofline on each GPU: the arithmetic intensity from which compute is the limit.
 
-    The ridge of a kernel depends on the number format in which the kernel computes. The first row contains the ridges
-    of the first kernel. If further kernels have other ridges, they get another row. The name of such a row includes the
-    first of these kernels.
+    The keys are the names of the rows. The ridge depends on the number format in which a kernel computes. The first row
+    contains the ridges of the first kernel. Kernels with other ridges get further rows, named after the first kernel
+    with these ridges.
     """
     by_name: dict[str, list[str]] = {}
     for same in _kernels(bounds, phase):

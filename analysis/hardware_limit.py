@@ -194,11 +194,11 @@ def _limit(hardware: _Hardware, run: Run, frame: Frame, measured: _Measured) -> 
 
 
 def _hardware(run: Run) -> _Hardware | None:
-    """Return the GPUs and the model of a run.
+    """Return the GPUs and the model of a run, or None if they are unknown.
 
-    Return None if the GPUs are unknown, if the value of `--gpu-model` is not valid, or if the GPUs in use are of
-    different models. Return None too if a simulated server does not use all of its GPUs for one group of tensor
-    parallelism, for example because it has a pipeline.
+    The GPUs count as unknown if the value of `--gpu-model` is not valid, or if the GPUs in use are of different models.
+    The same applies if a simulated server does not use all of its GPUs for one tensor-parallel group, for example
+    because it has a pipeline.
     """
     server, plan = run.header.server, run.header.plan
     model = str(server.get("model") or plan.get("model") or "")

@@ -27,7 +27,7 @@ SPENT_NAMES = {"tensor": "all-reduces", "data": "gradients"}
 
 
 def speedup_title(dissections: Sequence[Dissection]) -> str:
-    """Return the names of the first and the last GPU, and the speed-up between them."""
+    """Return a title with the first and last GPU and the speed-up between them, such as `From A100 to H100: 2.10x`."""
     first, last = dissections[0].before, dissections[-1].after
     return f"From {first.gpu} to {last.gpu}: {times(last.tokens_per_s / first.tokens_per_s)}"
 
@@ -63,7 +63,10 @@ def sentences(dissection: Dissection) -> list[str]:
 
 
 def _speed_up_text(accuracy: str) -> str:
-    """Return the accuracy of a speed-up. The compared measurements are ratios of TPOT, not of throughput."""
+    """Return a text on the accuracy of a speed-up, which was measured as a ratio of TPOT and not of throughput.
+
+    `accuracy` is the formatted accuracy, or `not validated`.
+    """
     return accuracy if accuracy == "not validated" else f"TPOT ratio at the same TP and load {accuracy}"
 
 
@@ -92,11 +95,11 @@ def _factor_row(factor: SpeedFactor) -> tuple[str, ...]:
 
 
 def overview_rows(dissections: Sequence[Dissection]) -> list[tuple[str, ...]]:
-    """Return a table of gains, with one row per kind of factor and one column per step from a GPU to the next.
+    """Return a table of gains, with one column per step and one row per kind of factor, such as number formats.
 
-    The last column contains the product of all steps. A gain is the growth of the speed that the factors of one kind
-    cause in one step. The gain depends on the order in which all factors are applied, so each cell contains the
-    geometric mean over all orders. The last row is the speed-up.
+    A step leads from one GPU to the next. A gain is the growth of the speed that the factors of one kind cause in one
+    step. The gain depends on the order in which all factors are applied, so each cell contains the geometric mean over
+    all orders. The last column contains the product of all steps, and the last row contains the speed-up.
     """
     longest_first = sorted(dissections, key=lambda dissection: -len(dissection.factors))
     kinds = dict.fromkeys(factor.kind for dissection in longest_first for factor in dissection.factors)
@@ -120,8 +123,7 @@ def _kind_gain(dissection: Dissection, kind: str) -> float:
 def speedup_document(dissections: Sequence[Dissection], load: str) -> Document:
     """Return the page of `loadgen hardware compare`.
 
-    The page has cards, a table of the compared GPUs, and a chart and a table for each step. A step leads from one GPU
-    to the next.
+    The page has cards, a table of the compared GPUs, and a chart and a table for each step from one GPU to the next.
     """
     from loadgen.analysis import report as doc
     from loadgen.analysis.report.status import COMPUTED
@@ -184,11 +186,11 @@ def _cards(dissections: Sequence[Dissection]) -> list[Any]:
 
 
 def _chart_data(dissection: Dissection) -> dict[str, Any]:
-    """Return the values of the chart, in which each factor is a bar.
+    """Return the values of the chart, in which each factor is a bar from the speed without it to the speed with it.
 
     `up` contains the bars of factors with a gain of 1 or more, and `down` contains the other bars. In both, `x`
-    contains three entries per bar: the speed without the factor, the speed with the factor, and None. None separates
-    the bar from the next one. `end` contains the larger speed of each bar.
+    contains three entries per bar: its two ends, and None, which separates it from the next bar. `end` contains the
+    larger end of each bar.
     """
     factors = dissection.factors
     up: dict[str, list[Any]] = {"x": [], "y": []}

@@ -109,7 +109,7 @@ class IndexEntry(NamedTuple):
 
 
 def index_document(runs: Sequence[IndexedRun], title: str, unread: Sequence[str]) -> Document:
-    """Return the index page of a folder: all runs, a comparison of selected runs, and one figure over time.
+    """Return the index page of a folder. It lists all runs, compares selected runs, and shows one figure over time.
 
     Runs are listed newest first. `unread` contains warnings about runs that could not be read.
     """
@@ -179,7 +179,9 @@ def _started_at(run: IndexedRun) -> str:
 def _entries(runs: Sequence[IndexedRun]) -> list[IndexEntry]:
     """Return the single runs and the groups of runs, newest first.
 
-    A folder of repeats whose servers or loads differ is no group: its runs are single runs."""
+    If the runs of a folder of repeats differ in their servers or loads, they do not form a group. They are returned as
+    single runs.
+    """
     result: list[IndexEntry] = []
     groups: dict[str, IndexEntry] = {}
     mixed = _mixed_folders(runs)
@@ -268,10 +270,9 @@ def _run_cells(run: IndexedRun, *, marks_differ: bool) -> list[TableCell]:
 def _group_cells(runs: Sequence[IndexedRun], group: RunFolder, *, marks_differ: bool) -> list[TableCell]:
     """Return the cells of a group of runs.
 
-    For repeats, figures are means over the runs. Other groups have no joint figures, because their runs have different
-    loads or servers.
-
-    With `marks_differ`, the cells include the mark of the runs, such as SIMULATED."""
+    The figures of repeats are means over the runs. Other groups have no joint figures, because their runs have
+    different loads or servers. If `marks_differ` is true, the cells include the mark of the runs, such as SIMULATED.
+    """
     summaries = [run.summary for run in runs]
     by_run = [overview_cells(summary) for summary in summaries]
     figures = []
@@ -337,10 +338,11 @@ def _worst_verdict(verdicts: Sequence[tuple[str, Level | Literal[""]]]) -> Table
 
 
 def _common_cell(cells: Sequence[TableCell], noun: str) -> TableCell:
-    """Return the cell of a group of runs, given the cells of its runs.
+    """Return one cell for a group of runs. `cells` contains the cell of each run.
 
     If all these cells are equal, return this cell. Otherwise return a cell with the number of different cells, followed
-    by `noun`."""
+    by `noun`.
+    """
     different = {(cell.full_text or cell.text, cell.note) for cell in cells}
     return cells[0] if len(different) == 1 else TableCell(f"{len(different)} {noun}")
 
@@ -422,7 +424,7 @@ def _mean_figures(summaries: Sequence[Summary]) -> dict[str, float | None]:
 
 
 def _index_entry(row: SelectableRow, values: dict[str, float | None]) -> dict[str, Any]:
-    """Return the data of one row of the index page, as the page's script needs it.
+    """Return the data of one selectable row, as the script of the index page needs it.
 
     `values` contains the mean of each figure over the runs of the row.
     """
@@ -452,5 +454,5 @@ def _index_entry(row: SelectableRow, values: dict[str, float | None]) -> dict[st
 
 
 def _rounded(values: Iterable[float | None], digits: int) -> list[float | None]:
-    """Return the values with this number of significant digits, which keeps the page small."""
+    """Round the values to `digits` significant digits, which keeps the page small. None stays None."""
     return [None if value is None else float(f"{value:.{digits}g}") for value in values]

@@ -26,8 +26,7 @@ ALONE = "alone"
 
 
 def add_interference(run: Run, frame: Frame, summary: Summary) -> None:
-    """Compare each class of traffic with a run that had only this class, and add the result to the figures of the
-    class.
+    """Compare each class of traffic with a run of this class alone, and add the result to the figures of the class.
 
     If the run of a class is missing or unreadable, the summary gets a note instead.
     """

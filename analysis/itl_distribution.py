@@ -1,7 +1,6 @@
 """Computes the latency distributions of a run.
 
-If there are too many gaps between chunks to sort, the gaps are processed block by block. The result is exactly the
-same.
+If a run has too many gaps between chunks to sort, the gaps are processed block by block, with exactly the same result.
 """
 
 from __future__ import annotations

@@ -119,10 +119,10 @@ def _per_second(amount: float, frame: Frame) -> float | None:
 
 
 def _before_tail(frame: Frame) -> Window | None:
-    """Return the window from the first send of a run to its drain.
+    """Return the part of a run before the drain: the window from the first send to the start of the drain.
 
-    The drain begins when fewer than a tenth of the sent requests are still in flight. Return None if the measurement
-    window is only a part of the run, or if no request has ended.
+    The drain is the end of a run, when fewer than a tenth of the sent requests are still in flight. Return None if the
+    measurement window is only a part of the run, or if no request has ended.
     """
     from loadgen.analysis.frame import Window
 

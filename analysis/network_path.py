@@ -1,7 +1,7 @@
 """Describes the network between the client and the server: its round-trip time and the gateways that name themselves.
 
-TTFT includes at least one round trip: the request travels to the server, and the first token travels back. The
-round-trip time is therefore shown beside TTFT. It is never subtracted, because users wait for it too.
+TTFT includes at least one round trip: the request travels to the server, and the first token travels back. Reports
+therefore show the round-trip time next to TTFT. It is never subtracted, because users wait for it too.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class BoundsMet(msgspec.Struct, kw_only=True):
 
 
 class AttainmentCurve(msgspec.Struct, kw_only=True):
-    """Attainment curve: `y` is the share of good requests if every bound of --goodput is multiplied by `x`."""
+    """A curve in which `y` is the share of good requests if every bound of --goodput is multiplied by `x`."""
 
     x: list[float]
     y: list[float]
@@ -268,8 +268,8 @@ class ByLatency(dict[str, Description]):
 def check_no_parts(objectives: Iterable[Objective], option: str) -> None:
     """Raise ObjectiveError if an objective names a class of traffic, a model or a replica, or limits a drift.
 
-    `option` names the option in messages. The objectives of this option must cover all requests, and the runs are too
-    short to measure a drift.
+    `option` is the command-line option that has the objectives. Its objectives must cover all requests, and its runs
+    are too short to measure a drift.
     """
     for objective in objectives:
         if objective.drift:
@@ -375,7 +375,7 @@ def _objective(text: str) -> Objective:
 
 
 def _without_drift(figure_text: str) -> tuple[str, bool]:
-    """Return the name of a figure without the word `drift` after it, and True if the word was there."""
+    """Return the name of a figure without a final word `drift`, and True if the word was there."""
     name, _, word = figure_text.rpartition(" ")
     return (name.strip(), True) if word == DRIFT and name else (figure_text, False)
 

@@ -47,7 +47,7 @@ def read_columns(path: Path) -> tuple[Run, Frame]:
 
 
 def _total_bytes(files: Sequence[Path]) -> int:
-    """Return the size of files, without those that were renamed or removed since they were listed."""
+    """Return the total size of the files. Files that were renamed or removed since they were listed do not count."""
     total = 0
     for file in files:
         with suppress(FileNotFoundError):
@@ -97,7 +97,7 @@ def _read_halves(main: Path, middle: int) -> tuple[Run, Frame] | None:
 
 
 def _read_files_and_rest(path: Path, files: Sequence[Path]) -> tuple[Run, Frame] | None:
-    """Read the files of Records of a long run with two processes, and the rest of the run.
+    """Read a long run with two processes: one reads half of its files of Records, the other reads everything else.
 
     Return None if a request occurs twice, or if the second process failed.
     """

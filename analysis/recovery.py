@@ -212,8 +212,8 @@ def _window_of(series: WindowSeries, record: CommandRecord) -> int:
 def _recoveries(figure: _Figure, started: Sequence[CommandRecord]) -> list[RecoveredFigure | None]:
     """Return, for each command, how one figure recovered after it. None means that the recovery cannot be judged.
 
-    Windows before the first command count as normal. Windows after a command count as normal from the time at which the
-    figure has recovered. A window without a value never counts as normal.
+    The values of the figure before the first command count as normal. After a command, the values count as normal again
+    once the figure has recovered. A window without a value never counts as normal.
     """
     values = figure.series.values
     known = ~np.isnan(values)
@@ -270,10 +270,9 @@ def _limit(figure: _Figure, normal: Floats, windows_after: int) -> float:
     """Return the limit of the normal range of a figure. A figure beyond this limit is disturbed.
 
     `normal` contains the values of the figure in the normal windows, and `windows_after` is the number of windows after
-    the command. The limit is a prediction limit (see the docstring of this module). If the prediction limit is too
-    close to the worst value in `normal`, the limit is moved away from this value. The minimum distance is MARGIN times
-    the median of `normal`. If larger values of the figure are better, the limit may be 0 or less. The figure is then
-    never beyond the limit.
+    the command. The limit is a prediction limit (see the docstring of this module), but at least MARGIN times the
+    median of `normal` beyond the worst value in `normal`. If larger values of the figure are better, the limit may be 0
+    or less. The figure is then never beyond the limit.
     """
     sign = 1 if figure.direction == "lower" else -1
     confidence = 1 - (FALSE_ALARMS / windows_after) ** (1.0 if figure.windows_needed == 1 else PAIR_EXPONENT)

@@ -23,8 +23,8 @@ NS_PER_S = 1_000_000_000
 def describe_removed(file: Path) -> RemovedRecords:
     """Return the figures of the measured requests in a file of Records, by time window.
 
-    The time between the first and the last end of a request in the file is divided into at most MAX_WINDOWS windows of
-    equal length. A window lasts at least a minute. If the whole file covers less, the file has one shorter window.
+    The time from the first to the last end of a request in the file is divided into at most MAX_WINDOWS windows of
+    equal length. A window lasts at least a minute, unless the whole file covers less than a minute.
     """
     builder = FrameBuilder()
     scan_records([file], builder.add, builder.add_block)

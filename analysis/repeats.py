@@ -1,9 +1,8 @@
-"""Repeats of a plan: their joint figures, with intervals over the runs.
+"""Computes the joint figures of the repeats of a plan, with intervals over the runs.
 
-An interval over the requests of one run does not show how much another run may differ, because these requests share one
-server during the same time. This module computes intervals over runs: Student's t on one figure per run (Student, "The
-probable error of a mean", 1908). These intervals are the relevant ones for comparing runs. An interval over runs needs
-at least MIN_RUNS runs.
+The requests of one run share one server during the same time. An interval over these requests does not show how much
+another run may differ. This module therefore computes intervals over runs: Student's t on one figure per run (Student,
+"The probable error of a mean", 1908). An interval over runs needs at least MIN_RUNS runs.
 """
 
 from __future__ import annotations
@@ -122,10 +121,10 @@ def _state_sentence(states: Sequence[str]) -> str:
 
 
 def figures_of(summary: Summary, *, thin: bool = False) -> dict[str, float | None]:
-    """Return those figures of a run that can be compared with other runs, by name.
+    """Return the figures of a run that can be compared with other runs, by name.
 
-    The names are those that --assert uses, such as `ttft.p99`. A figure is None if the run does not have it. By
-    default, a percentile from too few samples is also None. With `thin`, it is included.
+    The names are those that --assert uses, such as `ttft.p99`. A figure is None if the run does not have it. A
+    percentile from too few samples is also None, unless `thin` is true.
     """
     figures: dict[str, float | None] = {name: getattr(summary.throughput, name) for name in RATES}
     shares = {name: counts_of(name, summary) for name in SHARES}

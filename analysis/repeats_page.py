@@ -1,7 +1,7 @@
-"""Builds the page on all repeats of a plan: the joint figures first, the details of each repeat folded.
+"""Builds the page on all repeats of a plan: the joint figures first, and the details of each repeat folded below.
 
-The page contains the sections of a report on several runs. This module replaces the first screen. It also folds the
-sections that consist of a table row or a paragraph per repeat, because these long sections would hide the joint result.
+The page contains the sections of a report on several runs, with another overview at the top. Sections that consist of a
+table row or a paragraph per repeat are folded, because these long sections would hide the joint result.
 """
 
 from __future__ import annotations
@@ -178,9 +178,8 @@ def _unfolded(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _first_command(blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks with the command and the settings of the first repeat.
+    """Return the blocks with the command and the settings of the first repeat, whose command runs all repeats.
 
-    The command of the first repeat runs all repeats. `blocks` holds the name, the command and the settings of each
-    repeat.
+    `blocks` contains the name, the command and the settings of each repeat.
     """
     return list(blocks[1:3])

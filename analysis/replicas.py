@@ -33,9 +33,9 @@ number of requests of the replica that has fewer."""
 
 
 def compare_replicas(frame: Frame) -> ReplicaDifference | None:
-    """Return the difference between the fastest and the slowest replica, or None if they do not differ.
+    """Return the difference between the fastest and the slowest replica, or None if they do not differ significantly.
 
-    The result is None too if fewer than two replicas have enough requests. TTFTs are compared by the test of Kruskal
+    The result is also None if fewer than two replicas have enough requests. TTFTs are compared by the test of Kruskal
     and Wallis, "Use of ranks in one-criterion variance analysis", 1952. The test assumes independent requests, but
     requests that wait in one queue depend on each other. Three more conditions must therefore hold:
 

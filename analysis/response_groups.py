@@ -93,10 +93,10 @@ def _widest_gap(ordered: Floats) -> float | None:
 
 
 def _changes_z(slow: np.ndarray) -> float:
-    """Return the z-score of the number of runs of equal values (Wald and Wolfowitz, 1940).
+    """Return the z-score of the number of runs (sequences of equal values) in `slow` (Wald and Wolfowitz, 1940).
 
-    The score is about 0 if the values are in random order. It is positive if the values alternate. It is very negative
-    if all values of one group precede all values of the other group.
+    The score is about 0 if the values are in random order, and positive if they alternate. It is very negative if all
+    values of one group precede all values of the other group.
     """
     ones, zeros = int(slow.sum()), int((~slow).sum())
     total = ones + zeros

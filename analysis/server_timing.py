@@ -72,10 +72,11 @@ def find_server_timing(run: Run, frame: Frame) -> ServerTiming | None:
 
 
 def _unknown_source(names: set[str]) -> str:
-    """Return text about a `Server-Timing` header with names that loadgen does not know.
+    """Return a text about a `Server-Timing` header with unknown names, such as
+    `Server-Timing, where db is an unknown name`.
 
-    The text stands in the list of the sources of the server's times. An example is `Server-Timing, where db is an
-    unknown name`. The text contains at most MAX_EXAMPLES of the names.
+    The report lists this text among the sources of the server's times. The text contains at most MAX_EXAMPLES of the
+    names.
     """
     examples = ", ".join(sorted(names)[:MAX_EXAMPLES])
     if len(names) == 1:

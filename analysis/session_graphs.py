@@ -85,7 +85,7 @@ def _edges(frame: Frame, graphs: GraphColumns) -> list[summary.EdgeFigures]:
 
     An edge leads from one request to a second request. The second request is not due before a given delay after the end
     (or the start) of the first request. If several edges lead to a request, the edge whose delay ends last decides when
-    the request is due. The delays in the result are those of the deciding edges only.
+    the request is due. The result covers only these deciding edges.
     """
     order = np.argsort(frame.id)
     ids = frame.id[order]

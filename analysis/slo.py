@@ -203,10 +203,8 @@ def _has_figure(objective: Objective, part: _JudgedPart) -> bool:
 
 
 def _missing_text(objective: Objective) -> str:
-    """Return a message that an objective cannot be judged, because its figure is missing.
-
-    The figure is missing from the run, or from the part of the run (such as a class of traffic) that the objective
-    names.
+    """Return the reason why an objective cannot be judged: the run, or the part that the objective names, lacks the
+    figure.
     """
     if objective.figure in LATENCIES:
         return "no complete request has this latency"
@@ -381,7 +379,7 @@ def _finite(value: float) -> float | None:
 def _explanation(objective: Objective, evidence: _Evidence | None, verdict: str, confidence: float) -> str:
     """Return the measured figure as text, or a message if the figure is missing.
 
-    If the bound lies inside the interval of the figure, the text includes the number of requests for a clear verdict.
+    If the bound lies inside the interval of the figure, the text also says how many requests a clear verdict needs.
     """
     if evidence is None:
         return _missing_text(objective)
@@ -438,8 +436,7 @@ def _number_format(objective: Objective, measured: float) -> tuple[Callable[[flo
 def _share_text(share: float, bound: float) -> str:
     """Return a share in percent, such as `99.5`, without trailing zeros.
 
-    The number is rounded to two decimals. If the bound in percent has more decimals than two, the number is rounded to
-    the decimals of the bound.
+    The number is rounded to two decimals, or to the decimals of the bound in percent if those are more.
     """
     bound_decimals = len(f"{bound * 100:.8g}".partition(".")[2])
     return f"{share * 100:.{max(2, bound_decimals)}f}".rstrip("0").rstrip(".")

@@ -192,8 +192,8 @@ def interval(
 ) -> tuple[float | None, float | None]:
     """Return the confidence interval of the `share`-quantile of sorted samples. `size` is the effective sample size.
 
-    The ends are order statistics. The interval always contains the interpolated quantile: an end on the wrong side of
-    the quantile is moved to the quantile. An end is None if no order statistic bounds the quantile on that side.
+    Each end is one of the samples, or None if no sample bounds the quantile on that side. If the interpolated quantile
+    lies outside these ends, the interval is extended to it.
     """
     lower, upper = interval_indices(len(ordered), share, size, confidence)
     quantile = percentile(ordered, share)
@@ -346,10 +346,10 @@ def samples_to_decide(success_share: float, share: float, current: int, confiden
 def effective_size(samples: Floats, offsets: Integers | None, share: float, ordered: Floats) -> int:
     """Return the effective sample size for the `share`-quantile: the equivalent number of independent samples.
 
-    Without `offsets`, the samples are independent, so the effective size is the number of samples. For samples in
-    groups, the effective size is `F * (1 - F) / variance`. F is the share of samples that are at most the quantile.
-    `variance` is the variance of F between groups, by `ratio_variance`. The source is Woodruff, "Confidence intervals
-    for medians and other position measures", 1952.
+    Without `offsets`, the samples are independent, so the effective size is the number of samples. With `offsets`,
+    which delimits groups of dependent samples, it is `F * (1 - F) / variance`. F is the share of samples that are at
+    most the quantile, and `variance` is its variance between groups, by `ratio_variance`. The source is Woodruff,
+    "Confidence intervals for medians and other position measures", 1952.
     """
     if offsets is None:
         return len(samples)
@@ -382,10 +382,9 @@ def dkw_margin(count: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _exceeds_share(count: int, share: float, successes: int, confidence: float = CONFIDENCE) -> bool | None:
-    """Test whether `successes` out of `count` samples are too many or too few for the probability `share`.
+    """Compare the number of `successes` out of `count` samples with the number that the probability `share` predicts.
 
-    Return True if the successes are significantly too many, False if they are significantly too few, and None
-    otherwise.
+    Return True if there are significantly more successes, False if there are significantly fewer, and None otherwise.
     """
     lower, upper = interval_ranks(count, share, confidence)
     if upper is not None and upper < successes:
@@ -396,8 +395,8 @@ def _exceeds_share(count: int, share: float, successes: int, confidence: float =
 def _binomial(count: int, share: float) -> tuple[int, Floats]:
     """Return (first, probabilities): the probabilities of the values first, first + 1, ... of binomial(count, share).
 
-    Values more than 12 standard deviations from the mean are left out. The probabilities are computed from the ratios
-    of neighbours, in logarithms, and scaled so that their sum is 1.
+    Values more than 12 standard deviations from the mean are left out. To avoid underflow, the probabilities are
+    computed as logarithms, from the ratios of neighbouring values, and scaled so that their sum is 1.
     """
     spread = 12 * math.sqrt(count * share * (1 - share)) + 40
     first = max(0, int(count * share - spread))

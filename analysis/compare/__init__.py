@@ -132,7 +132,10 @@ POINTS = 1600
 
 @dataclass(frozen=True, slots=True)
 class UnequalWork:
-    """A difference between A and B that makes their work unequal, such as a different model, and the reason."""
+    """A difference between A and B that makes their work unequal, such as a different model.
+
+    The field `why` is the reason.
+    """
 
     what: str
     a: str
@@ -311,7 +314,10 @@ def _valid_runs(title: str, group: Sequence[ComparedRun]) -> tuple[Sequence[Comp
 
 
 def _cold_start_note(title: str, group: Sequence[ComparedRun]) -> list[str]:
-    """Return a note if some repeats of a group ran on a cold server and others on a warm server, else an empty list."""
+    """Return a note if some repeats of a group ran on a cold server and others on a warm server.
+
+    Otherwise the list is empty.
+    """
     states = start_states([run.summary for run in group])
     if len(set(states)) < 2:
         return []
@@ -419,7 +425,9 @@ def _seed_notes(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> list[str]
 
 
 def _prompts_from_cache(run: ComparedRun) -> str:
-    """Return whether the server computed the prompts of a run, or found them in its prefix cache."""
+    """Return `from the prefix cache` if the server unexpectedly found prompts of the run in its cache, otherwise
+    `computed`.
+    """
     cached = run.summary.cached_prompts
     return "from the prefix cache" if cached is not None and cached.unexpected else "computed"
 
@@ -521,7 +529,7 @@ def page_document(
 
 
 def _chips(comparison: Comparison, summaries: Sequence[Summary]) -> list[doc.Chip]:
-    """Return the status strip: validity and requests of all runs of A and B, and the gates (--fail-if)."""
+    """Return the status chips at the top of the page: validity and requests of all runs, and the gates (--fail-if)."""
     chips = [status.validity(summaries), status.requests(summaries)]
     failed = [gate.condition for gate in comparison.gates if gate.verdict == "fail"]
     unclear = [gate.condition for gate in comparison.gates if gate.verdict == "inconclusive"]
@@ -577,10 +585,10 @@ def _ratio_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _log_range(comparison: Comparison) -> tuple[float, float] | None:
-    """Return the smallest and the largest value on the axis of the chart of ratios, if the axis is logarithmic.
+    """Return the ends of the axis of the chart of ratios if the axis is logarithmic, or None if a linear axis suffices.
 
-    Return None if a linear axis can show all ratios. A wide interval extends the axis by at most CLIP_FACTOR. Otherwise
-    this interval would squeeze all other intervals.
+    A wide interval extends the axis by at most the factor CLIP_FACTOR, because the other intervals would otherwise be
+    too short to see.
     """
     rows = _ratio_rows(comparison)
     ratios = [row["ratio"] for row in rows if row["ratio"] > 0]
@@ -648,7 +656,7 @@ def _mean_throughput(runs: Sequence[ReportedRun]) -> dict[str, Any]:
 
 
 def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
-    """Return the chart data of one run with at most about `points_max` points."""
+    """Return the chart data of one run, reduced to about `points_max` points or fewer."""
     if "course" in data:
         return {"course": {name: data["course"][name] for name in ("start_s", "tokens_per_s")}}
     every = max(1, math.ceil(len(data["x"]) / max(2, points_max)))
@@ -728,7 +736,7 @@ def _sides(comparison: Comparison, a: Sequence[Summary], b: Sequence[Summary]) -
 
 
 def _common(summaries: Sequence[Summary], text_of: Callable[[Summary], str]) -> str:
-    """Return the text that `text_of` returns for these runs. Different texts are joined with slashes."""
+    """Return the distinct texts that `text_of` returns for the runs, joined by slashes."""
     return " / ".join(dict.fromkeys(filter(None, map(text_of, summaries))))
 
 

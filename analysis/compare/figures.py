@@ -277,9 +277,9 @@ class Variation(NamedTuple):
     def bound(self, server_error: float) -> float:
         """Return the largest difference of a figure that variation between runs can explain.
 
-        The server's steps vary in duration by chance. `server_error` is the standard error of the figure from this
-        cause. The bound is `t * server_error`, where `t` is a quantile of Student's t. The bound is limited to the
-        range from `assumed` to `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
+        `server_error` is the standard error of the figure that the varying speed of the server causes. The bound is
+        `t * server_error`, where `t` is a quantile of Student's t. The bound is limited to the range from `assumed` to
+        `VARIATION_FACTOR_MAX * assumed`. If `server_error` is unknown, the bound is `assumed`.
         """
         shown = student_quantile(VARIATION_CONFIDENCE, run_variance.DEGREES_OF_FREEDOM) * server_error
         if not math.isfinite(shown):
@@ -331,8 +331,8 @@ def _compare_ratio(figure: str, values: tuple[float, float], count: int, errors:
 def _with_interval(row: ComparedFigure, p: float) -> ComparedFigure:
     """Return a copy of the row of a figure that has a ratio, with its confidence interval and p-value.
 
-    `p` is the p-value of the whole difference. `row.variation_bound` is the part of the difference that variation
-    between runs can explain. If the difference is larger, the part beyond the bound is also tested, with the sampling
+    `p` is the p-value of the whole difference. Variation between runs can explain a difference of up to
+    `row.variation_bound`. If the difference is larger, the part beyond this bound is also tested, with the sampling
     error only. The row gets the smaller of the two p-values.
     """
     beyond = abs(row.effect) - row.variation_bound

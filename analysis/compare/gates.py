@@ -1,7 +1,7 @@
 """Gates: conditions on a comparison (`loadgen compare --fail-if 'ttft.p99 worse by 5%'`), and their results.
 
-A gate compares B with A. The verdict depends on two values: the observed difference, and the lower confidence limit of
-the difference. Positive differences mean that B is worse.
+A gate compares B with A. Its bound is the allowed difference (5% in the example). Positive differences mean that B is
+worse. The verdict depends on the observed difference and on the lower confidence limit of the difference:
 
     observed difference   lower limit   verdict
     within the bound      (any)         pass, with the smallest difference that these runs could have detected

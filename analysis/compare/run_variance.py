@@ -128,12 +128,11 @@ class Samples(NamedTuple):
 
 
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
-    """Return the samples of the latency `metric` of a run.
+    """Return the samples of the latency `metric` of a run, divided into strata or batches.
 
-    Latencies in seconds of a burst are divided into strata of neighbouring requests, because the latency of a request
-    depends on its position in the burst. All other samples are divided into batches. Metrics in seconds per token are
-    divided into batches even in a burst. Their values do not depend on the position, because requests that are in
-    flight together receive tokens at the same pace.
+    In a burst, the latency of a request depends on its position. Latencies in seconds are therefore divided into strata
+    of neighbouring requests. All other samples are divided into batches. This includes times per token in a burst,
+    because requests that are in flight together receive tokens at the same pace.
     """
     frame = run.frame
     if metric.per != "request":
@@ -213,10 +212,10 @@ def effective_size(samples: Samples, share: float, value: float) -> float:
 def quantile_error(samples: Samples, share: float, random: np.random.Generator) -> float:
     """Return the bootstrap standard error of the logarithm of a quantile. Return NaN if a bootstrap quantile is 0.
 
-    A bootstrap sample has n values, drawn with replacement. The `share`-quantile of a bootstrap sample is its k-th
-    smallest value. In the original sample, this value is a quantile at another, random share. That share has the
-    distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order Statistics", section 2.1). Only these random shares
-    are drawn, not whole bootstrap samples. For dependent samples, n is the effective size.
+    The `share`-quantile of a bootstrap sample of n values is its k-th smallest value. In the original sample, this
+    value is the quantile at a random share with the distribution `Beta(k, n - k + 1)` (David and Nagaraja, "Order
+    Statistics", section 2.1). The function draws these random shares instead of whole bootstrap samples. For dependent
+    samples, n is the effective size.
     """
     ordered = np.sort(samples.values)
     size = effective_size(samples, share, percentile(ordered, share))
@@ -330,10 +329,10 @@ def latency_error(metric: Metric, a: ComparedRun, b: ComparedRun, piece: float, 
 
 
 def _times_behind(metric: Metric, a: ComparedRun, b: ComparedRun, values: tuple[float, float]) -> list[float]:
-    """Return two durations in seconds, one for run A and one for run B, on which the value of a metric depends.
+    """Return the duration in seconds on which a metric depends, for run A and for run B.
 
-    If the metric is a duration, these are its `values` in the two runs. A real-time factor is the ratio of a latency to
-    the length of the audio. For a real-time factor, the result contains the median E2E latency of each run.
+    For a latency, the durations are its `values` in the two runs. For a real-time factor, which divides a latency by
+    the length of the audio, they are the median E2E latencies.
     """
     if metric.unit == "ratio":
         return [run.summary.latency.e2e.p50 or 0.0 for run in (a, b)]

@@ -187,9 +187,9 @@ class CellDifference(msgspec.Struct, frozen=True):
 class EqualWork(msgspec.Struct, frozen=True):
     """Describes how all servers of a matrix were made to generate responses of the same lengths.
 
-    `server` was measured first, and the lengths of its responses were stored in files. The output lengths requested
-    from the other servers were drawn from these files. `lengths` has one entry for each host, model and workload. The
-    value of the key `given` in an entry is the path of the file.
+    `server` was measured first, and the lengths of its responses were stored in files, one for each host, model and
+    workload. The requests to the other servers ask for output lengths that were drawn from these files. `lengths` has
+    one entry per file: the key `given` has the path, and the other keys name the host, the model and the workload.
     """
 
     server: str
@@ -197,7 +197,7 @@ class EqualWork(msgspec.Struct, frozen=True):
 
 
 class CellSweep(CellName, frozen=True, kw_only=True):
-    """A matrix cell in which a sweep was measured instead of repeated runs."""
+    """A matrix cell that was measured by a sweep and not by repeated runs."""
 
     folder: str
     """Path relative to the folder of the matrix."""
@@ -327,8 +327,8 @@ def summarise_matrix(
     - `measured`: the finished runs.
     - `order`: all planned cells except sweeps.
     - `sweeps`: the cells that are sweeps.
-    - `skipped`: the reason for each cell that is not measured, by cell.
-    - `failed`: the latest failure of each run that is not finished.
+    - `skipped`: for each cell that is not measured, the reason.
+    - `failed`: for each run that is not finished, its latest failure.
     - `starts`: all successful server starts.
     - `titles`: the displayed name of each server backend.
     """

@@ -207,9 +207,9 @@ class MatrixReport:
         return self._document(sections, self._script_data(measured))
 
     def _published(self) -> list[Section]:
-        """Return the section with the published figures that the plan quotes, for reference.
+        """Return a list with the section on the published figures that the plan quotes.
 
-        Return an empty list if the plan quotes no figures.
+        The list is empty if the plan quotes no figures.
         """
         entries = [
             (reference["of"], "", f"{reference['says']} {reference['source']}") for reference in self.summary.references
@@ -311,7 +311,7 @@ class MatrixReport:
         return ", ".join(parts)
 
     def _ranking(self) -> list[tuple[doc.Card, str, str]]:
-        """Return one ranking of the servers for each host and each group. A group is a pair of model and workload.
+        """Return one ranking of the servers for each host and each pair of model and workload.
 
         A ranking has three parts:
 
@@ -334,9 +334,9 @@ class MatrixReport:
     def _tile(self, label: str, leader: str, lead: str, cells: Sequence[CellSummary]) -> doc.Card:
         """Return the card with the result of a ranking.
 
-        `label` is the title of the card, and `lead` is its note. `leader` is the name of the leading server, or a text
-        that says that none leads. The card also shows the throughput of the leading server, or of all servers if none
-        leads. `cells` must be in the order of `_ranked`.
+        `label` is the title of the card, and `lead` is its note. `leader` is the name of the leading server, or the
+        text NO_WINNER or NO_RANKING. The card also shows the throughput of the leading server, or of all servers if
+        none leads. `cells` must be in the order of `_ranked`.
         """
         if leader not in (NO_WINNER, NO_RANKING):
             return doc.Card(label, leader, figure(cells[0], MAIN).text, lead)
@@ -427,8 +427,8 @@ class MatrixReport:
     def _sets_lengths(self, cell: CellName) -> bool:
         """Return True if the cell's server is the `equal_work` server of the plan.
 
-        The responses of this server may have any length. The requests to all other servers then ask for responses of
-        these lengths.
+        The responses of this server may have any length. The requests to all other servers ask for the lengths of these
+        responses.
         """
         return self.summary.equal_work is not None and cell.server == self.summary.equal_work.server
 
@@ -479,9 +479,9 @@ class MatrixReport:
         return table(title, name_heads | heads, table_rows, several=True, id=id_)
 
     def _scale(self, name: str) -> tuple[float, str]:
-        """Return (factor, unit) for the figure `name`, so that all cells show it in one unit.
+        """Return (factor, unit) for the figure `name`.
 
-        A value in a cell is the measured value multiplied by the factor.
+        All cells show the figure in this unit, multiplied by the factor.
         """
         means = [cell.figures[name].mean for cell in self.cells]
         return unit_of(name, max((mean for mean in means if mean is not None), default=None))
@@ -649,7 +649,7 @@ class MatrixReport:
         return [*blocks, doc.Disclosure("Outcomes of requests", [outcomes])]
 
     def _order(self) -> list[Block]:
-        """Return the blocks on three topics: the order of the runs, the server starts, and the plan.
+        """Return the blocks on the order of the runs, on the server starts and on the plan.
 
         The blocks also explain how the order of the runs affects the confidence intervals.
         """

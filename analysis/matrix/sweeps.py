@@ -61,7 +61,7 @@ def sweep_chips(sweeps: Sequence[CellSweep]) -> list[Chip]:
 
 
 def sweep_cards(sweeps: Sequence[CellSweep], name: Callable[[CellName], str]) -> list[Block]:
-    """Return the tiles with the best sweeps of each model and workload. Groups of one sweep have no tiles.
+    """Return the cards with the best sweeps of each model and workload, or no cards for a single sweep.
 
     `name` is a function that returns the displayed name of a cell.
     """

@@ -291,7 +291,8 @@ class Document(Struct, frozen=True):
 def markdown(document: Document) -> str:
     """Return the document as Markdown, for example for the summary of a CI job.
 
-    The text contains paragraphs, findings, tables and cards, but no charts."""
+    Paragraphs, findings, tables and cards are included. Charts and all other blocks are left out.
+    """
     mark = f"**{_escaped(document.mark)}** " if document.mark else ""
     lines = [f"## {mark}{_escaped(document.title)}", _escaped(document.subtitle)]
     for section in document.sections:

@@ -149,9 +149,8 @@ def percentile_marks(described: Distribution) -> dict[str, Any]:
 def goodput_curve(frame: Frame, summary: Summary) -> dict[str, Any] | None:
     """Return a curve: the share of good requests (`y`) if all latency bounds are multiplied by `x`.
 
-    If the run has several bounds, `bound_1`, `bound_2` and so on are further curves, each for one bound alone. The
-    result always has the same number of further curves (BOUNDS_DRAWN). Curves without a bound are empty. Return None
-    for a run without bounds.
+    If the run has several bounds, `bound_1`, `bound_2` and so on are the curves of single bounds. The result always has
+    BOUNDS_DRAWN of these curves. Those without a bound are empty. Return None for a run without bounds.
     """
     result = summary.goodput
     if result is None:

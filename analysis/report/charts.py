@@ -176,8 +176,9 @@ def data_without_summary(frame_input: FrameInput) -> dict[str, Data | None]:
 def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
     """Return the charts of a page with these runs, in the order of the page.
 
-    A chart is included if it has a section and at least one run has data for it. In addition, the chart must be drawn
-    by a script, or have a trace (a curve or a set of points) that a page with this number of runs draws.
+    A chart is included if it belongs to a section, at least one run has data for it, and a script or at least one of
+    its traces draws it on this page. Some traces are only drawn on a page of one run, or only on a page of several
+    runs.
     """
     several = len(runs) > 1
     return [
@@ -190,7 +191,7 @@ def visible_charts(runs: Sequence[ChartRun]) -> list[Chart]:
 
 
 def _is_drawn(trace: Data, several: bool) -> bool:
-    """Return True if the page draws this trace, else False. `several` is true for a page of several runs."""
+    """Return True if the page draws this trace. `several` is true for a page of several runs."""
     return bool(trace.get("single_run", not several)) is not several
 
 
@@ -299,7 +300,8 @@ DISTRIBUTIONS = ("e2e_s", "first_audio_s", "ttft_s", "tpot_s", "itl_s")
 def _distribution_chart(name: str) -> Chart:
     """Return the chart of the cumulative distribution of the latency `name`.
 
-    The page omits the chart if the latency has no samples and is optional, or if no tokens are generated.
+    If no request has this latency, the page omits the chart, provided that the latency is optional or that the run
+    generates no tokens.
     """
     metric = METRICS[name]
 
@@ -470,10 +472,7 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
 
 
 def _has_other_panels(series: Sequence[Series]) -> bool:
-    """Return True if there is a telemetry curve that the chart of the run over time omits.
-
-    A curve whose values are all 0 or unknown does not count.
-    """
+    """Return True if a telemetry curve with a value other than 0 is not part of the chart of the run over time."""
     panels = chart_data.telemetry_panels(series)
     return any(any(panel["y"]) and panel["panel"] not in chart_data.MAIN_PANELS for panel in panels)
 

@@ -173,7 +173,7 @@ def findings(summary: Summary) -> list[Finding]:
 
 
 def _without_verdict(sentence: str) -> str:
-    """Remove the prefix `Valid: ` from a sentence, if it has this prefix, and capitalise the first letter."""
+    """Remove the prefix `Valid: ` from a sentence that has it, and capitalise the first letter."""
     text = sentence.removeprefix("Valid: ")
     return f"{text[0].upper()}{text[1:]}"
 
@@ -327,10 +327,10 @@ def connection_findings(server: ServerInfo) -> list[Finding]:
 
 
 def addresses_sentence(server: ServerInfo) -> str:
-    """Return a sentence on the addresses to which the server's host name resolves.
+    """Return a sentence on the addresses of the server's host name, or an empty string if it has only one address.
 
-    Return an empty string if the host name has only one address. If the run had several URLs, the sentence names those
-    whose host name has several addresses."""
+    If the run had several URLs, the sentence names those whose host name has several addresses.
+    """
     unused = [f"{address} was not used ({reason})" for address, reason in server.addresses_unused.items()]
     used = [
         f"connections to {url} went in turn to {', '.join(addresses)}"
@@ -394,7 +394,7 @@ def _unknown_durations(summary: Summary) -> int:
 
 
 def _audio_sentence(summary: Summary) -> str:
-    """Return a sentence about the lengths of recordings or speech. The lengths of some recordings may be unknown."""
+    """Return a sentence about the lengths of recordings or speech, and about recordings whose length is unknown."""
     unknown = _unknown_durations(summary)
     if not unknown:
         return "Lengths not compared: audio has no tokens."
@@ -408,7 +408,8 @@ def _audio_sentence(summary: Summary) -> str:
 def _different_prompts(summary: Summary) -> str:
     """Return a clause on the number of prompts whose lengths differ from the requested lengths.
 
-    If the lengths were estimated and every request is complete, the clause also contains the total prompt lengths."""
+    If the lengths were estimated and every request sent is complete, the clause also contains the total lengths.
+    """
     tokens, complete = summary.tokens, pluralise(summary.requests.complete, "prompt length")
     if tokens.truncated:
         return _truncated_inputs(summary, tokens.truncated)
@@ -639,10 +640,10 @@ def _canaries_level(canaries: CanaryFigures) -> Level:
 
 
 def canaries_sentence(canaries: CanaryFigures) -> str:
-    """Return sentences on the answers to canaries.
+    """Return sentences on the answers to canaries (test prompts of --verify).
 
-    If answers under load are wrong, the sentences may also state up to how many requests in flight the answers are
-    right.
+    If answers under load are wrong, the sentences may also state the number of requests in flight up to which the
+    answers are right.
     """
     if not canaries.answers or canaries.share_ci95 is None:
         return (
@@ -824,11 +825,11 @@ def network_finding(summary: Summary) -> Finding | None:
 
 
 def server_timing_finding(summary: Summary) -> Finding | None:
-    """Return a finding on the times that the server states (--server-timing).
+    """Return a finding on the times that the server states (--server-timing), or None without this option.
 
-    The finding is a warning if the server states no times, or if many of the stated times are longer than the measured
-    latency. It is also a warning if much of the latency is spent outside the server's queue and prefill, except in a
-    burst. The result is None without --server-timing, or if no request is complete.
+    The finding is a warning in three cases: the server states no times, many of the stated times are longer than the
+    measured latency, or much of the latency is spent outside the server's queue and prefill. In a burst, the last case
+    is only a note. The result is also None if no request is complete.
     """
     timing = summary.server_timing
     if timing is None or not timing.complete:
@@ -964,8 +965,8 @@ def priority(client: ClientHealth) -> Finding | None:
     - A worker gave up real-time priority.
     - The user requested real-time priority, but the system did not permit it.
 
-    If the user did not request real-time priority, a failure to raise the priority is not reported here.
-    `client.reasons` mentions this failure if the client was too slow.
+    Without such a request, a failure to raise the priority is only reported in `client.reasons`, and only if the client
+    was too slow.
     """
     facts = client.scheduling
     if facts is None:
@@ -1108,8 +1109,8 @@ def goodput_sentences(summary: Summary) -> list[str]:
 def bound_texts(met: BoundsMet, sign: str) -> list[str]:
     """Return the bounds in `met` as texts, such as `ttft < 300 ms`. `sign` is the text between name and value.
 
-    Bounds of 0 are omitted. A bound in `met` is the smallest one that the required share of the requests would have
-    met. Such a bound is 0 if the value of these requests is 0, such as 0 reasoning tokens.
+    Bounds of 0 are omitted. They occur for a figure that can be 0 for most requests, such as the number of reasoning
+    tokens.
     """
     texts = []
     for name, bound in met.bounds_s.items():
@@ -1148,7 +1149,7 @@ def _window(summary: Summary) -> list[Finding]:
 
 
 def window_is_empty(summary: Summary) -> bool:
-    """Return True if requests completed but none of them was due in the measurement window, else False."""
+    """Return True if requests completed but none of them was due in the measurement window."""
     return bool(summary.requests.complete) and not summary.window.whole and not summary.latencies["e2e_s"].n
 
 
@@ -1175,10 +1176,10 @@ def _longer(inside_s: float | None) -> str:
 
 
 def littles_law_sentence(summary: Summary) -> str:
-    """Return a sentence if the measured concurrency contradicts Little's law, else an empty string.
+    """Return a sentence if the measured concurrency contradicts Little's law, otherwise an empty string.
 
-    Little's law is `concurrency = throughput * mean latency`. Also return a sentence if incomplete requests, which have
-    no latency, are a large part of the concurrency.
+    Little's law is `concurrency = throughput * mean latency`. A sentence is also returned if incomplete requests, which
+    have no latency, are a large part of the concurrency.
     """
     law, mean_s = summary.littles_law, summary.latencies["e2e_s"].mean
     if law is None or (law.holds and law.covers):
@@ -1226,7 +1227,7 @@ def hardware_limit_sentence(limit: HardwareLimit) -> str:
 def hardware_limit_details(limit: HardwareLimit) -> str:
     """Return sentences that compare TPOT and TTFT with the limits of the hardware.
 
-    Another sentence states which share of an engine step is overhead of the inference framework.
+    Further text states MBU, MFU and the share of an engine step that is overhead of the inference framework.
     """
     text = ""
     if limit.tpot_ratio is not None:

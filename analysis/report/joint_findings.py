@@ -81,9 +81,9 @@ def joint_objectives(summaries: Sequence[Summary]) -> Finding | None:
 
 
 def _joint_finding(finding_id: str, known: Sequence[Sequence[Finding]], summaries: Sequence[Summary]) -> Finding | None:
-    """Return the finding with this id on all repeats together, or None if no repeat has a finding with this id.
+    """Return the finding `finding_id` on all repeats together, or None if no repeat has such a finding.
 
-    `known` has one list per repeat. The list contains the findings on this repeat that have the id.
+    `known` contains, for each repeat, the findings with this id.
     """
     level = min((finding.level for of_repeat in known for finding in of_repeat), key=LEVELS.index, default=None)
     if level is None:

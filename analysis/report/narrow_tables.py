@@ -28,7 +28,7 @@ def column_gap(columns: int) -> int:
 
 
 def fit(table: Table, width: int) -> list[Table]:
-    """Return the table, or several tables with its columns, so that each table is at most `width` characters wide.
+    """Return tables of at most `width` characters: the table itself, or several tables with its columns.
 
     Cells that show the name of a run must already contain this name as their text. A table remains wider than `width`
     if its row names and a single other column do not fit.

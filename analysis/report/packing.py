@@ -1,4 +1,4 @@
-"""Packs large contents of a page as text. gunzip.js unpacks the text on the page."""
+"""Packs large parts of a page as text. The script gunzip.js unpacks them in the browser."""
 
 from __future__ import annotations
 

@@ -115,10 +115,9 @@ def bounds_scatter(frame: Frame, summary: Summary) -> dict[str, Any] | None:
     """Return the points of the scatter chart of TTFT and TPOT, the bounds, and the shares of requests that meet them.
 
     Each complete request is one point. `tpot_met` contains the TPOT of requests that meet all bounds, and `tpot_missed`
-    that of the other requests. `shares` contains the share of requests that meet both bounds, miss only the bound on
-    TTFT, miss only the bound on TPOT, or miss both. The latencies are in the units of the axes. Large runs are thinned
-    to BOUNDS_POINTS_MAX points. Shares are computed from all requests. Return None for a run without bounds on TTFT or
-    TPOT.
+    that of the other requests. At most BOUNDS_POINTS_MAX points are returned. The latencies are in the units of the
+    axes. `shares` contains the shares of complete requests that meet both bounds, miss only the bound on TTFT, miss
+    only the bound on TPOT, or miss both. Return None for a run without bounds on TTFT or TPOT.
     """
     bounds = latency_bounds(summary)
     values_s = {

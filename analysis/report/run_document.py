@@ -217,10 +217,10 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
 
 
 def _with_one_heading(section: Section) -> Section:
-    """Return a section without the heading of its chart, if it has only one chart.
+    """Remove the heading of a section's only chart, because it would repeat the heading of the section.
 
-    The heading of the section and that of its only chart would say the same. If only the chart has an explanation, it
-    becomes the explanation of the section. If both have explanations, the section is returned unchanged.
+    If the chart has an explanation, it becomes the explanation of the section. A section with several charts is
+    returned unchanged, and so is a section in which both the section and its chart have an explanation.
     """
     charts = [block for block in section.blocks if isinstance(block, doc.ChartRef)]
     if len(charts) != 1 or (section.help and charts[0].help):
@@ -326,8 +326,9 @@ def _scorecard(index: int, summary: Summary) -> doc.Scorecard:
 def list_title(summaries: Sequence[Summary]) -> str:
     """Return the heading of the list of findings on these runs.
 
-    The heading is `Checks` if every run is a simulation in virtual time. Such a run has no client, so its findings are
-    not about validity."""
+    The heading is `Checks` if every run is a simulation in virtual time, because the findings on such runs are not
+    about validity.
+    """
     return "Checks" if all(summary.server.virtual for summary in summaries) else "Validity"
 
 
@@ -456,10 +457,9 @@ def _few_samples(summaries: Sequence[Summary]) -> list[Block]:
 
 
 def _lengths(summaries: Sequence[Summary], counted: Sequence[str]) -> list[Block]:
-    """Return a folded block with the table of requested and reported token counts.
+    """Return the blocks on requested and reported token counts: a folded table and the sentences in `counted`.
 
-    On a page of several runs, a sentence on each run precedes the block. `counted` contains sentences about how tokens
-    were counted.
+    `counted` says how tokens were counted. On a page of several runs, the blocks begin with a sentence on each run.
     """
     several = len(summaries) > 1
     counts = (tables.lengths(summaries), Paragraph(" ".join(counted), "note"))

@@ -71,10 +71,7 @@ def validity(summaries: Sequence[Summary]) -> Chip:
 
 
 def _server_kind(measured: Sequence[Summary]) -> str:
-    """Return the text ` (simulated server)` if every server was a simulated one, else an empty string.
-
-    The client of such a run is real, so its measurement is valid or invalid, although the figures are those of a
-    model."""
+    """Return the text ` (simulated server)` if every server was a simulated one, else an empty string."""
     is_simulated = bool(measured) and all(summary.server.simulated for summary in measured)
     return " (simulated server)" if is_simulated else ""
 

@@ -91,7 +91,10 @@ def table(title: str, heads: Mapping[str, ColumnKind], rows: Iterable[Cells], *,
 
 
 def cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards at the top of the report, by short name. A card names the failed objectives on its metric."""
+    """Return the cards at the top of the report, by short name.
+
+    If an objective failed, the card of its metric names it.
+    """
     failed: dict[str, list[str]] = {}
     for entry in summary.objectives:
         if entry.verdict == "fail":
@@ -101,10 +104,7 @@ def cards(summary: Summary) -> dict[str, Card]:
 
 
 def _cards(summary: Summary) -> dict[str, Card]:
-    """Return the cards with the main figures at the top of the report, by short name.
-
-    Cards of failed objectives are not included.
-    """
+    """Return the cards with the main figures at the top of the report, by short name, without failed objectives."""
     if not summary.requests.complete:
         elapsed = f"in {duration(summary.run.duration_s)}"
         return {"requests": Card("Requests complete", "0", f"of {summary.requests.planned:,}", elapsed)}
@@ -175,9 +175,9 @@ def _goodput_card(summary: Summary) -> Card:
 def _output_card(summary: Summary) -> Card:
     """Return the card of the output throughput over the whole run.
 
-    The drain is the end of a run, in which the last responses are still arriving. If the throughput before the drain
-    differs clearly from that of the whole run, the card shows it as a second figure. Runs of different length are
-    compared by the second figure, because the drain is a larger part of a short run.
+    If the throughput before the drain (the end of the run, when the last responses arrive) differs clearly, the card
+    shows it as a second figure. This figure is suitable for comparing runs of different lengths, because the drain is a
+    larger part of a short run.
     """
     throughput = summary.throughput
     tokens, before_drain = "", None
@@ -263,7 +263,7 @@ def _brief_latencies(summaries: Summaries) -> Sequence[str]:
     """Return the names of the latencies in the brief table.
 
     TTFT from the due time is included if requests waited because of `--concurrency`. The latencies of reasoning and of
-    audio are always included. The table omits their rows later if no response has them.
+    audio are always included, because the table itself omits latencies that no response has.
     """
     from_due = ("ttft_due_s",) if any(summary.delivery.queue_wait for summary in summaries) else ()
     reasoning = ("ttfa_s", "think_s", "reasoning_tokens")
@@ -282,7 +282,7 @@ def _latency_columns(statistics: Sequence[str], *, several: bool, brief: bool) -
 
 
 def _unit(name: str, parts: Sequence[Mapping[str, Distribution | AdjustedDistribution]]) -> tuple[float, str]:
-    """Return how the latency `name` is displayed: the factor from seconds to the unit, and the unit.
+    """Return the factor and the unit in which the latency `name` is displayed. The factor converts from seconds.
 
     `parts` contains the distributions of each run or part. All runs and statistics of a latency have the same unit.
     Latencies that readers compare share a unit: E2E has the unit of TTFT, and ITL has the unit of TPOT. The median of

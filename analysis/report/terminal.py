@@ -75,7 +75,7 @@ def _text(text: str, level: str) -> Text:
 def _printable(block: Table, document: Document) -> Table:
     """Return the table without characters that a terminal cannot show.
 
-    A cell that refers to a run and has no text gets the name of the run.
+    An empty cell that refers to a run gets the name of the run as its text.
     """
     rows = []
     for row in block.rows:

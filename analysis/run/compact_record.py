@@ -1,4 +1,4 @@
-"""A Record whose lists of chunks are still JSON text, which readers of large runs convert to arrays block by block."""
+"""A Record whose chunks are still JSON text. Readers of large runs convert this text to arrays block by block."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from loadgen.analysis.run.record import Count, Integer
 class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Figures of the requests of one file that ended in one time window, whose Records were removed.
 
-    Latencies are those of complete requests, in ns. None: no request of the window has this latency."""
+    Latencies are those of complete requests, in ns. A latency is None if no request of the window has it.
+    """
 
     from_ns: Integer
     """Start of the window, in ns from the start of the run."""
@@ -27,7 +28,7 @@ class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tru
 
 
 class RemovedRecords(msgspec.Struct, tag_field="type", tag="removed", kw_only=True, frozen=True):
-    """Number of requests, and latency figures, that remain of a removed file of Records."""
+    """The summary of a removed file of Records: the number of requests by state, and figures by time window."""
 
     file: str
     """Name of the file in the folder of the run."""

@@ -296,7 +296,7 @@ class Run(msgspec.Struct):
 
 
 def add_rest(run: Run, rest: Run) -> None:
-    """Add the rest of a run, which was read as `rest`, to the Run of the part before it."""
+    """Add the lines of `rest` to `run`, which is an earlier part of the same run."""
     run.telemetry += rest.telemetry
     run.canaries += rest.canaries
     run.commands += rest.commands
@@ -369,10 +369,10 @@ class RunWriter:
         return file
 
     def _rotate(self) -> None:
-        """Rename the file, which ends with a whole line, and begin a new file. Both take a tenth of a millisecond
-        together.
+        """Rename the file, which must end with a whole line, and begin a new file.
 
-        If this fails with an OSError, the old file keeps its name and stays open, and the next flush tries again.
+        This takes a tenth of a millisecond. If it fails with an OSError, the old file keeps its name and stays open,
+        and the next flush tries again.
         """
         completed = record_file(self.path.parent, self._worker, self._rotated + 1)
         new = self.path.with_name(f".{self.path.name}.new")
@@ -433,16 +433,16 @@ def scan(
 
     The header is passed to `on_header` before the first Record.
 
-    `on_block` is an optional function for several Records at once. It is much faster than `on_record`, because the
-    chunks of these Records are not decoded: they are JSON text. If `on_block` returns False, the Records of the block
-    are passed to `on_record` one by one. A caller that uses `on_block` must check that no request has two Records.
+    `on_block` is an optional function that takes a list of Records. It is much faster than `on_record`, because the
+    chunks of these Records stay JSON text. If `on_block` returns False, the Records of the list are passed to
+    `on_record` one by one. A caller that uses `on_block` must check that no request has two Records.
 
     `span` restricts the reading to a part of `run.jsonl`. Its two values are byte offsets: the beginning of the first
     line to read, and the end of the last line to read (None: the end of the file). The header is read even if it is
     outside the span. Part files are read only without a span.
 
-    The files of Records (loadgen.analysis.run.record_files) are also read only without a span. `other_files` are those
-    that the caller reads, so that this function leaves them out.
+    The files of Records (loadgen.analysis.run.record_files) are also read only without a span. `other_files` contains
+    those that the caller reads itself, so this function leaves them out.
 
     Raises RunFileError if there is no readable header.
     """
@@ -501,7 +501,8 @@ def _open_parts(folder: Path, stack: ExitStack) -> dict[Path, IO[bytes]]:
 def _files_to_read(run: Run, folder: Path, parts: Iterable[IO[bytes]], other_files: Sequence[Path]) -> list[Path]:
     """Return the files of Records in a folder that are neither open as `parts` nor in `other_files`.
 
-    The files that are open as parts are noted in the Run, because they will be read.
+    A part file may have been renamed to a file of Records after it was opened. Such files are added to
+    `run.record_files`.
     """
     others = {plain_name(file.name) for file in other_files}
     opened = [os.fstat(part.fileno()) for part in parts]
@@ -523,8 +524,9 @@ def scan_records(
 ) -> Run:
     """Read files of Records without the rest of their run. Return a Run with an empty header and without Records.
 
-    The Run contains the other lines of these files: telemetry of the client and answers to canaries. `on_record` and
-    `on_block` are called as `scan` calls them. The caller must check that no request has two Records.
+    The Run contains the other lines of these files, which are telemetry of the client and answers to canaries (test
+    prompts). `on_record` and `on_block` are called as `scan` calls them. The caller must check that no request has two
+    Records.
     """
     run = Run(Path(), Header(version="", started_at="", start_ns=0, plan={}, server={}), [], [], None)
     for block in _record_blocks(run, files):
@@ -552,7 +554,7 @@ def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
 
 
 def _keep_removed_once(run: Run) -> None:
-    """Keep one description of each removed file, and none of a file whose Records were read.
+    """Remove duplicates from `run.removed`, and the descriptions of removed files whose Records were read.
 
     A file can be both described and read if it was removed while this process read it, or if its removal failed.
     """
@@ -563,7 +565,7 @@ def _keep_removed_once(run: Run) -> None:
 def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactRecord]], bool]) -> bool:
     """Decode the lines of a block together, and pass their Records to `on_block`.
 
-    Return False, and change nothing, if a line is damaged.
+    If a line is damaged, return False, and change nothing.
     """
     try:
         items = _COMPACT_LINE.decode_lines(block)
@@ -600,7 +602,7 @@ def _take_lines(run: Run, block: bytes, seen: IdSet, on_record: Callable[[Record
 
 
 def _store(run: Run, item: _Line) -> None:
-    """Store a line that is not a Record in the Run. Further headers are ignored."""
+    """Add a decoded line to the list of its type in the Run. Records and headers are ignored."""
     if isinstance(item, Canary):
         run.canaries.append(item)
     elif isinstance(item, CommandRecord):
@@ -627,7 +629,11 @@ def _note_simulated(run: Run) -> None:
 
 
 def _checked(item: _Line) -> _Line:
-    """Return a decoded line. Raises one of DECODE_ERRORS if the line is inconsistent."""
+    """Return the decoded line unchanged.
+
+    Raises one of DECODE_ERRORS if a Record does not have one token count per chunk, or if a telemetry value has a wrong
+    type.
+    """
     if isinstance(item, Record) and len(item.chunk_ns) != len(item.chunk_tokens):
         raise msgspec.ValidationError("Expected a token count for each chunk")
     if isinstance(item, Telemetry):
@@ -636,7 +642,7 @@ def _checked(item: _Line) -> _Line:
 
 
 def _being_written(file: Path) -> bool:
-    """Return True if a RunWriter has the file open, else False."""
+    """Return True if a RunWriter has the file open."""
     if not file.is_file():
         return False
     try:

@@ -113,8 +113,7 @@ class FolderClaim:
         raise problem
 
     def _open(self) -> tuple[int, bool]:
-        """Open the lock file. Return its file descriptor, and True if this process created the file or False if it
-        existed."""
+        """Open the lock file. Return its file descriptor, and True if this process created the file."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         self._folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -184,7 +183,7 @@ def _make_new(parent: Path, name: str) -> Path:
 
 
 def _missing_folders(folder: Path) -> list[Path]:
-    """Return `folder` and its parents, without those that already exist. The innermost folder comes first."""
+    """Return `folder` and those of its parents that do not exist, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 

@@ -79,8 +79,9 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     """Return the settings of a plan with the changes applied.
 
     A load can be written as `rate`, `concurrency` or `arrivals`. Settings that contradict a changed load are removed.
-    For example, the change `rate=5` removes `arrivals`, and the change `concurrency=8` removes `closed:4`. The arrivals
-    `poisson:20` remain, because `concurrency=8` limits them. A changed `url` replaces the URLs of all replicas.
+    For example, the change `rate=5` removes `arrivals`, and the change `concurrency=8` removes `arrivals=closed:4`. The
+    change `concurrency=8` keeps `arrivals=poisson:20`, because the two can be combined. A changed `url` replaces the
+    URLs of all replicas.
     """
     result = dict(settings)
     if "url" in changes:
@@ -97,12 +98,11 @@ def override(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _with_file_sessions(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the settings and the arrivals that follow from the first line of a file of requests.
+    """Read the first line of the file of a `requests:FILE` workload, and return changed settings and the arrivals.
 
-    The line shows whether the file has sessions and times. If the file has sessions, `sessions` is added to the
-    workload in the settings. If the file has times, the arrivals are the text of an arrival process that takes the
-    times from the file. If the file has no times, or if the workload is not `requests:FILE`, the arrivals are an empty
-    text.
+    If the line shows that the file has sessions, `sessions` is added to the workload in the settings. If the line has a
+    time, the arrivals are the text of an arrival process that takes its times from the file. Otherwise, and for any
+    other workload, the arrivals are an empty text.
     """
     result = dict(settings)
     kind, _, rest = str(settings.get("workload", "")).strip().partition(":")

@@ -73,9 +73,9 @@ def allow_open_files(sockets: int) -> None:
 
 
 def check_ports(concurrency: int, addresses: int) -> None:
-    """Raise PortsError if this machine has too few local ports for the concurrent requests to a server.
+    """Raise PortsError if this machine has too few local ports for `concurrency` requests in flight.
 
-    The kernel can use every local port once for each of the server's `addresses`.
+    `addresses` is the number of addresses of the server. The kernel can use every local port once for each address.
     """
     first, last = port_range()
     allowed = (last - first + 1) * addresses
@@ -89,10 +89,9 @@ def check_ports(concurrency: int, addresses: int) -> None:
 
 
 class CalibrationPoint(msgspec.Struct, frozen=True):
-    """The load of one calibration burst.
+    """The load of one calibration burst: `n` streams that start together.
 
-    `n` streams start together. Each stream has `output_tokens` tokens, one every `itl_s` seconds, each in a separate
-    event.
+    Each stream has `output_tokens` tokens. A token arrives every `itl_s` seconds, in a separate event.
     """
 
     server: str
@@ -157,7 +156,7 @@ def load_calibration(machine: Mapping[str, object], say: Callable[[str], None]) 
 
 
 def _load_all(say: Callable[[str], None]) -> dict[str, msgspec.Raw]:
-    """Return the saved calibrations of all machines by machine, or an empty dict if there is no calibration file.
+    """Return the saved calibrations by machine, or an empty dict if there is no calibration file.
 
     If the file is damaged, return an empty dict and call `say` with a message.
     """

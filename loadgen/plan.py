@@ -441,8 +441,8 @@ class Plan:
     def each_repeat(self) -> list[Plan]:
         """Return one plan per repeat. Each repeat has a different seed.
 
-        With equal seeds the server would find the prompts in its prefix cache, and every repeat would have equal random
-        lengths and intervals.
+        With equal seeds, the server would find the prompts of the previous repeat in its prefix cache, and random
+        lengths and intervals would not vary between repeats.
         """
         changes = ({"repeat": number, "seed": self.seed + number - 1} for number in range(1, self.repeats + 1))
         return [self.replaced(**change) for change in changes]
@@ -579,8 +579,8 @@ class Plan:
     def _part_mistakes(self) -> Iterator[str]:
         """Yield a message for each objective on a model that the plan does not have.
 
-        The lines of a file may name further models, and responses may name replicas. These names are not known before
-        the run, so nothing is checked for such a plan.
+        Nothing is checked if the lines of a file may name further models, or if responses may name replicas, because
+        these names are not known before the run.
         """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
         names_replicas = self.replica_header or self.more_urls
@@ -628,7 +628,7 @@ class Plan:
     def _command_mistakes(self) -> Iterator[str]:
         """Yield a message if a command of --at would start after the last request.
 
-        Without a duration, it is not known when the run ends, and nothing is yielded.
+        Nothing is yielded for a plan without a duration, because the end of its run is not known.
         """
         plans = [traffic_class.plan for traffic_class in traffic.traffic_classes(self)] if self.traffic else [self]
         durations_s = [plan.duration_s for plan in plans if plan.duration_s is not None]

@@ -78,7 +78,7 @@ class Preprocess(msgspec.Struct, frozen=True):
 def one_of(choices: Callable[[], Iterable[str]]) -> Check:
     """Return a check that accepts only the names returned by `choices`.
 
-    `choices` is called when a value is checked. A Literal type would need the names at import time.
+    `choices` is called whenever a value is checked, so the names need not be known at import time.
     """
 
     def check(name: str) -> str:
@@ -112,10 +112,9 @@ def image_sizes(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def known_gpu(text: str) -> str:
-    """Return the text unchanged if it is empty or names GPUs that `loadgen.servers.hardware` supports, such as `4 x
-    A100`.
+    """Return the text unchanged if it is empty or names supported GPUs, such as `4 x A100`.
 
-    Raises ValueError for any other text.
+    Raises ValueError for any other text. `loadgen.servers.hardware` defines the supported GPUs.
     """
     if text:
         from loadgen.servers.hardware import parse_gpus
@@ -272,9 +271,9 @@ def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, An
 
 
 def run_options(plan: type[Plan]) -> dict[str, RunOption]:
-    """Return the RunOption of each Plan field that can be set by an option, with the help text filled in.
+    """Return the RunOption of each Plan field that has a command-line option, by field name.
 
-    The result maps field names to options, in the order of the fields.
+    If a RunOption has no help text, the docstring of the field is filled in.
     """
     docstrings = _docstrings(plan)
     options = {name: field.option for name, field in fields_of(plan).items() if field.option}

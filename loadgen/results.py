@@ -53,8 +53,8 @@ def parse_expressions(
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """Parse the objectives of a run (`assertions`) and the objectives of its requests (`goodput`).
 
-    Raises PlanError, whose message lists every mistake. It is a mistake to pass `junit` or `confidence` without
-    `assertions`. If `recorded` is True, this is allowed, because a recorded run may contain objectives.
+    Raises PlanError, whose message lists every mistake. `junit` and `confidence` without `assertions` are a mistake,
+    except if `recorded` is True, because a recorded run may contain objectives.
     """
     if confidence is not None and not assertions and not recorded:
         raise PlanError(
@@ -177,9 +177,9 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
-    """Return the outermost folder between `folder` and a run that groups runs: a matrix, a sweep or repeats.
+    """Return the outermost folder between `folder` and a run that is a matrix, a sweep or a set of repeats.
 
-    `page` is the index page, from which links are relative. Return None for a single run.
+    Return None if there is no such folder. `page` is the index page, from which links are relative.
     """
     from loadgen.analysis.index_page import RunFolder
 
@@ -289,7 +289,7 @@ def write_summary(run: Path, summary: Summary, hint: str = RESULTS_ARE_SAFE) -> 
 
 
 def write_page(parts: list[ReportedRun], page: Path, repeats: list[RunGroup]) -> None:
-    """Write the page on these runs. `repeats` holds the groups of repeats among the runs."""
+    """Write the HTML page on several runs. `repeats` contains the groups of repeats among the runs."""
     from loadgen.analysis.repeats import section
     from loadgen.analysis.repeats_page import repeats_document
     from loadgen.analysis.report.page import render
@@ -340,8 +340,8 @@ def compare_paths(
 ) -> tuple[Comparison, list[ComparedRun], list[ComparedRun]]:
     """Compare the runs `b` with the runs `a`. Return the comparison and the runs of both sides.
 
-    A path may be a folder of repeats. Raises RunFileError for a path without a run. If the two sides did unequal work,
-    raises PlanError with `unequal_hint`. If `unequal_hint` is None, unequal work is no error.
+    A path may be a folder of repeats. Raises RunFileError for a path without a run. If the runs on the two sides did
+    unequal work, raises PlanError with the hint `unequal_hint`. If `unequal_hint` is None, unequal work is no error.
     """
     from loadgen.analysis.compare import compare, read_run
 

@@ -41,7 +41,7 @@ def check_timed_commands(texts: tuple[str, ...]) -> tuple[str, ...]:
 def late_command(texts: tuple[str, ...], duration_s: float) -> str:
     """Return the first text whose command would start at the end of the duration or later. Return "" if there is none.
 
-    At that time, no more requests are sent. The command would therefore have no effect on the run.
+    Such a command would have no effect on the run, because no requests are sent at that time.
     """
     return next((text for text in texts if parse(text).at_s >= duration_s), "")
 
@@ -49,9 +49,9 @@ def late_command(texts: tuple[str, ...], duration_s: float) -> str:
 def join_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line, with the two values of each option --at joined to one word.
 
-    For example, the three words `--at`, `10m` and `date` become the two words `--at` and `10m date`. The reason is that
-    typer accepts only one value per use of a repeatable option. A word that begins with a hyphen is the next option and
-    not a command.
+    For example, the three words `--at`, `10m` and `date` become the two words `--at` and `10m date`. This is necessary
+    because typer accepts only one value per use of a repeatable option. A word that begins with a hyphen is taken as
+    the next option, and not as a command.
     """
     result = list[str]()
     index = 0

@@ -12,8 +12,8 @@
     input_tokens = 2000
 
 Each class becomes a separate Plan. The settings of its table override those of the whole plan. A class has either its
-own load (`rate`, `arrivals` or `concurrency`) or a `weight`, which determines its share of the load of the whole plan.
-The seed decides to which class each request of this shared load belongs.
+own load (`rate`, `arrivals` or `concurrency`) or a `weight`. Classes with a weight share the load of the whole plan,
+and the seed decides to which of these classes each request belongs.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class TrafficClass(msgspec.Struct, frozen=True):
 
 
 def read_tables(value: Any, plan_fields: Collection[str]) -> tuple[dict[str, Any], ...]:
-    """Check the form of the `[[traffic]]` tables: their names and their keys.
+    """Check the names and the keys of the `[[traffic]]` tables, and return the tables.
 
-    `plan_fields` are the names of the fields of Plan. The values of the settings are checked by `traffic_classes`.
+    `plan_fields` contains the names of the fields of Plan. `traffic_classes` checks the values of the settings later.
     Raises PlanError with one line per mistake.
     """
     if not isinstance(value, list | tuple) or not all(isinstance(table, Mapping) for table in value):
@@ -139,7 +139,10 @@ def _unknown_key(key: str, plan_fields: Collection[str]) -> str:
 
 
 def traffic_classes(plan: Plan) -> list[TrafficClass]:
-    """Return the classes of traffic of a plan. Raises PlanError with one line per mistake; each names the table."""
+    """Return the classes of traffic of a plan.
+
+    Raises PlanError with one line per mistake. Each line names the `[[traffic]]` table.
+    """
     result: list[TrafficClass] = []
     mistakes: list[str] = []
     weights = [table["weight"] for table in plan.traffic if isinstance(table.get("weight"), int | float)]
@@ -203,10 +206,7 @@ def _weight(value: Any) -> float:
 
 
 def _inherited(plan: Plan) -> dict[str, Any]:
-    """Return the settings of the whole plan that apply to its classes.
-
-    Settings that have their default value are omitted.
-    """
+    """Return the settings of the whole plan that apply to its classes. Default values are left out."""
     from loadgen.plan_fields import fields_of
 
     values = vars(plan)
@@ -228,7 +228,7 @@ def _check_goodput(bounds: Sequence[str] | str) -> None:
 
 
 def class_objectives(tables: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the objectives of all classes, each with the name of its class: `chat: ttft.p99 < 1s`."""
+    """Yield the objectives of all classes, each preceded by the name of its class, such as `chat: ttft.p99 < 1s`."""
     for table in tables:
         objectives = table.get("objectives") or ()
         for objective in (objectives,) if isinstance(objectives, str) else objectives:
@@ -247,16 +247,14 @@ def redacted(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def class_seed(seed: int, name: str) -> int:
-    """Return the seed of a class of traffic. Classes have different seeds, so that their prompts and their times
-    differ.
-    """
+    """Return the seed of a class of traffic. Classes have different seeds, so that their prompts and times differ."""
     return int.from_bytes(hashlib.sha256(f"{seed}/traffic/{name}".encode()).digest()[:6])
 
 
 def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], seed: int) -> dict[str, array[int]]:
-    """Return the due times of the classes of traffic that share the load of the plan, by class name.
+    """Divide the due times `due_ns` among the classes of traffic that share the load of the plan.
 
-    `due_ns` contains the due times of the shared load. For each due time, a class is drawn at random with the shares as
+    Return the due times of each class by its name. For each due time, a class is drawn at random with the shares as
     probabilities. The random numbers depend only on `seed`.
     """
     sharing = [traffic_class for traffic_class in classes if traffic_class.share]
@@ -270,12 +268,13 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 
 
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
-    """Return the properties of the part of a load that one class of traffic gets. `share` is the size of this part.
+    """Return the properties of the load of one class of traffic, which is the share `share` of `load`.
 
-    The rate is multiplied by the share. If the arrivals of the whole load are Poisson, the arrivals of the class are
-    Poisson too. For other arrival processes, the distribution of the gaps in the class is unknown. The number of
-    clients of a closed loop is not scaled, because it was already divided among the classes. A share of 0 means that
-    the class has its own load, which is returned unchanged.
+    The rate is multiplied by the share. If the arrivals of the whole load are Poisson, those of the class are Poisson
+    too. For other arrival processes, the distribution of the gaps in the class is unknown.
+
+    The load is returned unchanged if it is a closed loop, whose clients were already divided among the classes, or if
+    `share` is 0, because the class has its own load.
     """
     if not share or load.clients:
         return load
@@ -291,9 +290,7 @@ def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
 
 
 def load_of_traffic(loads: Mapping[str, LoadFacts]) -> LoadFacts:
-    """Return the properties of the load that all classes of traffic form together. `loads` contains the load of each
-    class.
-    """
+    """Return the properties of the load of all classes of traffic together. `loads` contains the load of each class."""
     parts = loads.values()
     rates = [load.rate_per_s for load in parts]
     steady = all(load.steady and load.open_loop for load in parts)
@@ -310,11 +307,11 @@ def load_of_traffic(loads: Mapping[str, LoadFacts]) -> LoadFacts:
 
 
 def with_shared_clients(classes: Sequence[TrafficClass], clients: int) -> list[TrafficClass]:
-    """Divide the clients of a closed loop over the classes of traffic in proportion to their shares.
+    """Divide the clients of a closed loop among the classes of traffic in proportion to their shares.
 
-    Return the classes with their numbers of clients. Classes without a share are not changed. Each share of the clients
-    is rounded down. The clients that remain go to the classes whose shares lost the largest fractions. Raises PlanError
-    if a class would get no client.
+    Return the classes with their numbers of clients. Classes without a share are not changed. The numbers are rounded
+    down, and the remaining clients go to the classes that lost the largest fractions. Raises PlanError if a class would
+    get no client.
     """
     exact = {traffic_class.name: clients * traffic_class.share for traffic_class in classes if traffic_class.share}
     numbers = {name: int(share) for name, share in exact.items()}

@@ -89,7 +89,7 @@ _known: set[str] = set()
 
 
 class TlsFiles(NamedTuple):
-    """The arguments of `tls_context`. A subprocess that gets them can create a context with the same settings."""
+    """The arguments of `tls_context`. A subprocess that receives them can create a context with the same settings."""
 
     ca_file: Path | None = None
     insecure: bool = False
@@ -160,9 +160,10 @@ def key_hint(headers: Mapping[str, str], environ: Mapping[str, str] = os.environ
 def register_secret(text: str, *, source: str = "") -> None:
     """Register a secret, so that `hide_secrets` removes it from now on.
 
-    Each word of `text` is registered if it has at least MIN_SECRET_LENGTH characters. The forms of the word in JSON,
-    URLs and HTML are registered too, each also in lower and upper case. `source` names the option or variable that
-    contains the secret. If `source` is given and no word is long enough, SecretError is raised.
+    Each word of `text` with at least MIN_SECRET_LENGTH characters is registered, also as JSON, URLs and HTML encode it,
+    and in lower and upper case. If a word is `user:password` in Base64, the password is registered too. `source` names
+    the option or variable that contains the secret. If `source` is given and no word is long enough, SecretError is
+    raised.
     """
     parts = {word.strip("\"'") for word in _WORD.findall(text)}
     if text.count(" ") != 1:
@@ -194,7 +195,7 @@ def register_secret(text: str, *, source: str = "") -> None:
 def register_environment_key() -> None:
     """Register the API key in LOADGEN_API_KEY as a secret.
 
-    Commands then hide the key in their output, even if the user writes it into a wrong option.
+    Commands then hide the key in their output, even if the user passes it to a wrong option.
     """
     key = os.environ.get(API_KEY_VARIABLE, "")
     if len(key) >= MIN_SECRET_LENGTH:
@@ -204,8 +205,9 @@ def register_environment_key() -> None:
 def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
     """Return the text with every registered secret replaced by `***`.
 
-    By default, the beginning or end of a truncated secret is replaced too, if it has at least `min(16,
-    max(MIN_SECRET_LENGTH, len(secret) // 2))` characters. With `whole`, only complete secrets are replaced."""
+    By default, a truncated secret is replaced too, if at least `min(16, max(MIN_SECRET_LENGTH, len(secret) // 2))`
+    characters from its beginning or end remain. With `whole`, only complete secrets are replaced.
+    """
     if not (_known and text):
         return text
     if isinstance(text, bytes):
@@ -230,7 +232,7 @@ def hide_secrets(text: AnyStr, *, whole: bool = False) -> AnyStr:
 def _hide_part(text: str, begin: str, rest: str) -> str:
     """Replace every occurrence of `begin` in `text` by `***`.
 
-    The characters after an occurrence are compared with `rest`, and replaced too as long as they are equal.
+    Characters that follow the occurrence and are equal to the beginning of `rest` are replaced too.
     """
     first, *others = text.split(begin)
     return first + "".join(HIDDEN + part[len(commonprefix([part, rest])) :] for part in others)  # noqa: RUF071 - texts, not paths
@@ -298,9 +300,10 @@ def client_certificate_mistake(cert: Path | None, key: Path | None) -> str:
 
 
 def require_no_credentials(url: str) -> str:
-    """Return the URL unchanged, or raise SecretError if the URL contains credentials.
+    """Return the URL unchanged. Raises SecretError if it contains credentials.
 
-    URLs are stored in run files, so they must not contain secrets."""
+    URLs are stored in run files, so they must not contain secrets.
+    """
     result = _CREDENTIALS.match(url)
     if result:
         register_secret((result[1] or result[2]).replace(":", " ").replace("&", " "))
@@ -325,7 +328,7 @@ def require_one_url(value: Any) -> Any:
 
 
 def check_ca_file(file: Path | None) -> Path | None:
-    """Return the path unchanged, or raise ValueError if the file contains no CA certificates in PEM format."""
+    """Return the path unchanged. Raises ValueError if the file contains no CA certificates in PEM format."""
     try:
         if file:
             tls_context(file)
@@ -375,7 +378,8 @@ def check_headers(lines: tuple[str, ...]) -> tuple[str, ...]:
 def redact_header(line: str) -> str:
     """Return a header line in a form that may be stored.
 
-    A secret value is replaced by the name of an environment variable: `Authorization: $AUTHORIZATION`."""
+    A secret value is replaced by the name of an environment variable, for example `Authorization: $AUTHORIZATION`.
+    """
     name, colon, value = line.partition(":")
     if not colon:  # not a header
         return line if re.fullmatch("[A-Za-z-]*", line) else "..."
@@ -387,11 +391,12 @@ def redact_header(line: str) -> str:
 
 
 def redact_command(text: str) -> str:
-    """Return a shell command in a form that may be stored: each secret is replaced by `***`.
+    """Return a shell command in a form that may be stored. Each secret is replaced by `***`.
 
-    Secrets are found by their form or by the name before them, such as `Bearer`, `--password` or `API_KEY=`. They are
-    also registered, so that `hide_secrets` removes them from the output of the command. Variables such as `$KEY` are
-    not secrets."""
+    Secrets are recognised by their form or by the word before them, such as `Bearer`, `--password` or `API_KEY=`. They
+    are also registered, so that `hide_secrets` removes them from the output of the command. Variables such as `$KEY`
+    are not secrets.
+    """
 
     def hide(match: re.Match[str]) -> str:
         register_secret(match[2].strip("\"'"))
@@ -427,8 +432,9 @@ def _is_secret_field(name: str, value: Any) -> bool:
 def redact_fields(fields: Any, name: str = "") -> Any:
     """Return fields of a request body in a form that may be stored.
 
-    Each secret is replaced by the name of an environment variable: `{"api_key": "$API_KEY"}`. `name` is the name of the
-    field that contains `fields`."""
+    Each secret is replaced by the name of an environment variable, for example `{"api_key": "$API_KEY"}`. `name` is the
+    name of the field that contains `fields`.
+    """
     if isinstance(fields, Mapping):
         return {key: redact_fields(value, str(key)) for key, value in fields.items()}
     if isinstance(fields, list | tuple):
@@ -505,9 +511,8 @@ def _is_key_file(name: str, value: str) -> bool:
 def _names_before(values: Sequence[Any], name: str) -> list[str]:
     """Return, for each value of a list, the name that shows whether this value is a secret.
 
-    If `name` is `header` or `at`, this is the name for all values. Otherwise `values` is a command line, and the name
-    of a value is the word before it. The option --at has two values, a time and a command, so the name of the command
-    is `--at`.
+    If `name` is `header` or `at`, it is the name for all values. Otherwise `values` is a command line, and the name of
+    a value is the word before it. The option --at takes a time and a command, and both get the name `--at`.
     """
     if name in ("header", "at"):
         return [name] * len(values)

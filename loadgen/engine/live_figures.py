@@ -60,9 +60,10 @@ class LatencyHistogram(Structure):
         return {bucket: count for bucket, count in enumerate(self.counts) if count}
 
     def percentiles_s(self, *shares: float) -> list[float]:
-        """Return one quantile in seconds for each share between 0 and 1. For example, the share 0.5 gives the median.
+        """Return the quantile in seconds for each share in `shares` (0 to 1). For example, the share 0.5 gives the
+        median.
 
-        Quantiles are interpolated linearly, as in the report. Return an empty list if the histogram is empty.
+        Quantiles are interpolated linearly, as in the report. If the histogram is empty, return an empty list.
         """
         totals = [*accumulate(self.counts[:])]  # a slice of a ctypes array is a list, which is read faster
         if totals[-1] <= 0:
@@ -93,8 +94,7 @@ def tpot_ns(record: Record) -> float | None:
 def received_bytes(exchange: Exchange) -> int:
     """Return how many bytes of a response have been read.
 
-    With TLS and packet timestamps, this is the number of encrypted bytes, because the packet ring counts encrypted
-    bytes.
+    If a packet ring timestamps a TLS connection, the encrypted bytes are counted.
     """
     if exchange.read_ends and exchange.tcp_stream is not None:
         return exchange.read_ends[-1] - exchange.stream_start
@@ -104,10 +104,9 @@ def received_bytes(exchange: Exchange) -> int:
 class TokenRate:
     """Estimates how many tokens have arrived from the number of bytes that have arrived.
 
-    The tokens themselves cannot be counted during the run, because reads are deferred on purpose and a response is
-    decoded after its end. The number of bytes that have arrived is known at any time. The estimate is this number,
-    multiplied by the tokens per byte of the recorded responses. Until a response has been recorded, the tokens per byte
-    of one unfinished response (the sample) are used.
+    Responses are decoded only after they end, so their tokens cannot be counted while they arrive. The number of bytes
+    is known at any time. The estimate multiplies this number by the tokens per byte of the recorded responses. Until a
+    response has been recorded, the tokens per byte of one unfinished response (the sample) are used.
     """
 
     def __init__(self, window_ns: int = RATE_WINDOW_NS) -> None:
@@ -143,15 +142,15 @@ class TokenRate:
     def tokens(self, unrecorded_bytes: int) -> int:
         """Return an estimate of the number of tokens that have arrived.
 
-        `unrecorded_bytes` is the number of bytes that have arrived in responses that are not recorded yet.
+        `unrecorded_bytes` is the number of bytes that have arrived in responses without a Record.
         """
         return self.recorded_tokens + round(self._tokens_per_byte * unrecorded_bytes)
 
     def per_second(self, now_ns: int, unrecorded_bytes: int) -> float:
-        """Return the mean number of tokens that arrived per second, over the last `window_ns`.
+        """Return the mean number of tokens that arrived per second in the last `window_ns`.
 
-        `unrecorded_bytes` is the number of bytes that have arrived, until `now_ns` (CLOCK_MONOTONIC), in responses that
-        are not recorded yet.
+        `now_ns` is the current time (CLOCK_MONOTONIC). `unrecorded_bytes` is the number of bytes that have arrived in
+        responses without a Record.
         """
         self._observed.append((now_ns, self._recorded_bytes + unrecorded_bytes))
         while len(self._observed) > 2 and self._observed[1][0] <= now_ns - self._window_ns:

@@ -65,9 +65,9 @@ def merge_parts(
     """Append every part file to the run file `main`, add the footer, and delete the part files.
 
     A request that was due but has no Record gets a Record with the state `failed`. `ended_ns` is the time when the last
-    request ended (CLOCK_MONOTONIC, default: now). `notes` are stored in the footer.
-    `telemetry_parts` are the files with telemetry, and with the results of the commands of --at.
-    `removed_parts` are the files with the figures of removed Records (--keep-records).
+    request ended (CLOCK_MONOTONIC, default: now). `notes` are stored in the footer. The files `telemetry_parts` contain
+    telemetry and the results of `--at` commands. The files `removed_parts` contain figures of Records that were removed
+    during the run (--keep-records).
 
     Raises OutputError if `main` cannot be written. In this case the part files are kept, and `loadgen report` can read
     them.
@@ -109,10 +109,10 @@ def merge_parts(
 
 
 def _removed_records(parts: Sequence[Path]) -> list[RemovedRecords]:
-    """Return the descriptions of removed Records that several part files contain. Other lines are ignored.
+    """Read the figures of removed files of Records from these part files, one result per removed file.
 
-    A file of Records that still exists, because its removal failed, is left out. A file that is named twice counts
-    once.
+    Lines that cannot be decoded are skipped. A file of Records that still exists, because its removal failed, is left
+    out.
     """
     by_file: dict[str, RemovedRecords] = {}
     for line in whole_lines(parts, [], ""):
@@ -131,13 +131,13 @@ def _all_records(
     *,
     interrupted: bool,
 ) -> Iterator[bytes]:
-    """Yield the complete lines of a worker's part file, then a failed Record for each due request that has no line.
+    """Yield the complete lines of a worker's part file, and a failed Record for each due request without a Record.
 
-    The failed Records have the error kind of a lost request, or of a cancelled request if `interrupted` is True. The
-    number of measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
+    The failed Records have the error kind `worker_lost`, or `cancelled` if `interrupted` is True. The number of
+    measured requests per state is added to `counts`. Messages about missing Records are added to `notes`.
 
-    A long run (--soak) has some of its Records in separate files. These Records are counted and not yielded. `removed`
-    contains the figures of files that were removed. The requests in these files are counted too.
+    A long run (--soak) moves Records to separate files. Those Records are counted but not yielded. `removed` contains
+    the figures of the files that were removed during the run. Their requests are counted too.
     """
     seen = IdSet()
     task = worker_exit.task
@@ -178,9 +178,9 @@ def _all_records(
 
 
 def _count(line: bytes, seen: IdSet, counts: Counter[str]) -> None:
-    """Count the request of a line: add its id to `seen`, and 1 to the number of requests in its state (`counts`).
+    """Decode a line. Add the id of its request to `seen`, and add 1 to the entry for its state in `counts`.
 
-    A request that is not measured, and a line that cannot be decoded, are ignored.
+    Lines of requests that are not measured, and lines that cannot be decoded, are ignored.
     """
     with suppress(*DECODE_ERRORS):
         record_head = _RECORD_HEAD.decode(line)
@@ -190,9 +190,9 @@ def _count(line: bytes, seen: IdSet, counts: Counter[str]) -> None:
 
 
 def whole_lines(paths: Iterable[Path | None], notes: list[str], whose: str) -> Iterator[bytes]:
-    """Yield the complete lines of several files as if they were one file. A line may continue in the next file.
+    """Yield the complete lines of several files, as if the files were joined. A line may continue in the next file.
 
-    Missing files are skipped. If the last line is cut off, it is left out, and a message is added to `notes`. The
+    Missing files are skipped. If the last line is incomplete, it is left out, and a message is added to `notes`. The
     message begins with `whose`, for example `worker 3`.
     """
     rest = b""

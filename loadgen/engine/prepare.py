@@ -310,12 +310,12 @@ class PreparedLoad(msgspec.Struct, frozen=True):
 
 
 def scheduled_classes(plan: Plan) -> list[tuple[TrafficClass, Schedule | None]]:
-    """Return the classes of traffic of a plan, each as a pair of the class and its schedule.
-
-    If the plan states due times for all classes together, these due times are divided among the classes with a share.
-    Each of these classes has a schedule with its part of the due times. For every other class, the schedule is None,
-    and the caller must build it. For a plan without classes, the result is one class with an empty name and without a
+    """Return the classes of traffic of a plan, each with its schedule, or with None if the caller must build the
     schedule.
+
+    If the plan states due times for all classes together, they are divided among the classes that have a share. Each of
+    these classes gets its part as its schedule. Every other class gets None. A plan without classes gives one class,
+    which has an empty name and no schedule.
     """
     if not plan.traffic:
         return [(TrafficClass("", plan, 0, 0), None)]
@@ -383,7 +383,7 @@ def _draft_load(traffic_class: TrafficClass, schedule: Schedule | None, show: Pr
 
 
 def _context_tokens(load: DraftLoad) -> int:
-    """Return the context length of a simulated server that can answer every request of a load."""
+    """Return a context length for the simulated server that is enough for every request of a load."""
     unknown = load.plan.uses_sessions or load.plan.uses_file
     return UNKNOWN_TOKENS if unknown else max(4096, max_prompt_length(load.plan) + max_length(load.plan.output_tokens))
 
@@ -482,9 +482,9 @@ def _prepare_load(
 
 
 def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
-    """Return the schedule of all classes of traffic together, which describes the whole run.
+    """Return one schedule that describes the whole run, given the schedules of its classes of traffic.
 
-    Workers do not use this schedule, because each worker has the schedule of its class. The due times are None unless
+    Workers do not use the result, because each worker has the schedule of its class. The due times are None unless
     every class is an open loop.
     """
     from loadgen.engine.request_queue import Schedule
@@ -592,10 +592,11 @@ def server_facts(replicas: Sequence[ServerFacts], targets: Sequence[Target]) -> 
 
 
 def empty_caches(plan: Plan, replicas: Sequence[ServerFacts], say: Say) -> str:
-    """Empty the prefix cache of every replica (--cold), and return the result.
+    """Empty the prefix cache of every replica (--cold), and return how certain the result is.
 
-    The result is one of loadgen.servers.cache_reset.ResetResult. If the results of the replicas differ, the least
-    certain one is returned. Raises CacheResetError if a replica cannot empty its cache, or still uses the cache.
+    The value is one of loadgen.servers.cache_reset.ResetResult. If the results of the replicas differ, the least
+    certain one is returned. Raises CacheResetError if a replica cannot empty its cache, or uses cached tokens
+    afterwards.
     """
     from loadgen.servers.cache_reset import reset_prefix_cache
 
@@ -746,9 +747,9 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 
 
 def with_file_endpoint(plan: Plan) -> Plan:
-    """Return the plan. If the plan names no endpoint, set the endpoint that the file of the plan requires.
+    """Return the plan. If it names no endpoint, the result names the endpoint that the plan's file requires.
 
-    A file with lists of chat messages requires the chat endpoint, and recordings require the endpoint for
+    A file with lists of chat messages requires the chat endpoint, and a file with recordings requires the endpoint for
     transcriptions. For a file of whole requests, the path of the first request determines the endpoint. The responses
     to whole requests may have any length, because loadgen does not change the bodies of these requests.
     """
@@ -766,11 +767,10 @@ def with_file_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """Set `n` to the number of entries in the prompt file if only the end of this file limits the load.
+    """Return the plan with `n` set to the number of entries in the prompt file, if the run lasts until the file ends.
 
-    Return the plan with this `n`. Entries are prompts or sessions. If the plan limits the load in another way, it is
-    returned unchanged. Raises WorkloadError for a malformed file, and PlanError for a file with fewer entries than
-    workers.
+    An entry is a prompt or a session. If the plan limits the run in another way, or uses no file, the plan is returned
+    unchanged. Raises WorkloadError for a malformed file. Raises PlanError if there are fewer requests than workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan
@@ -788,11 +788,13 @@ def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None
 def check_prompt_file(
     plan: Plan, schedule: Schedule, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[str, str]:
-    """Read the prompts of a plan's file once, before the server is contacted.
+    """Read the prompts of a plan's file once, before the server is contacted. Return two texts.
 
-    Return a line about the file, and a note that its prompts are repeated. The line is empty if the plan uses no file.
-    The note is empty if no prompt is repeated. Raises WorkloadError for a malformed file and for text that cannot be
-    sent. Raises PlanError if the file has fewer prompts than the plan needs.
+    The first text describes the file, and is empty if the plan uses no file. The second text states that the prompts
+    are repeated, and is empty if they are not.
+
+    Raises WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file has fewer
+    prompts than the plan needs.
     """
     source = plan.prompt_source
     if not plan.uses_file:

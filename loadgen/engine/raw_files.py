@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RawFacts(msgspec.Struct):
-    """Facts about the requests of a file: how their responses are read, and how their bodies are completed."""
+    """Facts about the requests of a file: the dialect of each path, and how many bodies get additional fields."""
 
     dialects: dict[str, Dialect] = {}
     """The dialect of each path in the file. Its own path may have the query of the server's URL in addition."""
@@ -44,7 +44,9 @@ class RawFacts(msgspec.Struct):
         return {"added_fields": added, "not_streamed": self.not_streamed}
 
     def lines(self, plan: Plan) -> Iterator[str]:
-        """Yield one line about fields that are added to bodies, and one about responses that are not streamed."""
+        """Yield a line about the fields that are added to bodies. If some responses are not streamed, yield their
+        number too.
+        """
         if not self.requests:
             return
         counts = {"stream": self.added_stream, "stream_options.include_usage": self.added_usage}
@@ -100,7 +102,7 @@ def survey(source: RawRequests, plan: Plan, count: int | None, dialect: Dialect,
 
 
 def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
-    """Return an iterator over the requests of `source`, up to its entry number `count`. None means all entries.
+    """Return an iterator over the requests in the first `count` entries of `source`. None means all entries.
 
     An entry is a request or a session.
     """
@@ -110,10 +112,11 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
 
 
 def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
-    """Return the dialect for the requests of a file that have the path `path`.
+    """Return the dialect for requests to `path`, a path that occurs in a file of whole requests.
 
-    Raises PlanError if the path belongs to no endpoint of the server. If the user named an endpoint, no error is raised
-    for such a path: its requests get `dialect`, the dialect of the named endpoint.
+    If no endpoint of the server has this path, the result is `dialect`, the dialect of the endpoint that the user
+    named. If the user named no endpoint, a PlanError is raised. Also raises PlanError for the path of an endpoint whose
+    requests are not JSON.
     """
     result = dialect_for_path(BACKENDS[plan.server].dialects, path)
     if result is None and source.implied_paths:

@@ -13,12 +13,9 @@ class RecordBuffer:
         self.records: list[Record] = []
 
     def add(self, item: Record | Telemetry) -> None:
-        """Store a Record, and ignore Telemetry.
-
-        Telemetry describes the health of the client. No figure covers the warm-up, so its telemetry is not needed.
-        """
+        """Store a Record. Telemetry is ignored, because the warm-up is not part of the results."""
         if isinstance(item, Record):
             self.records.append(item)
 
     def flush(self) -> None:
-        """Do nothing, because the Records remain in memory. RunWriter has a method of the same name."""
+        """Do nothing. The method exists because RunWriter, which this class replaces, has it."""

@@ -121,12 +121,13 @@ def build_records(
 
 
 def _came_early(exchange: Exchange, clocks: ClockPairs) -> bool:
-    """Return True if the whole response arrived before the request was sent.
+    """Return True if the whole response arrived before the request was sent, so that it cannot be an answer to the
+    request.
 
-    Such a response cannot be an answer to the request. Two ages are compared: the time since the last data arrived
-    (from the kernel), and the time since the request was sent. The result is True if the data is older than the request
-    by more than EARLY_NS, the uncertainty of the comparison. If the difference is smaller than EARLY_NS, the kernel's
-    timestamp of the data decides. The timestamp is not used in other cases, because a step of the wall clock shifts it.
+    The kernel reports the time since the last data arrived. The response is early if this time exceeds the time since
+    the request was sent by more than EARLY_NS, the uncertainty of the comparison. If the two times differ by less than
+    EARLY_NS, the kernel's timestamp of the data is compared with the time of sending. The timestamp is used only in
+    this case, because a step of the wall clock shifts it.
     """
     if exchange.sent_ns is None or exchange.ended_at_ns is None:
         return False
@@ -144,8 +145,8 @@ def first_token_end(raw: bytes, dialect: Dialect) -> int | None:
 
     `raw` is the beginning of a response. A malformed response does not raise an error.
 
-    For speed, only the first FEW_EVENTS (4) events are decoded at first, which takes 10 us. If four events contain no
-    token, or if the response is unusual, all of `raw` is decoded, which takes 100 us.
+    Decoding the first FEW_EVENTS (4) events takes 10 us and is usually enough. If these events contain no token, or if
+    the response is unusual, all of `raw` is decoded, which takes 100 us.
     """
     first = [*islice(_USUAL_EVENT.finditer(raw), FEW_EVENTS)]
     answer = dialect.decode([event[1] for event in first])
@@ -238,11 +239,11 @@ def _look_for_mark(responses: Sequence[_Response], health: Health) -> None:
 
 
 def _complete(response: _Response, answer: Answer | None, stamped: Instants, start_ns: int) -> int:
-    """Complete the Record of a response.
+    """Complete the Record of a response, and return the index of the socket read that contained the first token.
 
-    `answer` is the decoded response, or None if the response cannot hold an answer, for example because of its HTTP
-    status. `stamped` holds the times of the first byte and of each event, and the source of these times. Return the
-    index of the socket read that contained the first token, or the number of reads if there was no token.
+    If there was no token, return the number of reads. `answer` is the decoded response, or None if the response cannot
+    contain an answer, for example because of its HTTP status. `stamped` contains the times of the first byte and of
+    each event, and the source of these times.
     """
     exchange = response.exchange
     record = response.record
@@ -292,7 +293,7 @@ def _replica(exchange: Exchange, replica_header: str) -> str:
 
 
 def _check_output(response: _Response, dialect: Dialect) -> None:
-    """Compare a complete response with what its request expects: a text, or tool calls or JSON that fit a schema."""
+    """Compare a complete response with the output that its request expects: a text, tool calls or valid JSON."""
     request, record = response.request, response.record
     expected = request.expected
     if request.expect and response.payloads:
@@ -360,8 +361,8 @@ def _since(start_ns: int, instant: int | None) -> int | None:
 def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
     """Return the number of reads that found a full or nearly full receive window.
 
-    `sizes` holds the number of bytes received up to each read. Only the read with the first token and later reads are
-    counted. An earlier full window delays no token. It occurs when a server begins with a long event, such as an echo
+    `sizes` contains the number of bytes received up to each read. Reads before the first token are not counted, because
+    a full window delays no token there. Such a window occurs when a response begins with a long event, such as an echo
     of the prompt.
     """
     if sizes[-1] < FULL_WINDOW_BYTES:

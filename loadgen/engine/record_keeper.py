@@ -49,7 +49,7 @@ class RecordKeeper:
         self._folder = Path()
 
     def begin(self, folder: Path, keep_s: float | None) -> None:
-        """Start the process. The process removes Records after `keep_s` seconds. None: no Records are removed."""
+        """Start the process. It removes Records that are older than `keep_s` seconds, or none if `keep_s` is None."""
         keep_ns = 0 if keep_s is None else round(keep_s * 1e9)
         self._command = own_process("loadgen.engine.record_keeper", str(folder), str(keep_ns))
         self._folder = folder
@@ -63,10 +63,11 @@ class RecordKeeper:
             self._start()
 
     def end(self, notes: list[str], interrupts: Interrupts) -> list[Path]:
-        """Let the process compress the remaining files. Return the file with the figures of removed Records.
+        """Let the process compress the remaining files, and wait for it. Return the file with the figures of removed
+        Records.
 
-        A further interrupt ends the process at once. If the process failed or was ended, a message is added to `notes`.
-        No Record is lost then.
+        The result is an empty list if no Records were removed. A further interrupt ends the process at once. If the
+        process fails or is ended early, a message is added to `notes`, but no Record is lost.
         """
         if self._process is None:
             return []
@@ -94,7 +95,10 @@ class RecordKeeper:
 
 
 def keep_records(folder: Path, keep_ns: int) -> None:
-    """Compress and remove files of Records until standard input is closed. `keep_ns` is 0 if no file is removed."""
+    """Compress files of Records, and remove those older than `keep_ns`, until standard input is closed.
+
+    If `keep_ns` is 0, no file is removed.
+    """
     ended = False
     while not ended:
         ended = bool(select.select([sys.stdin], [], [], POLL_S)[0])
@@ -108,10 +112,9 @@ def keep_records(folder: Path, keep_ns: int) -> None:
 
 
 def compress(file: Path) -> Path:
-    """Replace a file by a compressed file, and return the path of the compressed file.
+    """Replace a file by a compressed file with the same modification time, and return the path of the compressed file.
 
-    The compressed file has the same time of modification. A crash leaves the old file, the new file or both, but never
-    a part of the new file.
+    After a crash there is the old file, the complete new file, or both.
     """
     target = file.with_name(file.name + COMPRESSED)
     temporary = file.with_name(f".{file.name}.part")
@@ -142,10 +145,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_old(folder: Path, keep_ns: int) -> None:
-    """Remove every file of Records whose last Record was written more than `keep_ns` ago.
+    """Remove every file of Records that was last written more than `keep_ns` ago.
 
-    Before a file is removed, the figures of its Records are written to disk. If the figures cannot be written, or the
-    file cannot be removed, the figures are deleted again.
+    Before a file is removed, the figures of its Records are appended to a part file. If the figures cannot be written,
+    or the file cannot be removed, the part file is truncated to its previous length, and the error is raised.
     """
     part = folder / PART
     for file in record_files(folder):

@@ -18,8 +18,8 @@ together. A larger group is assigned before it is due."""
 class ReplicaPools:
     """The connection pools of a worker process, one for each replica.
 
-    Without `least_busy`, every request is assigned to a replica when it is encoded. With `least_busy`, a request that
-    has no replica yet is assigned when it is due, or earlier if more than BURST requests are due at the same time.
+    Without `least_busy`, every request already has a replica when it is encoded. With `least_busy`, a request without a
+    replica is assigned to one when it is due, or earlier if more than BURST requests are due at the same time.
     """
 
     def __init__(self, pools: Sequence[Pool], targets: Sequence[Target], least_busy: LeastBusy | None = None) -> None:
@@ -50,8 +50,8 @@ class ReplicaPools:
     def assign(self, slot: ScheduledRequest, now_ns: int) -> None:
         """Assign a request to the replica with the fewest requests in flight, unless it has a replica already.
 
-        The request counts as in flight on this replica from now on (`now_ns`, CLOCK_MONOTONIC), even if it is sent
-        later. Otherwise all requests of a large group would go to one replica.
+        From `now_ns` (CLOCK_MONOTONIC) on, the request counts as in flight on this replica, even if it is sent later.
+        Otherwise all requests of a large group would go to one replica.
         """
         if self._least_busy is None or slot.counted:
             return

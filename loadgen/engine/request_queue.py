@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """The schedule of a run or of one worker's share: when requests are due, how many there are, and how many run at
-    once."""
+    """The schedule of a run, or of one worker: due times, number of requests, and maximum number in flight."""
 
     due_ns: Sequence[int] | None
     """In an open loop: the time in ns from the run's start at which each request or session is due, in order. None in a
@@ -129,7 +128,7 @@ class ScheduledRequest:
 
     @property
     def is_last_turn(self) -> bool:
-        """Return True if no further turn of a session follows. A single request has no further turn."""
+        """Return True if no further turn follows in the session, or if the request belongs to no session."""
         if self.progress is not None:
             return self.progress.unfinished <= 1
         return self.request.turn + 1 >= self.turns

@@ -84,9 +84,9 @@ Say = Callable[[str], None]
 def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
     """Return the HTTP headers, the TLS settings and the proxy of a plan. The headers contain the API key.
 
-    The key is in the header that `dialect` requires. By default, this is the dialect of the plan's endpoint. Azure
-    OpenAI takes the key in a separate header. If the plan has a header with the same name, the plan's header is used
-    instead. Environment variables in the plan's headers are filled in. Raises PlanError if a variable is not set, and
+    The key is in the header that `dialect` requires (default: the dialect of the plan's endpoint). Azure OpenAI
+    requires a different header. If the plan contains a header with the same name, the plan's header is used instead.
+    Environment variables in the plan's headers are filled in. Raises PlanError if a variable is not set, and
     SecretError for a secret that cannot be used.
     """
     key_headers = dialect.headers if dialect else _key_headers(plan)
@@ -107,9 +107,9 @@ def access_for(plan: Plan, dialect: Dialect | None = None) -> Access:
 
 
 def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:
-    """Return the function that makes the headers for an API key on the plan's endpoint.
+    """Return a function that takes an API key and returns the headers for requests to the plan's endpoint.
 
-    If the plan names no server yet, the key is sent twice: as the endpoint requires, and as a bearer token.
+    If the plan names no server, the headers contain the key twice: as the endpoint requires, and as a bearer token.
     """
     dialect = BACKENDS[plan.server or GENERIC].dialects.get(plan.endpoint or "")
     if dialect is None:
@@ -119,10 +119,7 @@ def _key_headers(plan: Plan) -> Callable[[str | None], dict[str, str]]:
 
 
 def request_headers(plan: Plan, dialect: Dialect) -> dict[str, str]:
-    """Return the headers of every request to the endpoint of this dialect.
-
-    Raises the errors that `access_for` raises.
-    """
+    """Return the headers of every request to the endpoint of `dialect`. Raises the errors that `access_for` raises."""
     return access_for(plan, dialect).headers
 
 
@@ -182,11 +179,11 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
 
 def _check_addresses(urls: Sequence[str], say: Say | None) -> None:
-    """Check that no two URLs lead to the same server. Raises PlanError if two URLs certainly do.
+    """Raise PlanError if two URLs certainly lead to the same server.
 
-    Two URLs with the same address are certainly the same server if one of their hosts is an IP address or `localhost`.
-    Two host names with the same address may be different servers behind a gateway, which distinguishes them by the Host
-    header. For such URLs, `say` is called with a line of text.
+    Two URLs with the same address certainly lead to the same server if one of their hosts is an IP address or
+    `localhost`. If both hosts are names, a gateway may serve a different server for each name. For such URLs, `say` is
+    called with a warning.
     """
     from loadgen.servers.replica_identity import find_places
 
@@ -213,10 +210,7 @@ def _wait_for_replicas(plan: Plan, say: Say) -> None:
 
 
 def needs_seed(plan: Plan) -> bool:
-    """Return True if the plan may need a random seed, which depends on the server.
-
-    A random seed is needed if the user states no seed and the server turns out not to be simulated.
-    """
+    """Return True if the user states no seed and the server may be a real one, so that a random seed may be needed."""
     return plan.seed_choice == "fixed" and not plan.simulated
 
 
@@ -252,18 +246,19 @@ def random_seed() -> int:
 
 
 def command_with_seed(command: Sequence[str], plan: Plan) -> list[str]:
-    """Return a command line that repeats the run of a plan with the same seed.
+    """Return the words of a command line that repeats the run of a plan with the same seed.
 
-    The result is `command`. If loadgen chose the seed at random, `--seed` with this seed is added.
+    If loadgen chose the seed at random, `--seed` and the seed are appended to `command`. Otherwise the result equals
+    `command`.
     """
     return [*command, "--seed", str(plan.seed)] if plan.seed_choice == "random" else [*command]
 
 
 def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str, str | None]:
-    """Parse a URL as the user wrote it, and return the plan fields `url` and `endpoint` that result.
+    """Parse a URL as the user wrote it, and return the resulting plan fields `url` and `endpoint`.
 
     If the URL had to be corrected, `say` is called with a line about the correction. `option` is the name of the option
-    or environment variable that holds the URL.
+    or environment variable that contains the URL.
     """
     address = parse_server_url(url)
     repair = describe_repair(url, address)
@@ -273,7 +268,8 @@ def _url_changes(plan: Plan, url: str, option: str, say: Say | None) -> dict[str
 
 
 def _replica_urls(plan: Plan, first: dict[str, str | None], say: Say | None) -> Iterator[str]:
-    """Yield the normalised URLs of the further replicas. `first` has the URL and the endpoint of the first replica.
+    """Yield the normalised URLs of all replicas but the first. `first` contains the URL and the endpoint of the first
+    one.
 
     Raises PlanError in three cases:
 
@@ -302,10 +298,11 @@ def _replica_urls(plan: Plan, first: dict[str, str | None], say: Say | None) -> 
 
 
 def find_replicas(plan: Plan, first: ServerFacts, access: Access, say: Say) -> list[ServerFacts]:
-    """Return the facts of every replica of the plan: `first`, and the facts of the servers at the further URLs.
+    """Return the facts about every replica of the plan. The result begins with `first`, the facts about the first
+    replica.
 
-    All replicas must be equal in EQUAL_FACTS. If a replica differs, a WrongServerError is raised that names the
-    replica. If a replica does not answer, the errors of `loadgen.servers.discovery.probe` are raised.
+    Raises WrongServerError if a replica differs from the first one in a fact of EQUAL_FACTS. Raises the errors of
+    `loadgen.servers.discovery.probe` if a replica does not answer.
     """
     from loadgen.servers.discovery import probe
 
@@ -351,7 +348,7 @@ def dialect_for(plan: Plan, facts: ServerFacts, say: Say, endpoint: str | None =
 
 
 def check_models(plan: Plan, facts: ServerFacts, dialect: Dialect, say: Say) -> None:
-    """Check that the server accepts every model over which the plan splits its requests (`--model a=70,b=30`).
+    """Check that the server accepts every model of a split (`--model a=70,b=30`).
 
     A model that the server does not list is tested with a request for one token. The first model has already been
     checked, because it is the model of `facts`. Raises RefusedModelError for a model that the server refuses.
@@ -406,7 +403,7 @@ def _test_request(plan: Plan, dialect: Dialect) -> Request:
 def has_exact_lengths(plan: Plan, dialect: Dialect, facts: ServerFacts | None) -> bool:
     """Return True if the prompts of the plan can have exactly the requested lengths on this server.
 
-    `facts` is None for the built-in simulated server, which counts tokens.
+    `facts` is None for the built-in simulated server, on which exact lengths are possible.
     """
     if plan.lengths in ("tokenizer", "approximate") or dialect.count_by_running is None:
         return False
@@ -473,8 +470,8 @@ def _times_speed(speed: float) -> str:
 def clock_speed(plan: Plan) -> float:
     """Return the clock speed of the plan's server, as a multiple of real time. It is 1 for a real server.
 
-    No server is started. If no server is found, the result is the plan's `speed`, at which the built-in simulated
-    server would run. Raises loadgen.servers.errors.ServerError.
+    If no server is found, the result is the plan's `speed`, because a run would start the built-in simulated server at
+    this speed. This function does not start it. Raises loadgen.servers.errors.ServerError.
     """
     facts = _find_server(plan, access_for(plan))
     return plan.speed if facts is None else facts.speed or 1.0
@@ -537,10 +534,10 @@ def _url_of(plan: Plan, say: Say | None = None) -> str | None:
 
 
 def piece_advice(plan: Plan, facts: ServerFacts) -> str:
-    """Return a message about requested output lengths that the server cannot give exactly.
+    """Return a message if the server cannot generate some of the requested output lengths exactly, otherwise "".
 
-    Some servers generate long responses in pieces of fixed size, so a response ends only at the end of a piece. Return
-    an empty string if the server can give every length, or if the lengths are not known before the run.
+    Some servers generate long responses in pieces of fixed size, so a response ends only at the end of a piece. The
+    result is also empty if the lengths are not known before the run.
     """
     from loadgen.servers.discovery import fitting_output
 
@@ -597,11 +594,12 @@ def server_for(
 ) -> Iterator[ServerFacts]:
     """Find the server of a plan, check the plan against the server's limits, and yield the facts about the server.
 
-    `at_once` requests will be in flight together. `say` is called with a line that names the server and ends with the
-    result of `about`. The argument of `about` is the server's facts, or None for the built-in simulated server.
+    `at_once` is the number of requests that are certainly in flight together. `say` is called with a line that names
+    the server and ends with the text that `about` returns. `about` receives the facts about the server, or None for the
+    built-in simulated server.
 
-    If no server answers, a built-in simulated server is started. This server stops when the context ends. It serves up
-    to `streams` requests at a time, with a context of `tokens` tokens.
+    If no server answers, a built-in simulated server is started. It serves up to `streams` requests at a time, with a
+    context of `tokens` tokens, and stops when the context manager exits.
 
     Raises loadgen.servers.errors.ServerError.
     """

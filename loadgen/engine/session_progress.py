@@ -22,9 +22,8 @@ class DueNode(NamedTuple):
 class SessionProgress:
     """The state of one running session. Nodes are identified by their indices in the session's graph.
 
-    A node is due when all of its edges are met. Each edge is met at a certain time, and the node is due at the latest
-    of these times. If a node fails, the nodes that still wait for its start or end can never become due. The
-    descendants of these nodes can never become due either.
+    A node is due as soon as all edges that lead to it are satisfied. If a node fails, every node that still waits for
+    its start or end can never become due, and neither can the descendants of those nodes.
     """
 
     def __init__(self, graph: SessionGraph) -> None:
@@ -47,7 +46,7 @@ class SessionProgress:
         self._missing[0] = -1
 
     def request(self, index: int) -> Request:
-        """Build the request of the node with index `index`, which must be due. Call this method once for each node."""
+        """Build the request of the node `index`, which must be due. Call this method once for each node."""
         context = self.graph.nodes[index].context
         history = None if context is None else self._histories.get(context)
         request, added = self.graph.request(index, history)
@@ -92,9 +91,10 @@ class SessionProgress:
         return self._meet(index, "end", end_ns)
 
     def failed(self, index: int) -> list[Request]:
-        """Return the requests that can never be sent, because this node's request failed or was not sent.
+        """Return the requests that can never be sent, because the request of the node `index` failed or was not sent.
 
-        The requests have no prompts."""
+        The returned requests have no prompts.
+        """
         self.unfinished -= 1
         self._histories.pop(index, None)
         lost = [index]

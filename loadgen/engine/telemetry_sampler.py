@@ -84,9 +84,9 @@ class Bursts(msgspec.Struct, frozen=True):
     def hold_s(self, now_ns: int, counts: LiveCounters) -> tuple[float, float]:
         """Return how long to wait before a reading, and the time limit of the reading, both in seconds.
 
-        A time limit of 0 means that no reading may begin yet. `now_ns` is the current time in ns from the start of the
-        run. During a burst, readings wait until every request of the burst has been sent or dropped, or has failed.
-        Failed requests are included because a request that gets no connection fails without being sent.
+        A time limit of 0 means that no reading may begin yet. `now_ns` is the current time in ns since the start of the
+        run. During a burst, readings wait until every request of the burst has been sent, was dropped, or failed before
+        it was sent.
         """
         handled = counts.sent + counts.dropped + counts.failed
         for due_ns, number in self.due_by.items():
@@ -207,9 +207,11 @@ class Sampler:
             thread.join()
 
     def _wait_for_rest(self, last: Mapping[str, Any], pauses: Sequence[float]) -> None:
-        """Read every source once more. Then read the server again, after each of `pauses` (in s), until it is at rest.
+        """Read the sources until the server is at rest, or until every pause in `pauses` (in s) has passed.
 
-        The server is at rest when its counters no longer change and it has no requests.
+        A reading follows each pause. The first one covers every source, and the following ones only the server. `last`
+        is the server's previous reading. The server is at rest when its counters no longer change and it has no
+        requests.
         """
         for turn, pause in enumerate(pauses):
             time.sleep(pause)

@@ -84,9 +84,9 @@ if TYPE_CHECKING:
 
 
 class BuildDriver(Protocol):
-    """A function that builds a driver of a worker process: for the warm-up, the load or the canaries.
+    """A function that builds a driver for the warm-up, the load or the canaries of a worker process.
 
-    The arguments are those that `_driver_builder` describes.
+    `_driver_builder` explains the arguments.
     """
 
     def __call__(
@@ -197,7 +197,7 @@ class WorkerTask(msgspec.Struct, frozen=True):
         return (session.shifted(self.first_id) for session in sessions) if self.first_id else sessions
 
     def graphs(self) -> Iterator[SessionGraph]:
-        """Yield this worker's sessions. Called only for a workload whose sessions are graphs."""
+        """Yield this worker's session graphs. Called only for a workload whose sessions are graphs."""
         graphs = islice(self.prompts.graphs(), self.worker, None, self.workers)
         return (graph.shifted(self.first_id) for graph in graphs) if self.first_id else graphs
 
@@ -295,8 +295,8 @@ class WorkerTask(msgspec.Struct, frozen=True):
 def own_prompts(prompts: Prompts, worker: int, workers: int, group: int = 1) -> Prompts:
     """Return the prompts of a run, with empty texts in place of the prompts that other workers send.
 
-    Building prompts is slow, so each worker builds only the prompts that it sends. `group` is the number of prompts in
-    a row that belong to the same worker: the turns of a session, or the inputs of a request.
+    Building prompts is slow, so each worker builds only the prompts that it sends. Each worker in turn gets `group`
+    consecutive prompts: the turns of a session, or the inputs of a request.
     """
 
     def own_prompt(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
@@ -331,7 +331,7 @@ def work(
 
     The fork has copied the coordinator's ends of the pipes into this process. `inherited` contains these copies, and
     this function closes them first. `share` is the index of this worker and the number of workers on this machine.
-    `in_flight` has the requests in flight per replica, for a task with `least_busy`.
+    `in_flight` counts the requests in flight per replica. Only a task with `least_busy` needs it.
     """
     for other in inherited:
         other.close()  # otherwise no worker would notice that the coordinator has ended
@@ -435,8 +435,8 @@ def _driver_builder(
 ) -> BuildDriver:
     """Return a function that builds the drivers of a worker.
 
-    The arguments of the function are the requests of the driver, the writer of their Records, live counters, the number
-    of connections to open in advance, and the log of the answers if the requests are canaries.
+    The function takes the queue of requests, the writer of their Records, the live counters, and the number of
+    connections to open in advance. If the requests are canaries, it also takes the log of their answers.
     """
     from loadgen.engine.clock import SystemClock
     from loadgen.engine.driver import Driver, Recorder
@@ -531,10 +531,10 @@ def _canary_asker(
 async def _run_with_canaries(
     driver: Driver, asker: CanaryAsker, start_ns: int, pipe: Pipe, goes_on: asyncio.Future[bool]
 ) -> None:
-    """Send the load of a worker, and ask the canaries during and after it.
+    """Send the load of a worker, and send canaries (prompts with a known answer) during and after the load.
 
-    The canaries during the load end with the load of this worker. When the load of all workers has ended (`goes_on`),
-    the canaries are asked once more, one at a time.
+    The canaries during the load stop when this worker's load has ended. When the loads of all workers have ended
+    (`goes_on`), the canaries are sent once more, one at a time.
     """
     import asyncio
 

@@ -49,8 +49,8 @@ def check_users(count: int, spawn_rate: float) -> None:
 
 
 def locust_option(field: str) -> str:
-    """Return the name of a Plan field's option under Locust.
+    """Return the option that sets a Plan field under Locust, such as --request-timeout for `timeout_s`.
 
-    `timeout_s` becomes --request-timeout, because Locust has its own option --timeout.
+    The name differs from loadgen's --timeout, because Locust has its own option --timeout.
     """
     return "--request-timeout" if field == "timeout_s" else option_name(field)

@@ -2,12 +2,12 @@
 
 A run lasts from the Start button to the Stop button.
 
-Records are written when requests end, and flushed once a second. A killed process loses at most the Records of the last
-second. This process writes the run file directly, without a separate part file for each worker process. Therefore
-`loadgen report` and `loadgen compare` can read the run file during the run.
+A Record is written when its request ends, and Records are flushed once a second. A killed process therefore loses at
+most the Records of the last second. This process writes the run file directly, so `loadgen report` and `loadgen
+compare` can read it during the run.
 
-Figures are those of loadgen.analysis.metrics, computed from individual samples instead of histogram buckets. For each
-metric the newest samples are kept, up to a limit. The page states the limit once it is reached. The run file
+The figures are those of loadgen.analysis.metrics, computed from individual samples instead of histogram buckets. Only a
+limited number of the newest samples is kept per metric. The page says so once this limit is reached. The run file
 contains every record.
 """
 
@@ -182,10 +182,10 @@ class LiveTarget(msgspec.Struct):
         return next(self._draws[dialect.endpoint])
 
     def encoded(self, request: Request, dialect: Dialect) -> tuple[bytes, Dialect]:
-        """Return the body of a request, and the dialect of its response.
+        """Return the body of a request, and the dialect that decodes its response.
 
-        `dialect` is the dialect of the endpoint. A request from a file of whole requests may name another path, and
-        then has the dialect of this path. Raises PlanError if the path of the request belongs to no endpoint, and
+        The result is usually `dialect`, the dialect of the endpoint. A request from a file of whole requests may name a
+        different path, and has the dialect of that path. Raises PlanError if the path belongs to no endpoint, and
         ValueError for text that cannot be sent.
         """
         if not request.raw:
@@ -201,9 +201,8 @@ class LiveTarget(msgspec.Struct):
         return self.with_model(replace(request, id=next(self._ids)))
 
     def session(self, dialect: Dialect) -> SessionGraph | Session:
-        """Return the plan's next session, whose requests get new ids.
-
-        The last session of a file is followed by the first one.
+        """Return the plan's next session, with new request ids. After the last session of a file, the first one is
+        returned.
         """
         if dialect.endpoint not in self._sessions:
             self._sessions[dialect.endpoint] = _endless_sessions(self.prompts(dialect))
@@ -213,15 +212,15 @@ class LiveTarget(msgspec.Struct):
         return session.shifted(ids[0] - first_id_of(session))
 
     def with_model(self, request: Request) -> Request:
-        """Return a request of a session with its model, if the plan splits sessions over models."""
+        """Return a session's request unchanged, or with a model if the plan splits sessions over models."""
         mix = self.plan.model_mix
         return request if mix is None else mix.with_model(self.plan.seed, request)
 
     def prompts(self, dialect: Dialect) -> Prompts:
         """Return the prompts for an endpoint. The first call builds them.
 
-        To build prompts of exact length, the server may have to count tokens. Raises PlanError, WorkloadError or
-        ServerError if the prompts cannot be built.
+        If prompts must have an exact length, the server may be asked to count tokens. Raises PlanError, WorkloadError
+        or ServerError if the prompts cannot be built.
         """
         if dialect.endpoint not in self._prompts:
             plan, access = self.plan, access_for(self.plan, dialect)
@@ -285,12 +284,12 @@ class LiveTarget(msgspec.Struct):
         return self.classes or (self,)
 
     def next_class(self, *, sessions: bool | None = None) -> LiveTarget:
-        """Return the LiveTarget of the class of traffic that the next request or session belongs to.
+        """Return the LiveTarget of a class of traffic, drawn at random by weight. The plan's seed determines the draws.
 
-        The class is drawn by the weights and the seed. For a plan without classes, the result is this LiveTarget.
-
-        `sessions` restricts the choice to classes with sessions (True) or to classes with single requests (False).
-        Raises PlanError if there is no such class."""
+        For a plan without classes, the result is this LiveTarget. If `sessions` is True, only classes with sessions are
+        considered. If it is False, only classes with single requests are considered. Raises PlanError if there is no
+        such class.
+        """
         if not self.classes:
             return self
         suitable = [part for part in self.classes if sessions in (None, part.plan.uses_sessions)]
@@ -341,7 +340,8 @@ def _endless_sessions(prompts: Prompts) -> Iterator[SessionGraph | Session]:
 def _class_facts(part: LiveTarget) -> TrafficFacts:
     """Return the facts about a class of traffic for the header of the run.
 
-    The load of the class is stated as a share of the users' load."""
+    The load is a text such as `30% of the users' load`.
+    """
     facts = prepare.traffic_facts(
         part.plan.replaced(arrivals=INTERACTIVE, duration_s=None),
         part.name,
@@ -366,9 +366,9 @@ class NewestSamples:
         self.seen += len(values)
 
     def copy(self, since: int = 0) -> Floats:
-        """Return a copy of the stored samples, in any order. The first `since` samples of the run are left out.
+        """Return the stored samples, without the first `since` samples of the run.
 
-        The caller may pass the copy to another thread.
+        The result is a copy, which may be passed to another thread.
         """
         retained = min(self.seen - since, len(self._values))
         return self._values[np.arange(self.seen - retained, self.seen) % len(self._values)]
@@ -388,7 +388,9 @@ def summarise_samples(values: Floats) -> dict[str, float | int | None]:
 
 
 def detail_of(record: Record) -> str:
-    """Return the error message of a Record with `#` for each digit, so that equal failures are counted together."""
+    """Return the error message of a Record with each digit replaced by `#`, so that similar failures are counted
+    together.
+    """
     return one_line("".join("#" if letter.isdigit() else letter for letter in record.error_detail), 200)
 
 
@@ -450,7 +452,7 @@ class LiveFigures:
     def digest(self, pause: Callable[[], object] = lambda: None) -> None:
         """Compute the latencies of the Records that were added since the last call.
 
-        As in every report, only complete requests have latencies. `pause` is called between batches.
+        Requests that are not complete have no latencies. `pause` is called between batches.
         """
         while self._pending:
             records = self._pending[:BATCH_RECORDS]
@@ -466,7 +468,7 @@ class LiveFigures:
             pause()
 
     def since(self, span: str) -> Mapping[str, int]:
-        """Return, for each metric, the number of samples that were added before the time span `span` began.
+        """Return, for each metric, the number of samples that were added before the time span `span`.
 
         `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run`.
         """
@@ -498,7 +500,7 @@ class LiveFigures:
 def warm_up() -> None:
     """Run every computation once before the load starts.
 
-    The first execution takes a third of a second, during which no socket would be read.
+    The first execution takes a third of a second. During a run, no socket would be read in this time.
     """
     figures = LiveFigures()
     figures.add(Record(id=0, state="complete", sent_ns=0, chunk_ns=[1, 2], chunk_tokens=[1, 1], output_tokens=2))
@@ -700,11 +702,10 @@ class LiveRun:
     def latency(self, span: str = "run") -> list[dict[str, Any]]:
         """Return one row per metric: its name, title and unit, and its exact figures over a time span of the run.
 
-        Metrics of reasoning have a row only if a response began with reasoning.
-
         `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run`. Only
-        requests that ended in this time count. Samples are sorted in another thread, so that this thread continues to
-        read sockets.
+        requests that ended in this span count. Metrics of reasoning have a row only if a response began with reasoning.
+
+        Samples are sorted in another thread, so that this thread continues to read sockets.
         """
         return self._cached(f"latency {span}", lambda: self._latency_rows(span))
 

@@ -151,9 +151,9 @@ class LocustSession:
     def turn(self) -> Iterator[None]:
         """Let only one user at a time do longer work, such as decoding a response or building the next request.
 
-        Before a user enters this context, gevent reads the sockets. Without this context, gevent would run up to fifty
-        greenlets before it reads the sockets again. Streams that start together also end together, so many users have
-        such work at the same time. Tokens that arrive meanwhile would be read late and share one timestamp.
+        gevent reads the sockets before it lets the next user in. Without this context manager, gevent would run up to
+        fifty greenlets before it reads the sockets again. Tokens that arrive in this time would be read late and share
+        one timestamp. This would happen often, because streams that start together also end together.
         """
         with self._turns:
             gevent.sleep(SOCKET_CHECK_S)
@@ -172,13 +172,13 @@ class LocustSession:
         return interactive_plan({**self.plan_settings, **stated})
 
     def choose(self, plan: Plan, url: str = "") -> None:
-        """Set the plan of the next run, and build its prompts now.
+        """Set the plan of the next run, and build its prompts now. If `url` is not empty, the run uses the server at
+        this URL.
 
         Each run on a real server gets a new random seed, unless the user states one, because the server's prefix cache
-        may hold the prompts of the run before.
+        may hold the prompts of the previous run.
 
-        If `url` is not empty, the next run uses the server at this URL. Raises ServerError, PlanError, and the errors
-        of LiveTarget.prompts. After an error the session is unchanged.
+        Raises ServerError, PlanError, and the errors of LiveTarget.prompts. After an error the session is unchanged.
         """
         assert self.target is not None
         target = self.target
@@ -316,10 +316,10 @@ class LocustSession:
 
 
 def _fields(*when: str) -> list[str]:
-    """Return the names of the Plan fields whose value of RunOption.interactive is in `when`.
+    """Return the names of the Plan fields whose metadata RunOption.interactive has one of the values `when`.
 
-    `form` stands for the fields that the form on Locust's start page sets before each run. `start` stands for the
-    fields that only the command line sets, when Locust starts.
+    The value `form` marks a field that the form on Locust's start page sets before each run. The value `start` marks a
+    field that only the command line sets, when Locust starts.
     """
     return [name for name, option in run_options(Plan).items() if option.interactive in when]
 
@@ -430,11 +430,10 @@ def _files(plan: Plan) -> set[str]:
 
 
 def _complete(response: Response, base: str) -> Response:
-    """Adapt a response of Locust's web server to loadgen.
+    """Adapt a response of Locust's web server: set loadgen's HTTP headers, and add loadgen's section to the main page.
 
-    The HTTP headers of loadgen are set in every response, and loadgen's section is added to the main page. Column
-    titles name tokens instead of bytes, because loadgen reports tokens in place of sizes. `base` is the URL path below
-    which Locust's web server runs.
+    Column titles are changed from bytes to tokens, because loadgen reports a number of tokens as the size of a
+    response. `base` is the URL path below which Locust's web server runs.
     """
     response.headers.pop("Access-Control-Allow-Origin", None)
     response.headers.update(NO_FRAME)
@@ -479,7 +478,7 @@ def _live(session: LocustSession) -> Response:
 
 
 def _download(session: LocustSession, what: str) -> Response:
-    """Return the run file as written so far, or its report (`what` is `run` or `report`).
+    """Return an HTTP response with the current run file or its report, depending on `what` (`run` or `report`).
 
     A separate process builds the report, so that this process continues to read sockets.
     """

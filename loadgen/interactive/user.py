@@ -105,9 +105,9 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def request(self) -> None:
         """Send the next prompt of the workload that is chosen in the form on Locust's start page.
 
-        If the workload has sessions, send all requests of the next session. A session is completed even if the run time
-        ends before, but the page's Stop button interrupts it. If the plan has classes of traffic, a random class is
-        chosen by the weights."""
+        If the workload has sessions, send all requests of the next session. The end of the run time does not interrupt
+        a session, but the Stop button does. If the plan has classes of traffic, a random class is chosen by weight.
+        """
         target = self._next_target(None)
         if target.plan.uses_sessions:
             self._run_session(target, None)
@@ -115,10 +115,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
             self._ask(target, None, None, None)
 
     def _next_target(self, sessions: bool | None) -> LiveTarget:
-        """Return the LiveTarget of a random class of traffic. `sessions` restricts the classes as in
-        `LiveTarget.next_class`.
+        """Return the LiveTarget of a random class of traffic. `LiveTarget.next_class` explains `sessions`.
 
-        Raises StopUser if the run could not begin, or if there is no such class. The reason has been reported."""
+        Raises StopUser if the run could not begin, or if there is no such class. In both cases the reason has already
+        been reported.
+        """
         if SESSION.target is None or SESSION.run is None:
             raise StopUser
         try:
@@ -130,7 +131,8 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     def run_session(self, endpoint: str | None = None) -> None:
         """Run the next session of the workload that is chosen in the form on Locust's start page.
 
-        `endpoint` is the name of an endpoint, such as `chat`, as for `ask`."""
+        `endpoint` is the name of an endpoint, such as `chat`. Its default is that of `ask`.
+        """
         self._run_session(self._next_target(True), endpoint)
 
     def _run_session(self, target: LiveTarget, endpoint: str | None) -> None:
@@ -186,10 +188,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
     ) -> Record:
         """Send one request, wait for the end of its response, and return its Record.
 
-        The request is also reported to Locust and to the run file. Without `prompt`, the next prompt of the workload
-        that is chosen in the form on Locust's start page is sent. If you pass a `prompt`, its length is not checked.
-        `endpoint` is the name of an endpoint, such as `chat`. The default is the endpoint of the command line, or else
-        the first endpoint that the server accepts.
+        The request is also reported to Locust and to the run file. By default, the next prompt of the workload that is
+        chosen in the form on Locust's start page is sent. If you pass a `prompt`, its length is not checked. `endpoint`
+        is the name of an endpoint, such as `chat`. The default is the endpoint of the command line, or the first
+        endpoint that the server accepts if the command line names none.
         """
         return self._ask(self._next_target(False), prompt, output_tokens, endpoint)
 
@@ -219,11 +221,11 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         due_ns: int | None,
         on_sent: Callable[[int], object],
     ) -> tuple[Record, Exchange | None]:
-        """Send a request on a connection, and return its Record. The Exchange is None if nothing was sent.
+        """Send a request on a connection, and return its Record and its Exchange. The Exchange is None if nothing was
+        sent.
 
-        `due_ns` is the due time of a request that belongs to a session. Such a request already has its final id. If
-        `due_ns` is None, the request is due now, and gets its id when it is sent. `on_sent` is called with the time of
-        sending.
+        A request of a session has a due time, `due_ns`, and already has its final id. For any other request, `due_ns`
+        is None: the request is due now, and gets its id when it is sent. `on_sent` is called with the time of sending.
         """
         run = SESSION.run
         assert run is not None
@@ -266,9 +268,10 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         return record, exchange
 
     def _report(self, record: Record, dialect: Dialect) -> None:
-        """Report a request to Locust's own table, history and CSV, with the milliseconds from send to end.
+        """Report a request to Locust's own table, history and CSV. Its response time is the time from send to end in
+        ms.
 
-        A request that was cut off because its user was stopped has not failed, so it is not reported.
+        A request that was cut off because its user was stopped is not reported, because it is not a failure.
         """
         if record.error_kind == "cancelled":
             return
@@ -302,8 +305,8 @@ class PromptUser(LoadgenUser):
 class UserConnection:
     """The connection of one user.
 
-    An Exchange (one request with its response) expects a Poller and an asyncio event loop. This class replaces both of
-    them, and waits for sockets with gevent's hub.
+    An Exchange (one request with its response) normally uses a Poller and an asyncio event loop. This class replaces
+    both, and waits for sockets with gevent's hub.
     """
 
     in_use = False
@@ -379,7 +382,7 @@ class UserConnection:
         watcher.start(callback)
 
     def _forget(self, event: int, sock: socket.socket) -> None:
-        """Stop watching a socket before it is closed. Sockets that are not watched are ignored."""
+        """Stop watching a socket that will be closed. Do nothing if the socket is not watched."""
         watcher = self._watchers.pop((sock.fileno(), event), None)
         if watcher is not None:
             watcher.stop()
@@ -390,10 +393,10 @@ class UserConnection:
 
 
 def connect(target: Target, rotation: Rotation, timeout_s: float, stamps: TimestampSource) -> Connection:
-    """Open one connection, including the handshakes with a proxy and the TLS server. Other greenlets run meanwhile.
+    """Open one connection, including the handshakes with a proxy and for TLS. Other greenlets run in the meantime.
 
-    The addresses of the target are tried in the order of `rotation`. Raises OSError if no address accepts a connection.
-    The error is a LocalLimitError if the reason is a limit of this machine.
+    The addresses of the target are tried in the order of `rotation`. Raises OSError if no address accepts a connection,
+    or LocalLimitError if a limit of this machine is the reason.
     """
     errors = list[OSError]()
     addresses = rotation.order()

@@ -88,7 +88,10 @@ class LivePage:
             self._send({"title": title[:1_000]})
 
     def show(self, phase: str, counts: LiveCounters) -> None:
-        """Send the state of the run to the page a few times per second."""
+        """Send the state of the run to the page, at most a few times per second.
+
+        Further calls do nothing, except that the final state of the run is always sent.
+        """
         now_s = time.monotonic()
         if phase != "ended" and now_s - self._sent_s < INTERVAL_S:
             return
@@ -112,7 +115,7 @@ class LivePage:
         return path
 
     def close(self, note: str) -> None:
-        """Show `note`, which says that the command has ended, on every open page. Then stop the page's web server."""
+        """Show `note`, a message that the command has ended, on every open page. Then stop the page's web server."""
         assert self._process.stdin is not None
         self._send({"note": note[:1_000]})
         self._process.stdin.close()

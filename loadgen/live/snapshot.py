@@ -22,8 +22,8 @@ INTERVAL_S = 0.25
 class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at one instant.
 
-    Latencies are those of the run so far, in seconds. None means that no request has this latency yet, or that the
-    figure is not measured.
+    Latencies cover the run so far, in seconds. None means that no request has this latency yet, or that the figure is
+    not measured.
     """
 
     elapsed_s: float
@@ -106,9 +106,9 @@ class PlannedEnd(NamedTuple):
     def done(self, snapshot: LiveSnapshot, tokens: int) -> float | None:
         """Return the completed share of the run from 0 to 1, or None if it is unknown.
 
-        `tokens` is the number of tokens that have arrived. In a burst, all requests end at about the same time, so the
-        share of arrived tokens shows the progress better than the share of ended requests. The larger share is
-        returned.
+        If a number of requests ends the run, return the share of ended requests or the share of arrived tokens,
+        whichever is larger. In a burst all requests end at about the same time, so the tokens show the progress better.
+        `tokens` is the number of tokens that have arrived.
         """
         if self.duration_s is not None:
             return snapshot.running_s / self.duration_s if snapshot.running_s < self.duration_s else None
@@ -167,7 +167,7 @@ class SnapshotTaker:
 
 
 def _whole(value: float) -> int | None:
-    """Return a figure of the server as a whole number, or None if it is NaN."""
+    """Round a figure of the server to a whole number. Return None if the figure is NaN."""
     return None if math.isnan(value) else round(value)
 
 

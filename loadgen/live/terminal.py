@@ -129,8 +129,7 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 class PromptCount:
     """Returns the text that the terminal shows before a run starts.
 
-    Building many prompts takes long. While more and more prompts are built, the text is their number. Otherwise the
-    text is the phase of the run.
+    Building many prompts takes long, so the text then counts the prompts. Otherwise the text is the phase of the run.
     """
 
     def __init__(self, planned: int | None) -> None:
@@ -138,10 +137,10 @@ class PromptCount:
         self._prepared = 0
 
     def text(self, phase: str, prepared: int) -> str:
-        """Return the text to show while prompts are built: the number of prompts so far, such as `building prompts:
-        1,000`.
+        """Return the number of prompts built so far as text, such as `building prompts: 1,000`.
 
-        If this number has not grown since the last call, or is below MANY_PROMPTS, return `phase` unchanged.
+        `prepared` is this number. If it has not changed since the last call, or is below MANY_PROMPTS, return `phase`
+        unchanged.
         """
         grows = prepared != self._prepared
         self._prepared = prepared
@@ -244,9 +243,10 @@ def panel_rows(snapshot: LiveSnapshot, snapshots: Sequence[LiveSnapshot]) -> lis
 
 
 def sparkline(values: Sequence[float | None], columns: int, blocks: str) -> str:
-    """Return the values as a line of `columns` characters, from 0 to their maximum.
+    """Draw the values as a line of `columns` characters from `blocks`. The highest block stands for the maximum.
 
-    Each character shows the mean of an equal part of the values. With fewer values than columns, the line is padded.
+    The values are divided into one part per character, and each character shows the mean of its part. If there are
+    fewer values than columns, the line is padded with spaces.
     """
     if columns < 1:
         return ""
@@ -277,7 +277,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
-    """Return the latest latencies and the token rate as texts, such as `TTFT p50 80 ms p99 120 ms`, by name."""
+    """Return a dict from names to texts with the latest latencies and the token rate.
+
+    An example is the entry `TTFT` with the text `TTFT p50 80 ms p99 120 ms`.
+    """
     from loadgen.analysis.format import duration
 
     figures = {}

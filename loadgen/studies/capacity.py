@@ -1,11 +1,11 @@
 """Finds how many GPUs a load needs in one configuration, with simulations in virtual time.
 
-For equal replicas, a search in virtual time finds the highest request rate at which one replica of the server meets the
-objectives. For separate prefill and decode workers, a search finds the smallest numbers of workers that meet the
-objectives at the requested rate.
+For equal replicas, a search finds the highest request rate at which one replica meets the objectives. For separate
+prefill and decode workers, a search finds the smallest numbers of workers that meet the objectives at the requested
+rate.
 
-The number of GPUs is given as an interval, because the real server may be slower or faster than the performance model.
-A server that is `f` times slower behaves like the model with a slower clock:
+The result is an interval, because the real server may be slower or faster than the performance model. A server that is
+`f` times slower behaves like the model with a slower clock:
 
     latency_server(r) = f * latency_model(f * r), where r is the request rate.
 
@@ -67,9 +67,9 @@ ObjectivesMet = Callable[[Sequence[float | None], float], bool]
 class CapacityOption(msgspec.Struct, kw_only=True):
     """The number of GPUs that the load needs in one configuration, with intervals and costs.
 
-    Fields that end in `_low` or `_high` are the ends of intervals. These fields hold the results for a server that is
-    slower or faster than the performance model by the factor `1 + step_error`. The model predicts nine of ten measured
-    step times within this factor.
+    Fields whose names end in `_low` or `_high` are the ends of intervals. They hold the results for a server that is
+    slower or faster than the performance model by the factor `1 + step_error`. Nine of ten measured step times are
+    within this factor of the predicted time.
     """
 
     gpu: str
@@ -128,7 +128,7 @@ class CapacityOption(msgspec.Struct, kw_only=True):
 
     @property
     def pools(self) -> list[ReplicaPool]:
-        """The replicas, or the prefill workers and the decode workers, without spare ones."""
+        """The pool of replicas, or the pools of prefill workers and decode workers. Spare replicas are not included."""
         if self.prefill_workers is not None and self.decode_workers is not None:
             return [
                 ReplicaPool(self.prefill_workers, self.replica_gpus),
@@ -137,9 +137,9 @@ class CapacityOption(msgspec.Struct, kw_only=True):
         return [ReplicaPool((self.gpus or 0) // self.replica_gpus, self.replica_gpus)]
 
     def pay(self, purchase: Purchase | None, rate_per_s: float, output_tokens: float) -> None:
-        """Store what this option costs. Nothing is stored if `purchase` is None.
+        """Store the cost of this option. Nothing is stored if `purchase` is None.
 
-        `purchase` states how the GPUs are paid for. `rate_per_s` is the number of arrivals per second, and
+        `purchase` is the price of the GPUs per hour. `rate_per_s` is the number of arrivals per second, and
         `output_tokens` is the number of output tokens per arrival.
         """
         if purchase is None:
@@ -153,7 +153,7 @@ class CapacityOption(msgspec.Struct, kw_only=True):
 
 
 def configuration_of(option: CapacityOption) -> Configuration:
-    """Return the configuration of an option."""
+    """Return the configuration that an option describes."""
     return Configuration(
         gpu=option.gpu,
         format=option.format,
@@ -168,10 +168,7 @@ def configuration_of(option: CapacityOption) -> Configuration:
 
 
 def option_of(configuration: Configuration, **fields: object) -> CapacityOption:
-    """Return a CapacityOption that describes a configuration and has no results yet.
-
-    `fields` are further fields of the option.
-    """
+    """Return a CapacityOption for a configuration. `fields` sets further fields, such as `gpus`."""
     workers = {"prefill_workers": 0, "decode_workers": 0} if configuration.disaggregated else {}
     return CapacityOption(
         gpu=configuration.gpu,
@@ -188,12 +185,14 @@ def option_of(configuration: Configuration, **fields: object) -> CapacityOption:
 
 
 def enough_requests(in_flight: float) -> int:
-    """Return the number of requests of a simulation in which about `in_flight` requests are in flight."""
+    """Return how many requests to simulate if about `in_flight` of them are in flight at the same time."""
     return max(REQUEST_COUNTS[0], math.ceil(REQUESTS_PER_SLOT * in_flight))
 
 
 class SimulatedServer:
-    """A configuration in virtual time. Results are cached by request rate and numbers of workers."""
+    """A server with one configuration, simulated in virtual time. Results are cached by request rate and number of
+    workers.
+    """
 
     def __init__(
         self,
@@ -255,14 +254,14 @@ class SimulatedServer:
         return self._results[key]
 
     def highest_power(self, met: ObjectivesMet, slowdown: float, start: int) -> int | None:
-        """Return the largest exponent `power` for which the objectives are met at the rate `RATE_STEP**power`.
+        """Return the largest integer `power` for which the objectives are met at the rate `RATE_STEP**power`.
 
-        The rate is in requests per second, and `power` is an integer. The model is simulated at this rate, and its
-        latencies are multiplied by `slowdown` before they are compared with the objectives. This is equivalent to a
-        server that is slower by this factor, at the rate `RATE_STEP**power / slowdown`.
+        The rate is in requests per second. The model is simulated at this rate, and its latencies are multiplied by
+        `slowdown` before they are compared with the objectives. The result then applies to a server that is slower by
+        this factor, at the rate `RATE_STEP**power / slowdown`.
 
         The search begins at the exponent `start`. Return None if the objectives are not met at any rate. Raises
-        PlanError if they are met at every rate, up to MAX_POWER.
+        PlanError if they are met at every rate up to `RATE_STEP**MAX_POWER`.
         """
 
         def meets(power: int) -> bool:
@@ -305,18 +304,19 @@ class SimulatedServer:
         """Return the smallest pools of workers with which a server meets the objectives at `per_s` arrivals per second.
 
         The server is slower than the model by the factor `slowdown`. Pools of more than MAX_WORKERS workers consist of
-        equal parts that share the load, and one part is simulated. Return None if the objectives are not met.
+        equal parts that share the load, and one part is simulated. Return None if no pools that meet the objectives are
+        found.
 
-        The pools grow first: the search tries one larger pool of each kind, and keeps the one with which the figures
-        exceed the objectives least. If neither helps, both pools grow. Pools that meet the objectives shrink again
-        until no smaller total is found.
+        The search begins with the pools `start` and enlarges them until they meet the objectives. It tries a larger
+        prefill pool and a larger decode pool, and keeps the one that reduces the excess over the objectives more. If
+        neither helps, it enlarges both. Finally the search makes the pools smaller as long as they meet the objectives.
         """
         parts = max(1, math.ceil((start.prefill + start.decode) / MAX_WORKERS))
         prefill, decode = math.ceil(start.prefill / parts), math.ceil(start.decode / parts)
         rate = per_s * slowdown / parts
 
         def excess(prefill: int, decode: int) -> float:
-            """Return the largest figure as a multiple of its bound. Infinite without a figure."""
+            """Return the largest ratio of a figure to its bound, or infinity if a figure is missing."""
             figures = self.figures_at(rate, WorkerPools(prefill, decode))
             if None in figures or any(objective.bound <= 0 for objective in objectives):
                 return math.inf
@@ -355,8 +355,8 @@ def replica_option(server: SimulatedServer, per_s: float, met: ObjectivesMet, ex
     """Return an option with enough equal replicas to serve `per_s` arrivals per second.
 
     A search finds the highest rate at which one replica meets the objectives. The search begins at `expected_per_s`,
-    the rate that a formula predicts for one replica. If a single request misses an objective, the option states this
-    reason and has no number of GPUs.
+    the rate that a formula predicts for one replica. If even a single request misses an objective, the option has no
+    number of GPUs, and `not_possible` states the reason.
     """
     result = option_of(server.configuration, accuracy=server.accuracy)
     start = round(math.log(max(expected_per_s, 1e-3), RATE_STEP))
@@ -390,9 +390,9 @@ def add_interval(result: CapacityOption, server: SimulatedServer, per_s: float, 
 def worker_option(
     server: SimulatedServer, per_s: float, objectives: Sequence[Objective], start: WorkerPools
 ) -> CapacityOption:
-    """Return how many separate prefill and decode workers are needed for `per_s` arrivals per second.
+    """Return an option with enough separate prefill and decode workers to serve `per_s` arrivals per second.
 
-    The search begins with the pools `start`.
+    The search for the numbers of workers begins with the pools `start`.
     """
     result = option_of(server.configuration, accuracy=server.accuracy)
     pools = server.smallest_pools(objectives, 1.0, per_s, start)
@@ -414,7 +414,7 @@ def add_worker_interval(
     """Set the fields `gpus_low` and `gpus_high` of an option with separate workers.
 
     They are the numbers of GPUs that are needed if the server is faster or slower than predicted by the factor `1 +
-    step_error`.
+    step_error`. If no slower server meets the objectives, `gpus_high` is None.
     """
     assert result.prefill_workers
     assert result.decode_workers

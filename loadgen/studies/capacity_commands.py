@@ -65,7 +65,7 @@ class CommandContext:
 def commands_of(option: CapacityOption, context: CommandContext, in_flight: float) -> dict[str, str]:
     """Return the command lines of an option by name.
 
-    `in_flight` is the expected number of requests in flight of all replicas together.
+    `in_flight` is the expected number of requests in flight on all replicas together.
     """
     commands = {"limits": _limits(option, context, in_flight)}
     if ENGINES[option.engine].simulated:
@@ -74,7 +74,9 @@ def commands_of(option: CapacityOption, context: CommandContext, in_flight: floa
 
 
 def _options(options: Mapping[str, object]) -> list[str]:
-    """Return options as words of a command line. None leaves an option out, and True stands for a flag."""
+    """Return options as words of a command line. The value True stands for a flag. Options with the value None are left
+    out.
+    """
     words = []
     for name, value in options.items():
         if value is True:
@@ -89,7 +91,7 @@ def _if_above(value: int, smallest: int = 1) -> int | None:
 
 
 def _hardware(option: CapacityOption, context: CommandContext) -> dict[str, object]:
-    """Return the options that the commands `loadgen limits` and `loadgen simulate` have in common."""
+    """Return the options that the commands `loadgen limits` and `loadgen simulate` share."""
     return {
         "--gpu": option.gpu,
         "--model": context.model,
@@ -127,8 +129,8 @@ def _limits(option: CapacityOption, context: CommandContext, in_flight: float) -
 def _simulate(option: CapacityOption, context: CommandContext) -> str:
     """Return the command that simulates an option.
 
-    The command simulates one replica at its share of the request rate. If the option has separate prefill and decode
-    workers, the command simulates all workers at the whole rate.
+    For equal replicas, the command simulates one replica with its share of the request rate. For separate prefill and
+    decode workers, the command simulates all workers with the whole rate.
     """
     plan = context.plan
     replicas = 1 if option.prefill_workers is not None else max(1, option.pools[0].replicas)
@@ -147,7 +149,7 @@ def _simulate(option: CapacityOption, context: CommandContext) -> str:
 
 
 def _server(option: CapacityOption, context: CommandContext) -> dict[str, str]:
-    """Return the commands that start the engine: one, or one for each kind of worker."""
+    """Return the command that starts the engine, or one command for each kind of worker."""
     if option.prefill_workers is None:
         return {"server": _server_command(option, context, "")}
     prefill, decode = (_server_command(option, context, worker) for worker in ("prefill", "decode"))
@@ -162,7 +164,9 @@ def _server_command(option: CapacityOption, context: CommandContext, worker: str
 
 
 def server_notes(option: CapacityOption, model: str, chunked_prefill: str, step_tokens: int | None) -> list[str]:
-    """Return sentences about what the user must name in the server command of an option, and about what it lacks."""
+    """Return sentences about the server command of an option: its placeholders, and options that the engine does not
+    have.
+    """
     converted = _converted_format(option)
     weights = f"{model} in {'a 16-bit format' if converted else option.format}"
     conversion = f", which the server converts to {converted}" if converted else ""

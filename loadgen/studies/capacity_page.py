@@ -1,4 +1,4 @@
-"""Builds the page of `loadgen plan-capacity`: options, the Pareto set, their commands, and costs by request rate."""
+"""Builds the HTML page of `loadgen plan-capacity`: options, Pareto set, commands, and costs by request rate."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ def capacity_document(report: CapacityReport) -> Document:
 
 
 def _gpu_order(options: Sequence[CapacityOption], points: Sequence[ParetoPoint]) -> list[str]:
-    """Return the GPU types that the page shows, each of them once, with the types of the best options first."""
+    """Return the GPU types on the page without repetitions, in the order of the best options."""
     return list(dict.fromkeys([option.gpu for option in options] + [point.option.gpu for point in points]))
 
 
 def _cards(report: CapacityReport) -> list[Card]:
-    """Return cards about the best option: its GPUs, its cost, its capacity per replica and its load."""
+    """Return cards about the best option: its GPUs, its cost, the capacity of a replica, and the load."""
     best = report.options[0]
     cards = [Card("Best option", f"{best.gpus} x {best.gpu}", note=_replicas_text(best, report))]
     if best.cost_per_hour is not None:
@@ -198,7 +198,7 @@ def _is_priced(points: Sequence[ParetoPoint]) -> bool:
 
 
 def _pareto_section(report: CapacityReport) -> Section:
-    """Return the section with the picture and the table of the Pareto set."""
+    """Return the section about the Pareto set, with a chart and a table."""
     points = report.result.pareto
     priced = _is_priced(points)
     title = "Cost against speed per user" if priced else "Throughput per GPU against speed per user"
@@ -266,7 +266,7 @@ def _pareto_data(report: CapacityReport, colours: Mapping[str, str]) -> dict[str
 
 
 def _commands(report: CapacityReport) -> list[Block]:
-    """Return blocks that the reader can unfold, each with the commands of one configuration.
+    """Return blocks that the reader can unfold. Each block contains the commands of one configuration.
 
     The configurations are the first MAX_COMMANDS options and all points of the Pareto set.
     """
@@ -289,7 +289,7 @@ def _commands(report: CapacityReport) -> list[Block]:
 
 
 def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Return the best option with equal replicas of each GPU type.
+    """Return the best option with equal replicas for each GPU type.
 
     If some options have a price, options without a price are left out.
     """
@@ -302,9 +302,9 @@ def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
 
 
 def _line(option: CapacityOption, rate_per_s: float, *, priced: bool) -> dict[str, Any]:
-    """Return the chart line of an option (a step function) by request rate.
+    """Return the data of a chart line: the cost per hour, or the number of GPUs, of an option at each request rate.
 
-    The line shows the cost per hour if `priced` is True. Otherwise the line shows the number of GPUs.
+    The line shows the cost if `priced` is True. It is a step function, because the load needs whole replicas.
     """
     assert option.replica_per_s
     assert option.gpus

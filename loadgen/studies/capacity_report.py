@@ -31,7 +31,7 @@ MAX_NAMES = 2
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """The result of a search, and what was searched."""
+    """The result of a search of `loadgen plan-capacity`, and the load, objectives and configurations of the search."""
 
     result: SearchResult
     plan: Plan
@@ -41,7 +41,7 @@ class CapacityReport:
 
     @property
     def options(self) -> list[CapacityOption]:
-        """The options that meet the objectives, the cheapest first."""
+        """The options that meet the objectives, cheapest first."""
         return [option for option in self.result.options if option.gpus]
 
     @property
@@ -63,7 +63,7 @@ class CapacityReport:
 
     @property
     def assumptions(self) -> str:
-        """The assumptions that the user set, such as `Assumed: cache hit rate 0.8`. Empty without any."""
+        """The assumptions that the user set, such as `Assumed: cache hit rate 0.8`, or "" if there are none."""
         texts = [f"{name.replace('_', ' ')} {value}" for name, value in self.space.assumptions.items()]
         return f"Assumed: {', '.join(texts)}" if texts else ""
 
@@ -73,7 +73,7 @@ class CapacityReport:
         return ", ".join(self.space.engines)
 
     def name(self, option: CapacityOption) -> str:
-        """Return the GPU type of an option, with its format and engine if the search has several."""
+        """Return the GPU type of an option. Its format and engine are added if the search covers several of them."""
         parts = [option.gpu]
         parts += [option.format] if len(self.space.formats) > 1 else []
         parts += [option.engine] if len(self.space.engines) > 1 else []
@@ -107,7 +107,10 @@ class CapacityReport:
         return "\n".join(lines)
 
     def _option_rows(self, level: int) -> list[tuple[str, ...]]:
-        """Return the heading and the rows of the table of options. A higher `level` gives fewer and shorter columns."""
+        """Return the heading and the rows of the table of options.
+
+        `level` is from 0 to 3. With a higher level, the rows are narrower: they have fewer columns or shorter texts.
+        """
         priced = any(option.cost_per_hour is not None for option in self.options)
         names = ("type", "layout") if level < 2 else ("configuration",)
         rates = () if level >= 2 else (f"{self.arrivals}/s each",)
@@ -125,7 +128,7 @@ class CapacityReport:
         return rows
 
     def _pareto_rows(self, level: int) -> list[tuple[str, ...]]:
-        """Return the rows of the table of the Pareto set.
+        """Return the heading and the rows of the table of the Pareto set.
 
         `level` is from 0 to 3. With a higher level, the rows are narrower: they have fewer columns or shorter texts.
         """
@@ -156,9 +159,10 @@ class CapacityReport:
         return rows
 
     def reasons(self) -> list[str]:
-        """Return a line for each reason why configurations cannot serve the load, with their names.
+        """Return one line for each reason why configurations cannot serve the load. The line names these
+        configurations.
 
-        Configurations that were not simulated only because of their price, or without a price, are left out.
+        Configurations that were left out of the simulation because of a high or unknown price are not listed.
         """
         names: dict[str, list[str]] = {}
         for option in (*self.result.options, *self.result.not_simulated):
@@ -185,7 +189,7 @@ class CapacityReport:
         return text + (f" {impossible:,} further combinations are not possible with the engine." if impossible else "")
 
     def server_notes(self, option: CapacityOption) -> list[str]:
-        """Return sentences about what the server command of an option leaves to the user."""
+        """Return the notes on the server command of an option, such as the meaning of its placeholders."""
         return server_notes(option, self.model, self.space.chunked_prefill, self.space.step_tokens)
 
     def notes(self) -> list[str]:
@@ -230,7 +234,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _price_notes(options: Iterable[CapacityOption]) -> list[str]:
-    """Return a sentence with the region of the prices of each GPU type. The list is empty if no price has a region."""
+    """Return a list with one sentence that names the region of each GPU type's price.
+
+    The list is empty if no price has a region.
+    """
     prices = {
         f"{option.gpu} {'spot' if option.spot else 'on demand'} in {option.region}": None
         for option in options
@@ -242,7 +249,7 @@ def _price_notes(options: Iterable[CapacityOption]) -> list[str]:
 def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
     """Return one sentence for each distinct accuracy of the predictions for these options.
 
-    A sentence names the engines, serving modes and GPU types whose predictions have this accuracy.
+    Each sentence names the engines, serving modes and GPU types whose predictions have this accuracy.
     """
     by_text: dict[str, dict[str, list[str]]] = {}
     for option in options:
@@ -268,7 +275,7 @@ def has_interval(option: CapacityOption) -> bool:
 def gpus_text(option: CapacityOption) -> str:
     """Return the number of GPUs with its interval and spare GPUs, such as `7 (5-10)` or `8+2 (6-12)`.
 
-    `(?)` follows a number whose interval was not computed.
+    If the interval was not computed, `(?)` takes its place.
     """
     number = f"{option.gpus}" + (f"+{option.spare_gpus}" if option.spare_gpus else "")
     if not has_interval(option):
@@ -279,7 +286,7 @@ def gpus_text(option: CapacityOption) -> str:
 
 
 def rate_text(option: CapacityOption, *, brief: bool = False) -> str:
-    """Return the requests per second of one replica with its interval. `-` for separate workers."""
+    """Return the requests per second of one replica with their interval, or `-` for separate workers."""
     if option.prefill_workers is not None:
         return "-"
     text = significant(option.replica_per_s or 0)
@@ -312,7 +319,7 @@ def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:
 
 
 def _listed(reasons: Sequence[str]) -> list[str]:
-    """Return the reasons as indented lines. After MAX_REASONS reasons, one line states how many more there are."""
+    """Return the first MAX_REASONS reasons as indented lines. If there are more, a further line states how many."""
     lines = []
     for reason in reasons[:MAX_REASONS]:
         lines += textwrap.wrap(reason, LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="    ")
@@ -322,7 +329,7 @@ def _listed(reasons: Sequence[str]) -> list[str]:
 
 
 def _command_lines(commands: dict[str, str]) -> list[str]:
-    """Return command lines that are wrapped with backslashes, so that a shell reads each as one line."""
+    """Return command lines for display. Long lines are wrapped with backslashes, so that a shell still accepts them."""
     lines = []
     for command in commands.values():
         words = command.split(" --")

@@ -1,9 +1,9 @@
-"""Judges a configuration without a simulation: by the physical limit of its hardware, and by formula.
+"""Judges a configuration without a simulation, by the physical limit of its hardware and by a formula.
 
-- The physical limit (`Limit`) is the best that the data sheet allows. A configuration whose limit misses an objective
-  can never meet it, and no replica carries a higher rate than its limit.
-- The formula (`LoadCurve`) predicts mean latencies and throughput for several numbers of requests in flight. It orders
-  the configurations, so that the simulation begins with the best ones.
+- The physical limit (`Limit`) is the best performance that the data sheet allows. If this performance misses an
+  objective, the configuration can never meet it, and no replica can serve a higher rate than its limit.
+- The formula (`LoadCurve`) predicts mean latencies and throughput by the number of requests in flight. It ranks the
+  configurations, so that the simulation begins with the best ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PILOT_KV_TOKENS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The lengths of the requests of a load, without the prompt tokens that a prefix cache saves."""
+    """The lengths of the requests of a load. Prompt tokens that a prefix cache saves are not included."""
 
     prompt_tokens: int
     """Mean number of prompt tokens that are computed."""
@@ -83,7 +83,7 @@ def request_facts(plan: Plan) -> RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The physical limit of one replica, or of one prefill worker and one decode worker, by the data sheet."""
+    """The limit that the data sheet sets for one replica, or for one prefill worker and one decode worker."""
 
     missed: str
     """The objective that a single request misses even at the limit; empty if it meets all."""
@@ -93,9 +93,9 @@ class Limit:
     """Maximum requests per second of one prefill worker. None without separate workers."""
 
     def min_replicas(self, rate_per_s: float) -> tuple[int, int]:
-        """Return the minimum number of replicas for a request rate, and the minimum number of prefill workers.
+        """Return the minimum number of replicas or decode workers for a request rate, and that of prefill workers.
 
-        With separate workers, the first number counts decode workers. Otherwise, the second number is 0.
+        The second number is 0 if prefill and decode do not have separate workers.
         """
         prefill = 0 if self.prefill_per_s is None else math.ceil(rate_per_s / self.prefill_per_s)
         return max(1, math.ceil(rate_per_s / self.per_s)), prefill
@@ -104,10 +104,10 @@ class Limit:
 def physical_limit(
     deployment: Deployment, kv_tokens: int, facts: RequestFacts, objectives: Sequence[Objective], *, separate: bool
 ) -> Limit:
-    """Return the physical limit of a deployment. `separate` is true if prefill and decode have separate workers.
+    """Return the physical limit of a deployment. `separate` is True if prefill and decode have separate workers.
 
-    An objective counts as missed if even a request without other requests would miss it, because other requests can
-    only slow this request down.
+    An objective counts as missed if even a request that is alone on the server would miss it, because other requests
+    can only slow this request down.
     """
     decode_s = _slowest(lower_bounds_s(deployment, 0, 0, 1, float(facts.prompts.min())))
     missed = ""
@@ -137,7 +137,7 @@ def physical_limit(
 
 
 def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestFacts, decode_s: float) -> float:
-    """Return the minimum in seconds of the latency that an objective limits, for a request without other requests.
+    """Return the minimum in seconds of the latency that an objective limits, for a request that is alone on the server.
 
     Return 0 if no minimum is known for this latency.
     """
@@ -152,7 +152,7 @@ def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestF
 
 
 def _length(objective: Objective, lengths: Any) -> float:
-    """Return a statistic of the `lengths` in tokens: the one that the objective uses, such as the mean or the p99."""
+    """Return the statistic that an objective uses, such as the mean or the p99, of `lengths` in tokens."""
     if objective.percentile is not None:
         return float(np.quantile(lengths, objective.percentile, method="lower"))
     return float(getattr(lengths, objective.statistic)())
@@ -164,7 +164,7 @@ def _slowest(bounds: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:
-    """Predicted mean latencies and rates of one replica, or one decode worker, by the number of requests in flight."""
+    """Predicted mean latencies and rates by the number of requests in flight, for one replica or one decode worker."""
 
     in_flight: Any
     ttft_s: Any
@@ -178,10 +178,9 @@ class LoadCurve:
     """Requests per second of one prefill worker that is busy for the allowed share of the time."""
 
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
-        """Return the highest rate at which the means meet the bounds of all objectives.
+        """Return the highest rate at which the mean latencies meet the bounds of all objectives, multiplied by `slack`.
 
-        The bounds are multiplied by `slack`. The result is interpolated between the points of the curve. Return None if
-        a single request misses a bound.
+        The result is interpolated between the points of the curve. Return None if even a single request misses a bound.
         """
         excess = np.zeros(len(self.in_flight))
         for objective in objectives:
@@ -222,8 +221,8 @@ def formula_curve(
 ) -> LoadCurve:
     """Return the mean latencies and the rates that a formula predicts for several numbers of requests in flight.
 
-    `separate` is True if prefill and decode have separate workers. Separate prefill workers are less busy if the
-    objectives allow only a short wait.
+    `separate` is True if prefill and decode have separate workers. In this case the `objectives` limit how busy the
+    prefill workers may be, because prompts wait longer for busy workers.
     """
     in_flight = IN_FLIGHT[policy.running_limit >= IN_FLIGHT]
     load = Load(facts.prompt_tokens, facts.output_tokens, in_flight)
@@ -239,9 +238,10 @@ def _separate_curve(
 ) -> LoadCurve:
     """Return the mean latencies and the rates of one decode worker and the prefill workers that it needs.
 
-    The result has one value for each number in `load.in_flight`, which counts only requests that decode. Prompts wait
-    for a prefill worker as in a queue with constant service times (M/D/1). The prefill workers are busy for the largest
-    share of the time, from MIN_BUSY_SHARE to BUSY_SHARE, with which the mean wait meets the objectives.
+    The result has one value for each number in `load.in_flight`, which counts only requests that decode. The wait of a
+    prompt for a prefill worker is that of a queue with constant service times (M/D/1). The share of the time for which
+    prefill workers are busy is between MIN_BUSY_SHARE and BUSY_SHARE. It is the largest share whose mean wait meets the
+    objectives.
     """
     prompt, output = load.prompt_tokens, load.output_tokens
     limit = limit_times(deployment, load, memory_fraction)
@@ -274,7 +274,10 @@ def _separate_curve(
 
 
 def _allowed_ttft_s(objectives: Sequence[Objective], output_tokens: int, tpot_s: float) -> float:
-    """Return the longest TTFT that the objectives allow if an output token takes `tpot_s`; infinite without a bound."""
+    """Return the longest TTFT that the objectives allow if an output token takes `tpot_s`.
+
+    The result is infinite if no objective limits the TTFT.
+    """
     decode_s = max(0, output_tokens - 1) * tpot_s
     allowed_s = math.inf
     for objective in objectives:
@@ -288,9 +291,8 @@ def _allowed_ttft_s(objectives: Sequence[Objective], output_tokens: int, tpot_s:
 
 
 def formula_slack() -> float:
-    """Return the factor by which bounds of objectives are multiplied before predictions are compared with them.
+    """Return the factor by which the bounds of objectives are multiplied before predictions are compared with them.
 
-    The factor allows for the typical error of the predictions, so that no configuration is rejected because of this
-    error.
+    Without the factor, the typical error of a prediction could exclude a configuration that meets the objectives.
     """
     return 1 + constant("step_error")

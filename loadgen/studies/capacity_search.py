@@ -4,11 +4,11 @@
     survivors ──formula──> ranked by cost ──virtual time, the cheapest first──> options and Pareto set
 
 Only simulated configurations become options. The cheapest configuration of each GPU type is always simulated. Any other
-configuration is not simulated in these cases, unless there are few configurations or --exhaustive is set:
+configuration is left out in the following cases, unless there are few configurations or --exhaustive is set:
 
 - Even at its physical limit, it costs more than the cheapest simulated configuration.
-- By the formula, it costs more than the cheapest simulated configuration, even if each replica carried MARGIN times the
-  rate of the formula.
+- It costs more than the cheapest simulated configuration, even if each replica serves MARGIN times the rate that the
+  formula predicts.
 - MAX_SIMULATED configurations were already simulated.
 """
 
@@ -92,7 +92,7 @@ OnProgress = Callable[[str], None]
 
 
 class ParetoPoint(msgspec.Struct, kw_only=True):
-    """A configuration at one load, which no other point beats in both speed per user and cost (or GPUs)."""
+    """A configuration at one load. No other point is better in both speed per user and cost (or GPUs)."""
 
     option: CapacityOption
     """The configuration. Its GPUs are those of one replica, or of the simulated workers."""
@@ -111,7 +111,7 @@ class ParetoPoint(msgspec.Struct, kw_only=True):
 
 
 class SearchCounts(msgspec.Struct, kw_only=True):
-    """Numbers of the configurations that a search considered, excluded, judged by formula and simulated."""
+    """How many configurations a search considered, excluded, judged by formula and simulated."""
 
     considered: int = 0
     """Configurations that their engine can run."""
@@ -213,7 +213,7 @@ class CapacitySearch:
         )
 
     def _survivors(self, facts: RequestFacts) -> list[_Candidate]:
-        """Return the configurations that memory, --max-gpus and the physical limit allow, the cheapest first."""
+        """Return the configurations that memory, --max-gpus and the physical limit allow, cheapest first."""
         impossible = Counter[str]()
         candidates = []
         for configuration, reason in self.space.configurations(self.model):
@@ -228,7 +228,7 @@ class CapacitySearch:
         return sorted(candidates, key=lambda candidate: candidate.limit_cost)
 
     def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:
-        """Return a candidate, or None if memory, --max-gpus or the physical limit exclude its configuration."""
+        """Return a configuration as a candidate, or None if memory, --max-gpus or the physical limit exclude it."""
         try:
             deployment = configuration.deployment(self.model, self.space)
         except HardwareError as error:
@@ -263,7 +263,7 @@ class CapacitySearch:
     def _cost(self, configuration: Configuration, pools: Sequence[ReplicaPool]) -> tuple[float, Purchase | None]:
         """Return the cost per hour of the GPUs in `pools`, and the purchase with this cost.
 
-        If the user gave no prices, the number of GPUs takes the place of the cost. If the GPU has no price, the cost is
+        If the user gave no prices, the number of GPUs is returned as the cost. If the GPU has no price, the cost is
         infinite.
         """
         if not self.prices:
@@ -273,11 +273,11 @@ class CapacitySearch:
         return (math.inf, None) if purchase is None else (purchase.amount, purchase)
 
     def _gpu_hour(self, configuration: Configuration) -> Purchase | None:
-        """Return the lowest price of an hour of one GPU of a configuration. None without a price."""
+        """Return the lowest price of one GPU of a configuration for an hour of work, or None without a price."""
         return gpu_hour([price for price in self.prices if price.gpu == configuration.gpu], spot=self.spot)
 
     def _score(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> None:
-        """Compute the curve, the rate and the cost of each candidate by formula."""
+        """Compute the curve, the rate and the cost of each candidate with the formula."""
         for number, candidate in enumerate(candidates):
             if number % 20 == 0:
                 self.progress(f"formula: {number} of {len(candidates)}")
@@ -285,9 +285,9 @@ class CapacitySearch:
         self._counts.scored = len(candidates)
 
     def _score_one(self, candidate: _Candidate, facts: RequestFacts) -> None:
-        """Compute the curve, the rate and the cost of a candidate by formula.
+        """Compute the curve, the rate and the cost of a candidate with the formula.
 
-        If a single request misses an objective, or if too many GPUs are needed, exclude the candidate.
+        Exclude the candidate if even a single request misses an objective, or if too many GPUs are needed.
         """
         configuration = candidate.configuration
         policy = ENGINES[configuration.engine].preset().policy
@@ -322,17 +322,18 @@ class CapacitySearch:
     def _pools(
         self, configuration: Configuration, replica_per_s: float, prefill_per_s: float | None
     ) -> list[ReplicaPool]:
-        """Return the pool of replicas or decode workers that the load needs, and the pool of prefill workers if any.
+        """Return the pool of replicas that the load needs. With separate workers, return decode workers and prefill
+        workers.
 
-        `replica_per_s` and `prefill_per_s` are arrivals per second of one replica or worker.
+        `replica_per_s` and `prefill_per_s` are the arrivals per second that one replica or worker can serve.
         """
         rates = [replica_per_s] if prefill_per_s is None else [replica_per_s, prefill_per_s]
         return [ReplicaPool(max(1, math.ceil(self.rate_per_s / rate)), configuration.gpus) for rate in rates]
 
     def _simulate(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[CapacityOption]:
-        """Simulate the cheapest candidates, and return their options, the cheapest first.
+        """Simulate the cheapest candidates, and return their options, cheapest first.
 
-        The best candidate of each GPU type is simulated too, so that the result compares GPU types.
+        The best candidate of each GPU type is always simulated, so that the result compares GPU types.
         """
         ready = sorted((each for each in candidates if each.expected_per_s), key=lambda each: each.order)
         everything = self.exhaustive or len(ready) <= ALWAYS_SIMULATED
@@ -376,7 +377,7 @@ class CapacitySearch:
         return self._cost(candidate.configuration, option.pools)[0] if option.gpus else math.inf
 
     def _add_intervals(self, simulated: Sequence[_Candidate]) -> None:
-        """Set the ends of the intervals of the cheapest options: the results for a faster and a slower server."""
+        """Set the intervals of the cheapest options. Their ends are the results for a faster and a slower server."""
         met = objectives_check(self.objectives)
         pairs = [(each.result, each.server) for each in simulated if each.result and each.server]
         best = sorted((pair for pair in pairs if pair[0].gpus), key=lambda pair: rank(pair[0]))
@@ -415,7 +416,7 @@ class CapacitySearch:
         )
 
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
-        """Simulate the points on the frontier by formula, and return the Pareto set of the results."""
+        """Return the Pareto set. The points that are best by formula are simulated, and the best results are returned."""
         points = self._frontier(candidates)
         found: list[ParetoPoint] = []
         for number, (candidate, index) in enumerate(points, 1):
@@ -427,11 +428,11 @@ class CapacitySearch:
         return undominated(found)
 
     def _frontier(self, candidates: Sequence[_Candidate]) -> list[tuple[_Candidate, int]]:
-        """Return the points on the frontier by formula, as pairs of a candidate and an index in the candidate's curve.
+        """Return the points that are best by formula, as pairs of a candidate and an index in the candidate's curve.
 
-        A point is on the frontier if no other point has both a lower cost and a lower TPOT. Points are left out if
-        their TTFT misses an objective, or if they need too many GPUs or separate workers. If the frontier has more than
-        PARETO_POINTS points, PARETO_POINTS evenly spaced points are returned.
+        A point is included if no other point has both a lower cost and a lower TPOT. Points are left out if their TTFT
+        misses an objective, or if they need too many GPUs or separate workers. If there are more than PARETO_POINTS
+        points, about PARETO_POINTS evenly spaced ones are returned.
         """
         rows: list[tuple[float, float, _Candidate, int]] = []
         for candidate in candidates:
@@ -462,9 +463,10 @@ class CapacitySearch:
         return frontier
 
     def _point_pools(self, candidate: _Candidate, index: int) -> list[ReplicaPool] | None:
-        """Return the replica of a point, or its decode workers and its prefill workers.
+        """Return a pool with one replica, or the pools of decode workers and prefill workers at a point of the curve.
 
-        Return None if the point needs more GPUs than --max-gpus, or more than MAX_PARETO_WORKERS separate workers.
+        `index` is the index of the point. Return None if the point needs more GPUs than --max-gpus, or more than
+        MAX_PARETO_WORKERS separate workers.
         """
         configuration, curve = candidate.configuration, candidate.curve
         assert curve is not None
@@ -479,7 +481,10 @@ class CapacitySearch:
         return [ReplicaPool(workers.decode, configuration.gpus), ReplicaPool(workers.prefill, configuration.gpus)]
 
     def _point(self, candidate: _Candidate, index: int, facts: RequestFacts) -> ParetoPoint | None:
-        """Simulate a point of a curve. Return None if a request does not complete, or if the point is overloaded."""
+        """Simulate the point `index` of a candidate's curve.
+
+        Return None if a request does not complete, or if the server is overloaded.
+        """
         curve, configuration = candidate.curve, candidate.configuration
         pools = self._point_pools(candidate, index)
         assert curve is not None
@@ -521,9 +526,10 @@ class CapacitySearch:
 
 
 def is_overloaded(due_ns: Any, end_ns: Any) -> bool:
-    """Return True if clearly fewer requests end than arrive in the second half of the arrivals.
+    """Return True if requests end clearly more slowly than they arrive.
 
-    The arguments are the times at which each request was due and ended.
+    Arrivals and ends are compared in the second half of the time in which requests are due. The arguments are the due
+    time and the end of each request.
     """
     begin_ns, last_ns = (due_ns.min() + due_ns.max()) / 2, due_ns.max()
     arrived = int(((due_ns > begin_ns) & (due_ns <= last_ns)).sum())
@@ -532,9 +538,10 @@ def is_overloaded(due_ns: Any, end_ns: Any) -> bool:
 
 
 def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS) -> WorkerPools | None:
-    """Return whole numbers of workers for a number of prefill workers per decode worker, with the least excess.
+    """Return whole numbers of prefill and decode workers whose ratio is close to `prefill_workers` per decode worker.
 
-    Return None if even one decode worker needs more than `max_workers` workers together with its prefill workers.
+    There are always enough prefill workers. Of all pairs of at most `max_workers` workers, the one with the least
+    excess is returned. Return None if no pair is small enough.
     """
     best = None
     waste = math.inf
@@ -549,9 +556,9 @@ def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS)
 
 
 def undominated(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
-    """Return the points that no other point beats in both speed per user and cost, the fastest first.
+    """Return the points that no other point beats in both speed per user and cost, fastest first.
 
-    Without costs, the throughput per GPU counts instead.
+    If a point has no cost, its GPUs per token count as the cost.
     """
 
     def cost(point: ParetoPoint) -> float:

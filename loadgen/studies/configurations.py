@@ -1,6 +1,6 @@
 """The configurations that `loadgen plan-capacity` searches: a GPU type, an engine, and how the engine uses the GPUs.
 
-`SearchSpace.configurations` enumerates all combinations and tells which of them an engine cannot run.
+`SearchSpace.configurations` enumerates all combinations, and states which of them an engine cannot run.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Configuration:
         return " ".join(parts)
 
     def serving(self, space: SearchSpace) -> ServingOptions:
-        """Return the options with which a deployment of this configuration is made."""
+        """Return the serving options of this configuration and of the search."""
         return ServingOptions(
             self.expert_parallel,
             self.attention_data,
@@ -140,9 +140,9 @@ class SearchSpace:
 
     @property
     def assumptions(self) -> dict[str, float | int | str]:
-        """The values of these options that the user set: the cache hit rate, the acceptance and how prompts are split.
+        """The assumptions that the user set: cache hit rate, acceptance, and how prompts are split into chunks.
 
-        The keys are the names of the options with underscores. The acceptance matters only if tokens are drafted.
+        Each key is the name of an option with underscores. The acceptance is included only if tokens are drafted.
         """
         values: dict[str, float | int | str | None] = {
             "cache_hit_rate": self.cache_hit_rate or None,
@@ -158,7 +158,7 @@ class SearchSpace:
         return policy.with_serving(self.cache_hit_rate, self.chunked_prefill)
 
     def configurations(self, model: ModelShape) -> Iterator[tuple[Configuration, str]]:
-        """Yield every combination, with the reason why the engine cannot run it; empty if it can."""
+        """Yield every combination, with the reason why the engine cannot run it, or "" if it can."""
         for values in product(
             self.gpus,
             self.formats,
@@ -174,7 +174,7 @@ class SearchSpace:
             yield configuration, self._impossible(configuration, model)
 
     def _impossible(self, configuration: Configuration, model: ModelShape) -> str:
-        """Return why an engine cannot run a configuration, in a few words, or an empty string."""
+        """Return a short reason why an engine cannot run a configuration, or "" if it can."""
         kind = ENGINES[configuration.engine]
         groups, experts = configuration.attention_data, configuration.expert_parallel
         stage = configuration.tensor * groups
@@ -196,7 +196,7 @@ class SearchSpace:
 
 
 def _allows_experts(kind: EngineKind, groups: int, gpus: int) -> bool:
-    """Return True if an engine can divide the experts among `groups` groups on `gpus` GPUs."""
+    """Return True if an engine can divide the experts of a model among `groups` groups on `gpus` GPUs."""
     if groups == 1:
         return True
     return kind.experts == "any" or (kind.experts == "all" and groups == gpus)

@@ -1,4 +1,4 @@
-"""Shared parts of the pages of `loadgen plan-capacity` and `loadgen twin`, which show the figures of a model."""
+"""Shared parts of the pages of `loadgen plan-capacity` and `loadgen twin`, which show predictions of a server model."""
 
 from __future__ import annotations
 
@@ -24,25 +24,30 @@ def model_document(
 ) -> Document:
     """Return a page that is marked as simulated.
 
-    `kind` is the command, and `titles` are the title and the subtitle. `data` contains the `runs` (`run_data`) and the
-    `charts` (`chart_definition`). `scripts` are the names of additional scripts in analysis/report/."""
+    `kind` is the name of the command, and `titles` contains the title and the subtitle. `data` contains the `runs`
+    (results of `run_data`) and the `charts` (results of `chart_definition`). `scripts` are the names of additional
+    scripts in the folder analysis/report.
+    """
     title, subtitle = titles
     return Document(kind, title, sections, subtitle, MARK, styles, scripts, data, version("llm-loadgen"), chips=chips)
 
 
 def run_data(name: str, index: int, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of one line of a chart, such as a run. `index` determines its colour and its line style."""
+    """Return the data of one line of a chart. `index` determines the colour and the style of the line."""
     dash = DASHES[index // len(PALETTE) % len(DASHES)]
     return {"name": name, "colour": colour(index), "dash": dash, "window": None, "data": data}
 
 
 def colour(index: int) -> str:
-    """Return the name of the colour of the run with this index."""
+    """Return the name of the colour of the line with this index."""
     return list(PALETTE)[index % len(PALETTE)]
 
 
 def chart_definition(
     name: str, traces: Sequence[Mapping[str, Any]], layout: Mapping[str, Any], columns: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a chart in the form that charts.js expects. `columns` maps headings of its table to data columns."""
+    """Return a chart in the form that charts.js expects.
+
+    `columns` maps each heading of the chart's table to the name of a data column.
+    """
     return {"id": name, "script": "", "traces": traces, "layout": layout, "table": columns, "scales": {}}

@@ -10,8 +10,8 @@
     interruptions_per_hour = 0.05    # of one machine; required for a spot price
     recovery_minutes = 8             # until the replica works on another machine; optional
 
-A spot instance may be interrupted at any time. A replica is down while another machine loads the model. Spare replicas
-keep the load served meanwhile.
+A spot instance may be interrupted at any time. Its replica is down until another machine has loaded the model. Spare
+replicas serve the load during this time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """The price of GPUs per hour, with its region, and whether it is a spot price."""
+    """The price per hour of a number of GPUs. The region is included, and `spot` is True for a spot price."""
 
     amount: float
     """Cost of all GPUs per hour, including spare replicas."""
@@ -81,7 +81,7 @@ class ReplicaPool:
 def read_price_list(path: Path, hardware: Path | None = None) -> list[GpuPrice]:
     """Return the prices of a price list.
 
-    `hardware` is the user's file of additional GPUs. Raises PlanError, with all mistakes of the file in one message.
+    `hardware` is the user's file with additional GPUs. Raises PlanError, whose message lists every mistake in the list.
     """
     try:
         content = read_toml(path)
@@ -162,10 +162,10 @@ def _read_number(row: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def spare_replicas(replicas: int, down_share: float, availability: float = AVAILABILITY) -> int | None:
-    """Return how many spare replicas are needed so that at least `replicas` of them work with this probability.
+    """Return how many spare replicas are needed so that at least `replicas` replicas work with this probability.
 
-    Each replica is down for the share `down_share` of the time, independently of the others. Return None if more than
-    MAX_SPARES spare replicas are needed.
+    Each replica is down for the share `down_share` of the time, independently of the others. Return None if MAX_SPARES
+    or more spare replicas are needed.
     """
     if down_share == 1:
         return None
@@ -180,9 +180,9 @@ def spare_replicas(replicas: int, down_share: float, availability: float = AVAIL
 def spares_of_pools(replicas: Sequence[int], down_shares: Sequence[float]) -> list[int] | None:
     """Return the number of spare replicas of each pool.
 
-    With the spare replicas, enough replicas work in all pools at the same time with the probability AVAILABILITY.
-    `replicas` are the numbers of replicas that must work, and `down_shares` the shares of the time for which a replica
-    is down. Return None if a pool needs more than MAX_SPARES spare replicas.
+    They ensure that enough replicas work in all pools at the same time with the probability AVAILABILITY. For each
+    pool, `replicas` contains the number of replicas that must work, and `down_shares` contains the share of the time
+    for which a replica is down. Return None if a pool alone needs MAX_SPARES or more spare replicas.
     """
     spares: list[int] = []
     for number, share in zip(replicas, down_shares, strict=True):
@@ -218,7 +218,7 @@ def _binomial(number: int, down: int, down_share: float) -> float:
 def down_share(price: GpuPrice, gpus: int, node_gpus: int) -> float:
     """Return the share of the time for which a spot replica of `gpus` GPUs is down.
 
-    The replica is interrupted whenever one of its machines is. It is then down for `recovery_minutes`.
+    If one of its machines is interrupted, the replica is down for `recovery_minutes`.
     """
     machines = math.ceil(gpus / node_gpus)
     down = price.interruptions_per_hour * machines * price.recovery_minutes / 60
@@ -228,10 +228,10 @@ def down_share(price: GpuPrice, gpus: int, node_gpus: int) -> float:
 def cheapest(
     prices: Sequence[GpuPrice], pools: Sequence[ReplicaPool], *, spot: bool, node_gpus: int
 ) -> Purchase | None:
-    """Return the cheapest way to pay for the GPUs of all pools, or None without a price.
+    """Return the cheapest purchase of the GPUs of all pools, or None without a price.
 
-    `prices` are those of the GPU in each region. Spot prices are considered only if `spot` is true, and only where at
-    most MAX_SPARES spare replicas keep the load served.
+    `prices` contains the prices of the GPU type in each region. Spot prices are considered only if `spot` is True. A
+    spot price is ignored if a pool would need too many spare replicas (see `spares_of_pools`).
     """
     purchases = []
     gpus = sum(pool.replicas * pool.gpus for pool in pools)
@@ -252,8 +252,8 @@ def cheapest(
 def gpu_hour(prices: Sequence[GpuPrice], *, spot: bool) -> Purchase | None:
     """Return the lowest price of one GPU for an hour of work, or None if there is no price.
 
-    A spot machine must be paid even while it does no work after an interruption. The spot price per hour of work is
-    therefore higher than the listed spot price. No spare replicas are included.
+    A spot machine does no work for a while after an interruption, but must be paid. The spot price per hour of work is
+    therefore higher than the listed spot price. Spare replicas are not included.
     """
     purchases = [
         Purchase(price.on_demand.amount, price.on_demand.currency, price.region) for price in prices if price.on_demand

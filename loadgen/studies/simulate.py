@@ -1,4 +1,4 @@
-"""Runs a Plan in virtual time: a simulated scheduler on modelled hardware handles the requests. Nothing is sent.
+"""Runs a Plan in virtual time. A simulated scheduler on modelled hardware handles the requests, and nothing is sent.
 
 The result is a `Run`, as for a run on a real server.
 
@@ -94,7 +94,7 @@ PROGRESS_NS = 250_000_000
 
 
 class VirtualClock:
-    """The virtual time of the current run, for progress callbacks."""
+    """A clock that shows the virtual time of the current run. Progress callbacks use it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -106,10 +106,10 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class VirtualProgress:
-    """A progress callback of a run in virtual time, and the clock that tells the callback the virtual time.
+    """A progress callback of a run in virtual time, and the clock from which the callback reads the time.
 
-    The callback is called every PROGRESS_NS of virtual time. If the callback returns a reason, the run ends as if it
-    had been interrupted.
+    The callback is called every PROGRESS_NS of virtual time. If it returns a reason, the run ends as if it had been
+    interrupted.
     """
 
     show: OnProgress
@@ -248,9 +248,9 @@ def run(
 ) -> Run:
     """Run the plan in virtual time and write the records to `folder/run.jsonl`. The folder must be new or empty.
 
-    Each Record is also passed to `take`. The returned Run contains no Records, but everything else that the run file
-    contains. The `prediction` of a twin is stored in the header of the run file. `progress` can end the run early.
-    Raises LoadgenError or WorkloadError.
+    Each Record is also passed to `take`. The returned Run has no Records, but everything else that the run file
+    contains. `prediction` contains predicted figures, which are stored in the header of the run file. `progress` can
+    end the run early. Raises LoadgenError or WorkloadError.
     """
     with FolderClaim(folder):
         return _run(plan, server_model, folder, command, prediction, take, say, progress=progress)
@@ -305,9 +305,10 @@ def _run(
 
 
 def _with_name(say: Say, name: str) -> Say:
-    """Return a function that calls `say` with each line, preceded by the name of a class of traffic.
+    """Return a function that adds the name of a class of traffic to the beginning of each line and calls `say`.
 
-    If the name is empty, the result is `say`."""
+    If the name is empty, the result is `say`.
+    """
     return (lambda line: say(f"{name}: {line}")) if name else say
 
 
@@ -362,7 +363,7 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
 
 
 def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
-    """Resolve a server model without a twin. Its values come from the hardware tables."""
+    """Resolve a server model that has no twin. Its values come from the hardware tables."""
     vintage = server_model.vintage or CURRENT
     engine = find_engine(server, vintage)
     deployment = engine.deployment(
@@ -397,8 +398,7 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
 def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
     """Complete a server model with the values of a twin, and return the result.
 
-    Values that the server model sets take precedence over those of the twin. `draw` selects one bootstrap draw of the
-    constants of the twin.
+    A value in `server_model` replaces the value of the twin. `draw` selects one bootstrap draw of the twin's constants.
     """
     engine = find_engine(twin.rules, server_model.vintage or twin.vintage)
     measured_deployment = twin.deployment(engine)
@@ -446,11 +446,12 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
 
 
 def _twin_accuracy(twin: Twin, server_model: ServerModel, deployment: Deployment | None, *, elsewhere: bool) -> str:
-    """Return how far predictions of a twin are off.
+    """Return a text with the typical error of a twin's predictions.
 
-    For the measured server, this is the error of the fit. With `elsewhere`, the twin predicts another server, and the
-    errors are those of twins of other servers in published measurements. Predictions for another scheduler version or
-    for serving options that the measured server did not have are not validated."""
+    If the twin predicts the server that was measured, the text states the error of the fit. If it predicts another
+    server (`elsewhere`), the text states the error of such predictions in published measurements. The text is `not
+    validated` if the scheduler version or the serving options differ from those of the measured server.
+    """
     vintage = server_model.vintage or twin.vintage
     if server_model.serving != PLAIN_SERVING or vintage != twin.vintage:
         return "not validated"
@@ -466,10 +467,11 @@ def _twin_accuracy(twin: Twin, server_model: ServerModel, deployment: Deployment
 def _host_constants(
     values: Mapping[str, float], engine: Engine, measured: Deployment, predicted: Deployment
 ) -> dict[str, float]:
-    """Return the host constants of a twin for another deployment.
+    """Return the constants of a twin for the time on the host (CPU), converted from one deployment to another.
 
-    The time of the host differs between kinds of models, such as dense models and mixtures of experts. The twin's
-    constants therefore change by the same factor as those in the hardware tables."""
+    The hardware tables contain typical host times for each kind of model, such as dense models and mixtures of experts.
+    The twin's constants are multiplied by the ratio of the typical times of the deployments `predicted` and `measured`.
+    """
     before, after = (typical_host_s(engine, PLAIN_SERVING.apply(deployment)) for deployment in (measured, predicted))
     return {name: values[name] * after[name] / before[name] for name in before}
 
@@ -497,11 +499,11 @@ def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None =
 def model_accuracy(
     server: str, vintage: str, deployment: Deployment, workers: WorkerPools | None = None
 ) -> dict[str, Accuracy]:
-    """Return how far the latencies of a simulated server were off in published measurements.
+    """Return the error of the simulated latencies in published measurements, for a server on this hardware.
 
-    The accuracies come from validation.csv. The latencies of simulated servers are compared for the current engines of
-    vLLM and SGLang only. The predictions for other engines, for separate workers and for the options of
-    `has_unmeasured_options` are not validated.
+    The errors come from validation.csv. Only the current engines of vLLM and SGLang were compared with measurements.
+    For other engines, for separate workers and for the options of `has_unmeasured_options`, the predictions are not
+    validated.
     """
     if vintage != CURRENT or deployment.framework.name.lower() != server:
         return dict.fromkeys(LATENCIES, Accuracy(validated=False))
@@ -597,9 +599,10 @@ def _virtual_load(plan: Plan) -> VirtualLoad:
 
 
 def planned_requests(plan: Plan) -> int | None:
-    """Return the number of requests or sessions of a plan. None if a closed loop has only a duration.
+    """Return the number of requests or sessions of a plan, or None if only a duration limits a closed loop.
 
-    Raises LoadgenError or WorkloadError if the load of the plan is not possible."""
+    Raises LoadgenError or WorkloadError if the load of the plan is not possible.
+    """
     counts = [part.schedule.count for part in _virtual_load(plan).classes]
     return None if None in counts else sum(count or 0 for count in counts)
 
@@ -631,9 +634,9 @@ def _virtual_requests(part: VirtualClass) -> Iterator[VirtualRequest]:
 
 
 def _prompts(plan: Plan) -> Prompts:
-    """Return the requests of the plan. Their prompts have lengths but no text.
+    """Return the prompts of the plan. They have lengths but no text.
 
-    Prompts that share a prefix also have token ids, because the prefix cache compares ids.
+    Prompts with a shared prefix also have token ids, by which the simulated prefix cache recognises the prefix.
     """
     process = plan.arrival_process
     if plan.cold:
@@ -665,9 +668,10 @@ def _prompts(plan: Plan) -> Prompts:
 
 
 def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = ()) -> str | tuple[int, ...]:
-    """Return the token ids of a prompt whose beginning occurs in other prompts too. Return "" for any other prompt.
+    """Return artificial token ids for a prompt that shares its beginning with other prompts. Return "" for any other
+    prompt.
 
-    `shared` describes the beginning that the prompt has in common with other prompts, as consecutive spans of tokens.
+    `shared` describes the shared beginning as consecutive spans of tokens.
     """
     if not shared:
         return ""
@@ -681,10 +685,9 @@ def _prompt_ids(number: int, input_tokens: int, shared: Sequence[SharedSpan] = (
 def _with_models(
     keep: Callable[[Record | Telemetry], None], classes: Sequence[VirtualClass]
 ) -> Callable[[Record | Telemetry], None]:
-    """Return a function that sets the model of a Record and then calls `keep`.
+    """Return a function that sets the model of a Record if the Record has none, and then calls `keep`.
 
-    The model is chosen by the model split of the Record's class of traffic. A Record that already has a model is not
-    changed.
+    The model split of the Record's class of traffic determines the model.
     """
     first_ids = [part.first_id for part in classes]
     mixes = [(part.plan.model_mix, part.plan.seed) for part in classes]
@@ -809,7 +812,7 @@ class VirtualRun:
             self._notes.append(reason)
 
     def _cancel_all(self) -> None:
-        """Record every request in flight and every waiting request as cancelled, because the run was ended early.
+        """Record all requests that are in flight or waiting as cancelled, because the run was ended early.
 
         The remaining turns of sessions in progress are recorded as cancelled too.
         """
@@ -836,8 +839,8 @@ class VirtualRun:
     def _handle_arrival(self, due_ns: int) -> None:
         """Handle the next event outside the engine.
 
-        There are two possible events: the front end finishes a batch, or a request becomes due at `due_ns`. The earlier
-        of the two is handled.
+        Either the front end finishes a batch, or a request becomes due at `due_ns`. The event that happens first is
+        handled.
         """
         if self._front_end.busy_until_ns <= due_ns:
             for job in self._front_end.release():
@@ -899,8 +902,8 @@ class VirtualRun:
         """Start the waiting requests of a class in order, as far as its limit on requests in flight allows.
 
         A waiting request may start when a request in flight ends. The engine is simulated ahead of the arrivals, so
-        this end may be later than the due time of the waiting request. In that case, the waiting request is due a
-        second time at this end, and starts then.
+        this end may be later than the due time of the waiting request. In that case, the request is scheduled again for
+        the time of this end.
         """
         while part.waiting and part.free_ns:
             request = part.waiting.popleft()
@@ -912,7 +915,7 @@ class VirtualRun:
                 self._add_due(request)
 
     def _start(self, arrival: VirtualRequest) -> None:
-        """Send a request to the simulated server. The server's front end passes the request to the scheduler later."""
+        """Send a request to the simulated server. Its front end later passes the request to the scheduler."""
         request = arrival.request
         sent_ns = arrival.sent_ns
         tokens = request.input_tokens
@@ -956,10 +959,10 @@ class VirtualRun:
             job.output_tokens = cancellation.after_tokens
 
     def _end_at(self, job: Job, end_ns: int) -> None:
-        """End a job at `end_ns`, unless it has ended before.
+        """Schedule the end of a job at `end_ns`. The entry has no effect if the job ends earlier.
 
-        If most times in the heap belong to jobs that have ended, these times are removed. The jobs and their prompts
-        would otherwise stay in memory until the timeout.
+        If most entries in the heap belong to jobs that have ended, those entries are removed. Otherwise these jobs and
+        their prompts would stay in memory until the timeout.
         """
         if len(self._ends) > MIN_ENDS + MAX_ENDS_PER_JOB * len(self._live):
             self._ends = [entry for entry in self._ends if entry[2] in self._live]
@@ -972,10 +975,11 @@ class VirtualRun:
         job.owner.part.live -= 1
 
     def _prompt_of(self, arrival: VirtualRequest, progress: SessionProgress) -> Sequence[int]:
-        """Return the token ids of a request's prompt, or an empty sequence if no other prompt begins with the same
-        tokens.
+        """Return token ids for the prompt of `arrival`, a request of a session graph. `progress` is the state of the
+        session.
 
-        `arrival` is a request of the session whose state is `progress`.
+        If the prompt continues a conversation, its ids begin with the ids of this conversation. If a later prompt
+        continues the conversation after the response, the ids are also stored.
         """
         graph = progress.graph
         node = graph.nodes[arrival.node]
@@ -994,9 +998,9 @@ class VirtualRun:
         return ids
 
     def _follow_node(self, ended: VirtualRequest, progress: SessionProgress, record: Record, end_ns: int) -> None:
-        """Schedule the requests of a session that follow the request `ended`.
+        """Schedule the requests of a session that become due because the request `ended` has ended.
 
-        If `ended` did not complete, the following requests can never be sent. They are then recorded as not sent.
+        If `ended` did not complete, requests that depend on it can never be sent, and are recorded as not sent.
         """
         if record.state == "complete":
             for index, due_ns in progress.ended(ended.node, end_ns, ""):
@@ -1041,8 +1045,8 @@ class VirtualRun:
     def _end(self, job: Job, instants: list[int], stopped_ns: int | None = None) -> None:
         """Record a job that is complete, abandoned or timed out.
 
-        `instants` are the times of the job's tokens in ns. `stopped_ns` is the time at which the client gave up or the
-        request timed out, or None for a job with all of its tokens.
+        `instants` contains the times of the job's tokens in ns. `stopped_ns` is the time at which the client gave up or
+        the request timed out. It is None if the job has generated all of its tokens.
         """
         request: VirtualRequest = job.owner
         cancellation = request.part.cancellation
@@ -1097,9 +1101,7 @@ class VirtualRun:
         return record
 
     def _keep(self, ended: VirtualRequest, record: Record, end_ns: int) -> None:
-        """Write the Record of a request that has ended. Schedule the next request of the same session or client, if
-        any.
-        """
+        """Write the Record of a request that has ended, and schedule the next request of its session or client."""
         self._write(record)
         self._counts[record.state] += 1
         self._last_ns = max(self._last_ns, end_ns)

@@ -134,7 +134,7 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     def values(self, draw: int | None = None, *, elsewhere: bool = False) -> dict[str, float]:
         """Return the fitted values of the constants by name, or the values of one bootstrap draw.
 
-        With `elsewhere`, the values are those for another GPU, model, number of GPUs or number format.
+        If `elsewhere` is True, return the values for a server with another GPU, model, number of GPUs or number format.
         """
         fitted = {name: constant.value for name, constant in self.constants.items()}
         values = fitted if draw is None else dict(zip(self.constants, self.draws[draw], strict=True))
@@ -143,12 +143,11 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         return {name: value * self.transferred.get(name, fitted[name]) / fitted[name] for name, value in values.items()}
 
     def errors(self, *, elsewhere: bool = False) -> dict[str, float]:
-        """Return the relative error of the prediction of each figure, by the name of the figure.
+        """Return the relative error of each predicted figure, by the name of the figure.
 
-        By default, the errors are those of the fit (`residual`). With `elsewhere`, the twin predicts a server with
-        another GPU, model, number of GPUs or number format, and the result includes the errors of the hardware model.
-        The hardware model has an error for TTFT and an error for TPOT. The error for TPOT is also used for rates and
-        for E2E latency.
+        By default, the errors are those of the fit (`residual`). If `elsewhere` is True, the twin predicts a server
+        with another GPU, model, number of GPUs or number format. In this case, the errors of the hardware model are
+        included. They are known for TTFT and TPOT, and the error for TPOT is also used for rates and for E2E latency.
         """
         if not elsewhere:
             return self.residual
@@ -171,8 +170,8 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
     ) -> Deployment | None:
         """Return the deployment of the twin, or None if the twin was fitted without hardware.
 
-        Each argument replaces a value of the fitted deployment. Raises HardwareError if an argument names hardware that
-        is in no table. Raises PlanError if there are arguments, but the twin was fitted without hardware.
+        Each argument after `engine` replaces a value of the fitted deployment. Raises HardwareError for hardware that
+        is not in the tables. Raises PlanError if there are such arguments but the twin was fitted without hardware.
         """
         if not self.gpu:
             if gpu or model or tensor or number_format or changes:
@@ -193,9 +192,10 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def typical_host_s(engine: Engine, deployment: Deployment) -> dict[str, float]:
-    """Return the values of STEP_CONSTANTS that the hardware tables contain for an engine and a kind of model.
+    """Return the typical host times that the hardware tables contain for an engine and a kind of model.
 
-    The values are positive, because a fit changes them by factors."""
+    The keys are `step_s` and `sequence_s`. The values are positive, because a fit multiplies them by factors.
+    """
     step_s, sequence_s = deployment.host_s
     return {
         "step_s": max(engine.step_s or step_s, MIN_STEP_S),
@@ -204,10 +204,10 @@ def typical_host_s(engine: Engine, deployment: Deployment) -> dict[str, float]:
 
 
 def step_time_with(values: Mapping[str, float], engine: Engine, deployment: Deployment | None) -> StepDurations:
-    """Return the model of step durations with the given constants.
+    """Return a model of step durations with these constants.
 
-    The keys of `values` are the names in HARDWARE_CONSTANTS with a deployment, and the names in LINEAR_CONSTANTS
-    without a deployment.
+    The keys of `values` are the names in HARDWARE_CONSTANTS if there is a deployment, otherwise those in
+    LINEAR_CONSTANTS.
     """
     if deployment is None:
         return LinearStepTime(values["step_s"], values["sequence_s"], values["token_s"], values["context_s"])

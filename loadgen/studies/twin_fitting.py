@@ -3,8 +3,8 @@
     Run ─ observe_run ─> ObservedRun ─┐  start values: from the hardware model, or from a linear fit of decoding times
     Run ─ observe_run ─> ObservedRun ─┴─> solve: least squares on replays, with a prior ─> bootstrap draws.
 
-A replay simulates each request at its measured send time. A closed loop therefore needs no model of its clients. The
-residuals are `log(simulated / measured)` of TTFT, TPOT and E2E latency. Every run has the same weight.
+A replay simulates each request at its measured send time, so a closed loop needs no model of its clients. The residuals
+are `log(simulated / measured)` of TTFT, TPOT and E2E latency. Every run has the same weight.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ steps of the duration tables."""
 
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
-    """Requests of a measured run by send time, with their latencies. Missing latencies are NaN."""
+    """The requests of a measured run, in the order of their send times, with their latencies. Missing latencies are
+    NaN.
+    """
 
     name: str
     sent_ns: list[int]
@@ -100,9 +102,10 @@ class ObservedRun:
 
     @property
     def blocks(self) -> Integers:
-        """Index of the bootstrap block to which each request belongs.
+        """The index of the bootstrap block of each request.
 
-        The blocks are consecutive in time. Each block contains about the same number of requests with a known latency.
+        The blocks divide the run in order of time. Each block contains about the same number of requests with a known
+        latency.
         """
         seen = np.cumsum(~np.isnan(self.ttft_s))
         return np.asarray((seen - 1).clip(0) * BLOCKS // seen[-1])
@@ -115,8 +118,8 @@ class ObservedRun:
     def prefill_steps(self, ttft_s: Floats) -> int:
         """Estimate the number of prefill steps of the engine from the TTFT of each request.
 
-        A prefill step completes at least one prompt. First tokens that arrive less than `median(TPOT) / 4` apart are
-        counted as one step. `ttft_s` contains measured or simulated values.
+        First tokens that arrive less than `median(TPOT) / 4` apart are assumed to come from the same prefill step.
+        `ttft_s` contains measured or simulated values.
         """
         first_token_s = np.array(self.sent_ns) / 1e9 + ttft_s
         first_token_s = np.sort(first_token_s[~np.isnan(self.ttft_s + ttft_s)])
@@ -187,10 +190,10 @@ def observe_run(run: Run) -> ObservedRun:
 
 
 def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
-    """Return a function that invents token ids for the prompt of a Record.
+    """Return a function that makes artificial token ids for the prompt of a Record.
 
-    The arguments of the returned function are the Record and the number of token ids. The ids follow from the workload
-    of the run or of the Record's class of traffic. Prompts that share text in this workload therefore share ids.
+    The function takes the Record and the number of ids. Prompts with a common beginning get the same ids for it. The
+    workload of the run, or of the Record's class of traffic, determines which prompts have a common beginning.
     """
     if not header.traffic:
         source = workload.parse(str(header.plan.get("workload") or "synthetic"))
@@ -206,11 +209,11 @@ def _prompt_ids_of(header: Header) -> Callable[[Record, int], Sequence[int]]:
 
 
 def _prompt_ids(record: Record, length: int, source: Workload, first_id: int) -> Sequence[int]:
-    """Return artificial token ids for a prompt, from which the simulated prefix cache recognises shared tokens.
+    """Return artificial token ids for a prompt. The simulated prefix cache recognises shared tokens by their ids.
 
-    Two prompts begin with the same ids if their texts begin with the same tokens. The result is () if the prompt shares
-    no tokens. `first_id` is the id of the first request of the Record's class of traffic. Prompts of different classes
-    share no tokens.
+    Two prompts begin with the same ids if the workload `source` gives them a common beginning. Return () if the prompt
+    shares no tokens. `first_id` is the id of the first request of the Record's class of traffic. Prompts of different
+    classes share no tokens.
     """
     if record.session is not None:
         first_token = record.session << 32
@@ -271,8 +274,8 @@ def _through_front_end(run: ObservedRun, front_end: FrontEnd) -> deque[Job]:
 def fit(runs: Sequence[Run], rules: str, deployment: Deployment | None, known: Mapping[str, Any]) -> Twin:
     """Fit a twin to measured runs of one server. Raises PlanError if a run has too few complete requests.
 
-    `rules` names the engine whose scheduling rules apply. `deployment` is None if the hardware is unknown. `known`
-    contains fields of the Twin that the user has set, such as limits and hardware names.
+    `rules` is the name of the engine whose scheduling rules apply. `deployment` is None if the hardware is unknown.
+    `known` contains fields of the Twin that the user has set, such as limits and names of hardware.
     """
     observed = [observe_run(run) for run in runs]
     engine = find_engine(rules, str(known["vintage"]))
@@ -332,10 +335,12 @@ class FitProblem:
     def choose_step_budget(self, logarithms: Floats) -> bool:
         """Choose the token budget per step for which the simulation best matches the measured number of prefill steps.
 
-        The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. A budget
-        replaces the engine's default if its error is smaller by MIN_IMPROVEMENT. The budget is not changed if the user
-        has set it, or if the engine does not mix prefill and decode. `logarithms` contains the logarithms of the
-        constants for the simulation. The budget is stored in `self.limits`. Return True if the budget was changed.
+        The error of a budget is the sum of `abs(log(simulated_steps / measured_steps))` over all runs. The best budget
+        replaces the engine's default if it reduces the error by at least MIN_IMPROVEMENT. The budget is not changed if
+        the user has set it, or if the engine does not mix prefill and decode.
+
+        The constants of the simulation are `exp(logarithms)`. The budget is stored in `self.limits`. Return True if it
+        was changed.
         """
         original = self.limits
         if original.step_tokens is not None or original.policy.prefill != "mixed":
@@ -356,10 +361,10 @@ class FitProblem:
     def solve(self) -> Floats:
         """Return the logarithms of the constants that fit best.
 
-        Two constants describe the server's HTTP front end: `request_s`, its time per request, and `path_s`, the time
-        from the front end to the first step. The search starts at the best of several pairs of their values. One pair
-        is not enough, because the front end handles requests in batches. The residuals are therefore not smooth
-        functions of these constants.
+        The search starts at the best of several pairs of values for the two constants of the server's HTTP front end.
+        They are `request_s`, the time per request, and `path_s`, the time from the front end to the first step. One
+        pair is not enough, because the front end handles requests in batches, so the residuals are not smooth functions
+        of these constants.
         """
         from scipy.optimize import least_squares
 
@@ -372,8 +377,8 @@ class FitProblem:
         """Return the constants of DRAWS bootstrap samples, one row per draw.
 
         Each draw resamples the blocks of requests, and replaces the start values by random values from their prior
-        distribution. A linear approximation at `solution` gives the result of a draw, so the runs are not simulated
-        again.
+        distribution. The result of a draw is computed by a linear approximation at `solution`, so that the runs need
+        not be simulated again.
         """
         random = np.random.default_rng(0)
         jacobian = self._jacobian(solution)
@@ -397,14 +402,14 @@ class FitProblem:
     def transferred_constants(self) -> dict[str, float]:
         """Return the values of the constants for other hardware or another model.
 
-        A fitted value contains properties of the host and of the engine, which remain the same, and errors of the
-        hardware model for the measured server, which do not apply to other servers. These values are therefore nearer
-        to those of the hardware tables:
+        A fitted value includes errors of the hardware model that are specific to the measured server, and properties of
+        the host and of the engine that also apply to other servers. The values returned here are therefore nearer to
+        those of the hardware tables:
 
         - All runs together count as one observation of TTFT and one of TPOT, with the errors MODEL_ERRORS.
         - The prior has the width `transfer_spread`. It is small for the rates of kernels, because unusual kernel rates
           are mostly a property of the measured server alone.
-        - The prior is a Cauchy distribution. Its heavy tails permit a server that is quite different from the tables.
+        - The prior is a Cauchy distribution. Its heavy tails permit a server that differs much from the tables.
         """
         from scipy.optimize import least_squares
 
@@ -425,8 +430,8 @@ class FitProblem:
     def _transfer_prior(self) -> Floats:
         """Return the logarithms of the constants that the hardware tables predict.
 
-        The constant `path_s` is the time from the server's front end to the first step. This time is part of every
-        TTFT, so the constant is at most the shortest measured TTFT.
+        The constant `path_s`, the time from the server's front end to the first step, is limited to the shortest
+        measured TTFT, because this time is part of every TTFT.
         """
         assert self.deployment is not None
         start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))
@@ -436,10 +441,12 @@ class FitProblem:
         return np.asarray(np.log(list(start.values())))
 
     def _median_residuals(self, logarithms: Floats) -> Floats:
-        """Return the median error of TTFT and of TPOT for each run, relative to MODEL_ERRORS.
+        """Return the median error of TTFT and of TPOT for each run, in multiples of MODEL_ERRORS.
 
-        The square sum over the runs is 1 if the TPOT of every run is off by MODEL_ERRORS. Large errors of TTFT count
-        less, because the model does not predict well how long requests wait if the KV cache is full."""
+        The values are divided by the square root of the number of runs, so that all runs together count as one
+        observation. Large errors of TTFT count less, because the model does not predict well how long requests wait if
+        the KV cache is full.
+        """
         residuals = []
         for run in self.runs:
             for name, error in self._latency_errors(run, logarithms).items():
@@ -492,7 +499,7 @@ class FitProblem:
     def _latency_residuals(self, logarithms: Floats) -> Floats:
         """Return the weighted latency residuals of all runs.
 
-        The order is by run, then by latency (TTFT, TPOT, E2E latency), then by request. Let `e` be `log(simulated /
+        They are sorted by run, then by latency (TTFT, TPOT, E2E latency), then by request. Let `e` be `log(simulated /
         measured)`, and let `n` be the number of requests of the run for which this latency is known:
 
             residual = weight * sign(e) * soft(e)
@@ -501,7 +508,8 @@ class FitProblem:
 
         The residual of a missing latency is 0. A request may arrive at any time within a step of the server, so TTFT
         varies by up to one step. To give short TTFTs less weight, `median(TPOT) / 2` is added to the simulated and the
-        measured TTFT."""
+        measured TTFT.
+        """
         parts = []
         for run in self.runs:
             for error in self._latency_errors(run, logarithms).values():
@@ -542,7 +550,9 @@ class FitProblem:
 
 
 def _cauchy(residual: Any) -> Any:
-    """Return a residual whose square is the Cauchy loss `log(1 + residual**2)`. Large residuals then count less."""
+    """Return a residual whose square is the Cauchy loss `log(1 + residual**2)`, which gives large residuals less
+    weight.
+    """
     return np.sign(residual) * np.sqrt(np.log1p(residual**2))
 
 
@@ -560,7 +570,8 @@ def _latency_pairs(run: ObservedRun, ttft_s: Floats, tpot_s: Floats) -> list[tup
 def _block_errors(run: ObservedRun, simulated: Floats, measured: Floats) -> list[float]:
     """Compare simulated with measured latencies in each block of requests. The blocks divide the run in order of time.
 
-    Return `log(median(simulated) / median(measured))` for each block in which at least one request has both latencies.
+    Return `log(median(simulated) / median(measured))` for each block. Blocks without a request that has both latencies
+    are left out.
     """
     both = ~np.isnan(simulated) & ~np.isnan(measured)
     errors = []
@@ -575,8 +586,8 @@ def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) ->
     """Return the figures of a run with the given latencies. The keys are the names that `--assert` uses, such as
     `ttft.p99`.
 
-    Rates cover the whole run up to the last token, at `ended_s`. A replay (a simulation of the requests of the run) has
-    no separate measurement window. Only complete requests count, as in a report.
+    Rates cover the whole run up to the last token, at `ended_s`, because a replay has no separate measurement window.
+    Only complete requests count, as in a report.
     """
     seen = ~np.isnan(run.ttft_s) & ~np.isnan(ttft_s)
     e2e_s = ttft_s + run.later_tokens * np.nan_to_num(tpot_s)
@@ -604,8 +615,8 @@ def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[
 def replay_on_twin(run: ObservedRun, twin: Twin, draw: int | None = None) -> tuple[Floats, Floats, float]:
     """Simulate the requests of a measured run on a twin, a simulated server that is fitted to a measured one.
 
-    Return the TTFTs, the TPOTs and the time of the last token, in s, as `replay` does. `draw` selects one bootstrap
-    draw of the twin's constants.
+    Return the TTFTs, the TPOTs and the time of the last token, all in s. `draw` selects one bootstrap draw of the
+    twin's constants.
     """
     engine = find_engine(twin.rules, twin.vintage)
     values = twin.values(draw)
@@ -617,8 +628,8 @@ def replay_on_twin(run: ObservedRun, twin: Twin, draw: int | None = None) -> tup
 def linear_step_constants(runs: Sequence[ObservedRun]) -> dict[str, float]:
     """Estimate the constants of a linear model of the step duration from timestamps, by non-negative least squares.
 
-    While a request decodes, the engine executes one step per token of this request. These steps also produce the tokens
-    of other requests and process prompts. Each request therefore gives one equation:
+    While a request decodes, the engine executes one step for each of its tokens. The same steps produce the tokens of
+    other requests and process prompts. Each request gives one equation:
 
         decode_s = step_s * steps + sequence_s * output_tokens + token_s * prompt_tokens + context_s * context_tokens
 

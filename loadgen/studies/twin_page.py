@@ -40,9 +40,7 @@ CURVE_CAPTION = "Solid: measured. Dotted: the twin, for the same requests, sent 
 
 
 class ReplayedRun(NamedTuple):
-    """One run with which a twin is compared: the measured figures and latencies, and those of the twin for the same
-    requests.
-    """
+    """A run that is compared with a twin: the measured figures and latencies, and those that the twin predicts."""
 
     name: str
     measured: Mapping[str, float | None]
@@ -69,8 +67,8 @@ def twin_document(
 ) -> Document:
     """Return the page that compares a twin (a simulated server fitted to a measured one) with measured runs.
 
-    `facts` are further blocks on the twin, such as its constants. `rates_note` explains the time span that the rates
-    cover.
+    `facts` are additional blocks about the twin, such as its constants. `rates_note` is a paragraph that explains which
+    time span the rates cover.
     """
     errors = [error for index, run in enumerate(runs) for error in _errors(run, index)]
     styles = [RunStyle(run.name, colour(index), "") for index, run in enumerate(runs)]
@@ -163,7 +161,7 @@ def _signed(share: float) -> str:
 
 
 def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> dict[str, Any]:
-    """Return the chart data with the errors of the figures that a twin predicted for a run, in percent."""
+    """Return the chart data of a run: the errors of the figures that the twin predicted, in percent."""
     off = {
         "figure": [figure_title(error.figure) for error in errors],
         "error": [100 * error.error for error in errors],
@@ -174,8 +172,9 @@ def _run_data(run: ReplayedRun, index: int, errors: Sequence[FigureError]) -> di
 
 
 def _scale(runs: Sequence[ReplayedRun], name: str) -> tuple[float, str]:
-    """Return (factor, unit) for showing a latency of all runs in one unit. The shown value is the latency times the
-    factor.
+    """Return the factor and the unit with which the latency `name` of all runs is shown.
+
+    The shown value is the latency in s, multiplied by the factor.
     """
     values = np.concatenate([run.latencies[name][0] for run in runs])
     known = values[~np.isnan(values)]

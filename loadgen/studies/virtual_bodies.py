@@ -23,7 +23,7 @@ COUNTED = f"each response is as long as its body allows, or {DEFAULT_OUTPUT_TOKE
 
 
 def describe_counting(plan: Plan) -> str:
-    """Return how the tokens of the plan's bodies are counted, for the output of the command."""
+    """Return a line for the output of the command, which says how the tokens of the plan's bodies are counted."""
     prompts = (
         "prompts are counted with the tokenizer file" if plan.tokenizer else f"prompts are estimated: {APPROXIMATE}"
     )
@@ -31,7 +31,7 @@ def describe_counting(plan: Plan) -> str:
 
 
 class BodyReader:
-    """Converts a whole request body to the prompt as token ids, and the requested length of the response."""
+    """Finds the prompt, as token ids, and the requested response length in the bodies of whole requests."""
 
     def __init__(self, plan: Plan) -> None:
         self._file = plan.workload_file
@@ -40,8 +40,9 @@ class BodyReader:
     def counted(self, request: Request) -> Request:
         """Return the request with token ids as its prompt, and with the requested length of its response.
 
-        Equal beginnings of bodies have equal ids, for the prefix cache. Raises WorkloadError for a body without a
-        prompt, and for a route that generates no text."""
+        Bodies that begin with the same prompt text have the same ids there, so that the prefix cache recognises it.
+        Raises WorkloadError for a body without a prompt, and for a route that generates no text.
+        """
         where = f"{self._file}, request {request.id + 1}"
         if request.path.rpartition("/")[2] in OTHER_ROUTES:
             raise WorkloadError(

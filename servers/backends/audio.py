@@ -10,9 +10,10 @@ answer in three forms:
 
 The number of words depends on the recording, so a request states no output length.
 
-**Speech.** The response is the audio itself. Its end is proven by HTTP alone: by its length or its last chunk. The
-format `wav` is requested, because its header states the sample rate. Audio in the format `pcm` has no header. It counts
-as 16-bit mono PCM of 24 kHz, which OpenAI documents. The duration of audio in any other format is unknown.
+**Speech.** The response is the audio itself. It has no end marker, so it is complete if HTTP says so, by its length or
+its last chunk. The format `wav` is requested, because its header states the sample rate. Audio in the format `pcm` has
+no header. It is assumed to be 16-bit mono PCM of 24 kHz, which OpenAI documents. The duration of audio in any other
+format is unknown.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class TranscriptUsage(msgspec.Struct, gc=False):
 
 
 class TranscriptEvent(msgspec.Struct, gc=False):
-    """An event of a streamed transcript, as OpenAI sends it, or a whole transcript in one JSON object.
+    """An event of a streamed transcript in OpenAI's form, or a whole transcript in one JSON object.
 
     A whole transcript has a `text` and no `type`.
     """
@@ -84,7 +85,8 @@ def transcription_dialect(
 ) -> Dialect:
     """Return the dialect of a server for transcriptions.
 
-    `decode_chunks` and `text_of_chunks` decode streams in vLLM's form. `extra_fields` are sent with every request."""
+    `decode_chunks` and `text_of_chunks` decode streams in vLLM's form. `extra_fields` are added to every request.
+    """
 
     def encode(request: Request, model: str) -> bytes:
         fields = {"model": model, "response_format": "json", "temperature": 0, "stream": True, **extra_fields}
@@ -111,7 +113,7 @@ def transcription_dialect(
 
 
 def speech_dialect(server: str, extra_fields: Mapping[str, Any]) -> Dialect:
-    """Return the dialect of a server for speech. `extra_fields` are sent with every request."""
+    """Return the dialect of a server for speech. `extra_fields` are added to every request."""
 
     def encode(request: Request, model: str) -> bytes:
         fields = {"model": model, "input": request.prompt, "response_format": WAV_FORMAT, **extra_fields}
@@ -133,9 +135,10 @@ def speech_dialect(server: str, extra_fields: Mapping[str, Any]) -> Dialect:
 
 
 def multipart(fields: Mapping[str, Any], name: str, content: bytes) -> bytes:
-    """Return a `multipart/form-data` body with these fields, and with a file of this name and content.
+    """Return a `multipart/form-data` body with `fields` and a file.
 
-    A list becomes one part per item, and an object becomes JSON. Raises ValueError if the file contains the boundary.
+    `name` and `content` are the name and the content of the file. A field that is a list becomes one part per item, and
+    a field that is an object becomes JSON. Raises ValueError if the file contains the boundary between parts.
     """
     if BOUNDARY.encode() in content:
         raise ValueError(f"the file {name} contains {BOUNDARY}, which separates the parts of an upload")
@@ -190,17 +193,20 @@ def decode_transcript(payloads: Sequence[bytes]) -> Answer:
 
 
 def _is_whole(event: TranscriptEvent, payloads: Sequence[bytes]) -> bool:
-    """Return True if an event is a whole transcript, and the only payload of its response."""
+    """Return True if an event is a whole transcript, that is, the only payload of its response and has a text."""
     return len(payloads) == 1 and event.text is not None and not event.error
 
 
 def _is_event(event: TranscriptEvent) -> bool:
-    """Return True if a JSON object is an event of a streamed transcript or an error, and not a whole transcript."""
+    """Return True if a JSON object is an error or an event of a streamed transcript, but not a whole transcript."""
     return event.type is not None or event.delta is not None or bool(event.error)
 
 
 def _reported_duration(event: TranscriptEvent) -> dict[str, int]:
-    """Return the length of the recording that a server reports. The number of seconds may be rounded up."""
+    """Return the length of the recording that a server reports in microseconds, as the dict entry `audio_us`.
+
+    The server may have rounded the length up to whole seconds. The dict is empty if the server reports no length.
+    """
     reported = event.duration if event.usage is None or event.usage.seconds is None else event.usage.seconds
     try:
         seconds = float(reported or 0)
@@ -224,9 +230,9 @@ def note_recording(answer: Answer, request: Request) -> None:
 
 
 def split_speech(body: bytes, complete: bool) -> Sequence[bytes]:
-    """Split a body of audio into payloads: its header, its first sample byte and the remaining bytes.
+    """Split an audio body into payloads: its header, the first byte after the header, and the remaining bytes.
 
-    If the body is complete, an empty payload follows, which stands for the end of the response.
+    If the body is complete, an empty payload is added, which stands for the end of the response.
     """
     if not body:
         return []
@@ -262,7 +268,7 @@ def decode_speech(payloads: Sequence[bytes]) -> Answer:
 
 
 def _not_audio(body: bytes, answer: Answer) -> str:
-    """Return a description of a body that is not audio, or an empty string. Store the server's error in `answer`."""
+    """Return a description of a body that is not audio, or "" if it is audio. Store the server's error in `answer`."""
     if len(body) > NO_AUDIO_LIMIT_BYTES or body[:1] not in (b"{", b"<", b"d", b"e"):
         return ""
     if body.startswith((b"data:", b"event:")):
@@ -278,9 +284,9 @@ def _not_audio(body: bytes, answer: Answer) -> str:
 
 
 def note_speech(answer: Answer, request: Request) -> None:
-    """Store the duration of a speech response in the format `pcm`, computed from the number of its bytes.
+    """Store the duration of the audio in `answer` if the request asked for the format `pcm`.
 
-    PCM has no header, so the format is known only from the request.
+    The duration follows from the number of bytes. PCM has no header, so only the request shows that the audio is PCM.
     """
     if request.body.get("response_format") == PCM_FORMAT and "audio_bytes" in answer.counts:
         answer.counts.setdefault("audio_us", answer.counts["audio_bytes"] * 1_000_000 // PCM_BYTES_PER_S)

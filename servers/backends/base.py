@@ -1,8 +1,8 @@
 """Defines `Backend`, the description of one server program.
 
 A backend has one `Dialect` per endpoint. Backends consist of data and pure functions without I/O. Discovery, launching
-and telemetry (`loadgen.servers.discovery`, `loadgen.servers.launch` and `loadgen.servers.telemetry`) use the same
-backends.
+and telemetry use these descriptions (`loadgen.servers.discovery`, `loadgen.servers.launch` and
+`loadgen.servers.telemetry`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ServerLimit(msgspec.Struct, frozen=True):
 
 
 class MetricNames(msgspec.Struct, frozen=True):
-    """The names of a server's metrics on its /metrics page, for the values that telemetry reads."""
+    """The names under which a server's /metrics page reports the values that telemetry reads."""
 
     prefix: str  # Prefix of every name
     names: Mapping[str, tuple[str, ...]]
@@ -177,7 +177,8 @@ def version_text(value: object) -> str:
 def version_at_least(version: str, *numbers: int) -> bool:
     """Return True if the first `X.Y.Z` in `version` is at least `numbers`.
 
-    Returns False if the version is lower, or if `version` contains no `X.Y.Z`."""
+    Return False if the version is lower, or if `version` contains no `X.Y.Z`.
+    """
     result = re.search(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", version)  # int() refuses thousands of digits
     return result is not None and tuple(map(int, result.groups())) >= numbers
 
@@ -185,8 +186,8 @@ def version_at_least(version: str, *numbers: int) -> bool:
 def route_exists(get_json: GetJson, path: str) -> bool:
     """Return True if the server has a POST route at `path`.
 
-    The function sends a GET request. A server without the route answers 404, and a server with the route answers with
-    another status."""
+    The function sends a GET request. Only a server without the route answers it with the status 404.
+    """
     try:
         return get_json(path)[0] != 404
     except UnauthorizedError:  # some gateways answer 401 or 403 to a GET
@@ -194,9 +195,9 @@ def route_exists(get_json: GetJson, path: str) -> bool:
 
 
 def model_cards(models: object) -> list[dict[str, Any]]:
-    """Return the models in a response to /v1/models, or an empty list if the response has another form.
+    """Return the models in a response to /v1/models, or an empty list if the response has an unknown form.
 
-    The list of models is the field `data`, the field `models`, or the whole response. Entries without a name are left
+    The list of models is the field `data`, the field `models`, or the whole response. Models without a name are left
     out.
     """
     answer = as_dict(models)
@@ -206,9 +207,11 @@ def model_cards(models: object) -> list[dict[str, Any]]:
 
 
 def _with_id(entry: object) -> dict[str, Any]:
-    """Return the card of a model with its name in `id`, or an empty dict if the entry of the list has no name.
+    """Return an entry of a list of models as a dict with the model's name in `id`.
 
-    Some servers use `name` or `model` instead of `id`, or list the names alone."""
+    Some servers use `name` or `model` instead of `id`, or list only names. Return an empty dict if the entry has no
+    name.
+    """
     card = {"id": entry} if isinstance(entry, str) else as_dict(entry)
     name = next((card[key] for key in ("id", "name", "model") if isinstance(card.get(key), str)), "")
     return {**card, "id": name} if name.strip() else {}

@@ -57,7 +57,7 @@ def no_calls(_payloads: Sequence[bytes]) -> Sequence[Any]:
 
 
 def nothing_to_complete(_answer: Answer, _request: Request) -> None:
-    """Do nothing. Dialects use this function if a response contains everything that an Answer needs."""
+    """Do nothing. Dialects use this function if the response alone contains everything that an Answer needs."""
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
@@ -66,7 +66,7 @@ def bearer_header(key: str | None) -> dict[str, str]:
 
 
 def azure_header(key: str | None) -> dict[str, str]:
-    """Return the header in which Azure OpenAI takes an API key, or an empty dict if there is no key."""
+    """Return the header for an API key of Azure OpenAI, or an empty dict if there is no key."""
     return {"api-key": key} if key else {}
 
 
@@ -74,8 +74,8 @@ def azure_header(key: str | None) -> dict[str, str]:
 class Answer:
     """The decoded content of one response.
 
-    Token counts are stored in one list for all events, because an object per event would cost more than decoding the
-    event."""
+    The token counts of all events are in one list, because an object per event would cost more than decoding the event.
+    """
 
     tokens: list[int]  # Tokens generated in event i; 0 for an event without (role only, usage, keep-alive, end marker)
     end_event: int | None = None  # Index of the event that is the dialect's end marker. None: there was none.
@@ -105,9 +105,10 @@ class Answer:
 
 
 class Route(msgspec.Struct, Generic[ResultT], frozen=True):
-    """A server route that answers a query about a text, such as its number of tokens.
+    """A server route that answers a question about a text, such as its number of tokens.
 
-    A Route consists of the path and body of the POST request, and of the function that reads the response."""
+    It consists of the path and body of the POST request, and of the function that reads the response.
+    """
 
     path: str
     body: Callable[[str, str], dict[str, Any]]  # (text, model) to the body of the POST
@@ -117,9 +118,10 @@ class Route(msgspec.Struct, Generic[ResultT], frozen=True):
 
 
 class VersionRule(msgspec.Struct, frozen=True):
-    """A rule for some server versions on one endpoint.
+    """A rule for some versions of a server on one endpoint.
 
-    A rule describes behaviour that cannot be detected from the server's responses."""
+    It describes behaviour that cannot be detected from the server's responses.
+    """
 
     applies_to: Callable[[str], bool]  # Takes a version as in ServerFacts
     decode: Callable[[Sequence[bytes]], Answer] | None = None
@@ -177,7 +179,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def media_headers(self) -> dict[str, str]:
-        """The headers Content-Type and Accept, as far as they differ from the usual ones.
+        """The headers Content-Type and Accept, unless they have their usual values.
 
         Usually, the body of a request is JSON, and the response is an event stream.
         """
@@ -195,7 +197,7 @@ class Dialect(msgspec.Struct, frozen=True):
         return next((rule.caution for rule in self.versions if rule.caution and rule.applies_to(version)), "")
 
     def variant(self, version: str) -> Dialect:
-        """Return the dialect for this server version, or the dialect itself if no version rule applies."""
+        """Return a dialect for this server version. If no version rule applies, this is the dialect itself."""
         rules = [rule for rule in self.versions if rule.applies_to(version)]
         decode = next((rule.decode for rule in rules if rule.decode), self.decode)
         piece_tokens = max((rule.piece_tokens for rule in rules), default=0)
@@ -226,7 +228,7 @@ class Dialect(msgspec.Struct, frozen=True):
     def max_piece_tokens(self) -> int:
         """The largest `piece_tokens` of any server version, or 0 if no version generates responses in pieces.
 
-        A server that works in pieces generates a long response in parts of `piece_tokens` tokens, and always completes
+        A server that works in pieces generates a long response in parts of `piece_tokens` tokens. It always completes
         the last part.
         """
         return max((rule.piece_tokens for rule in self.versions), default=0)
@@ -245,10 +247,11 @@ def round_up_to_pieces(tokens: int, piece_tokens: int) -> int:
 def request_body(request: Request, dialect: Dialect, model: str) -> bytes:
     """Return the body of a request: its exact bytes if it has them, otherwise the body that the dialect encodes.
 
-    `model` is the model of the run. A request with its own model does not use it."""
+    `model` is the model of the run. It is not used if the request has its own model.
+    """
     return request.raw or dialect.encode(request, request.model or model)
 
 
 def encode_body(fields: Mapping[str, Any], request: Request) -> bytes:
-    """Return the JSON body of a POST request: the dialect's fields, merged with the fields that the user specified."""
+    """Return the JSON body of a request: the dialect's `fields`, merged with the fields that the user specified."""
     return msgspec.json.encode(merged(fields, request.body) if request.body else fields)

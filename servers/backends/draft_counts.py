@@ -41,7 +41,7 @@ class VllmMetrics(msgspec.Struct, gc=False):
 class SglangDrafts(msgspec.Struct, gc=False):
     """Counts of speculative decoding for a request to SGLang.
 
-    Versions before 0.5.6 report the drafted and the accepted tokens in the last two fields.
+    Versions before 0.5.6 report drafted and accepted tokens in the last two fields of this class.
     """
 
     spec_verify_ct: TokenCount | None = None
@@ -58,7 +58,7 @@ class SglangExtension(msgspec.Struct, gc=False):
 
 
 class PredictedTokens(msgspec.Struct, gc=False):
-    """The object `completion_tokens_details` within `usage`."""
+    """The object `completion_tokens_details` within `usage`. Only its counts of draft tokens are decoded."""
 
     accepted_prediction_tokens: TokenCount | None = None
     rejected_prediction_tokens: TokenCount | None = None
@@ -86,7 +86,7 @@ class ChoiceWithDrafts(msgspec.Struct, gc=False):
 
 
 class EventWithDrafts(msgspec.Struct, gc=False):
-    """A stream event, of which only the counts of drafts are read."""
+    """A stream event. Only its counts of draft tokens are decoded."""
 
     metrics: VllmMetrics | None = None
     choices: list[ChoiceWithDrafts] | None = None
@@ -102,8 +102,8 @@ _EVENTS = msgspec.json.Decoder(EventWithDrafts)
 def note_drafts(answer: Answer, payloads: Sequence[bytes]) -> None:
     """Store the counts of speculative decoding in the answer, if the last events contain them.
 
-    `answer.counts` gets the entries `draft_steps`, `draft_tokens` and `accepted_draft_tokens`. If the server does not
-    report one of these counts, the entry is missing.
+    `answer.counts` gets the entries `draft_steps`, `draft_tokens` and `accepted_draft_tokens`. An entry is missing if
+    the server does not report this count.
     """
     last = payloads[-LAST_EVENTS:]
     joined = b"".join(last)

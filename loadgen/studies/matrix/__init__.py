@@ -89,7 +89,7 @@ class _Strict(BaseModel):
 
 
 class _Named(_Strict):
-    """An item of the plan with a name. In the plan file, a string stands for an item that only has a name."""
+    """A named item of the plan. In the plan file, it may be written as a string if it has no other fields."""
 
     name: str = Field(pattern=NAME_PATTERN)
     options: dict[str, Any] = {}
@@ -164,7 +164,7 @@ class SweepOptions(_Strict):
     def load_dimension(self) -> Over:
         """The quantity that the sweep varies: "rate" or "concurrency".
 
-        A list of `rates` or of `concurrency` values decides the quantity. Without a list, `over` decides.
+        It is the quantity for which the options have a list of loads, or `over` if there is no list.
         """
         if self.rates:
             return "rate"
@@ -172,7 +172,7 @@ class SweepOptions(_Strict):
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Fixed loads to measure; empty for a capacity search. Raises PlanError for an invalid list."""
+        """Fixed loads to measure, or an empty tuple for a capacity search. Raises PlanError for an invalid list."""
         text = self.rates or self.concurrency
         if not text:
             return ()
@@ -208,9 +208,9 @@ class Reference(_Strict):
 
 
 class MatrixPlan(_Strict):
-    """Content of the plan file of a matrix.
+    """The content of the plan file of a matrix.
 
-    `run` and each workload contain settings of a run, named like the fields of loadgen.plan.Plan.
+    The field `run` and each workload contain settings of a run, with the names of the fields of loadgen.plan.Plan.
     """
 
     name: str = Field(pattern=NAME_PATTERN)
@@ -290,7 +290,7 @@ def resolve_hosts(plan: MatrixPlan) -> dict[str, Host]:
 def run_settings(plan: MatrixPlan, workload: str, **matrix_settings: Any) -> Plan:
     """Return the plan of one run of a workload.
 
-    `matrix_settings` are the settings that the matrix sets, such as the server. They override the plan file.
+    `matrix_settings` are settings that the matrix chooses, such as the server. They override those of the plan file.
     """
     settings = {
         "label": f"{plan.name}-{workload}"[:60],
@@ -328,11 +328,10 @@ class Cell(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """One run of a cell, which is a combination of server, host, model and workload.
+    """One run of a cell (a combination of server, host, model and workload).
 
-    If the workload is a sweep, the whole sweep is one repeat.
-
-    `number` counts the repeats of a cell from 1, in the order of measurement.
+    If the workload is a sweep, a repeat is a whole sweep. `number` counts the repeats of a cell from 1, in the order of
+    measurement.
     """
 
     cell: Cell
@@ -350,7 +349,7 @@ class Repeat(NamedTuple):
 
 
 class Start(NamedTuple):
-    """One launch of a server, and the runs of this server in order."""
+    """One launch of a server, and the runs that this server serves, in order."""
 
     number: int
     """Number of the start in the whole matrix, from 1."""
@@ -382,9 +381,9 @@ class Matrix:
     def seed_settings(self, repeat: Repeat) -> dict[str, Any]:
         """Return the seed of a repeat, and how it was chosen, as settings of its run.
 
-        Repeat k of a workload has the same seed in every cell, so that all servers get the same prompts. Different
-        workloads and repeats have different seeds, because they run after one another on one started server. Its prefix
-        cache may still hold the prompts of earlier runs.
+        The seed depends on the workload and on the number of the repeat, but not on the server, so that all servers get
+        the same prompts. One server serves several workloads and repeats in turn. Their seeds differ, because the
+        server's prefix cache may still hold the prompts of earlier runs.
         """
         names = [str(workload["name"]) for workload in self.plan.workloads]
         offset = SEEDS_PER_WORKLOAD * names.index(repeat.cell.workload)
@@ -397,7 +396,7 @@ class Matrix:
 
     @property
     def journal_plan(self) -> dict[str, Any]:
-        """Values that must not change when the matrix is resumed: the plan, and its hosts from the hosts file."""
+        """Values that must not change when the matrix is resumed: the plan, and the hosts that it names."""
         plan = self.plan.model_dump(mode="json", exclude={"hosts_file"}) | {"seed": self.seed}
         if self.seed_choice == "random":
             plan["seed_choice"] = "random"
@@ -423,8 +422,8 @@ def build_matrix(plan: MatrixPlan, folder: Path, command: list[str]) -> Matrix:
 def _choose_seed(plan: MatrixPlan, starts: Sequence[Start], folder: Path) -> tuple[int, SeedChoice]:
     """Return the seed of the prompts, and how it was chosen.
 
-    A seed in the plan is used. Otherwise, a matrix that already exists in `folder` keeps its seed, so that it can be
-    resumed. A new matrix gets a random seed if at least one of its servers is real.
+    The result is the seed in the plan. Without one, a matrix that already exists in `folder` keeps its seed, so that it
+    can be resumed. A new matrix gets a random seed if at least one of its servers is real, otherwise the default seed.
     """
     if "seed" in plan.model_fields_set:
         return plan.seed, "stated"
@@ -449,7 +448,7 @@ def plan_cells(plan: MatrixPlan) -> list[Cell]:
 def skipped_cells(plan: MatrixPlan) -> dict[str, str]:
     """Return the combinations of server, host and model that are not measured, with the reasons.
 
-    Keys have the form `server on host, model`.
+    Each key has the form `server on host, model`.
     """
     return {
         f"{setup.server.name} on {setup.host.name}, {setup.model.name}": "; ".join(setup.skip_reasons)
@@ -497,7 +496,7 @@ def plan_starts(plan: MatrixPlan) -> list[Start]:
 
 
 def _round_workloads(plan: MatrixPlan, round_number: int) -> list[str]:
-    """Return the workloads that a server serves in round number `round_number`, with one entry for each run.
+    """Return the workloads that a server serves in round `round_number`, with one entry for each run.
 
     The repeats of a workload are divided among the rounds. A sweep is measured only in the first round.
     """
@@ -556,7 +555,7 @@ class _Setup(NamedTuple):
 
     @property
     def skip_reasons(self) -> list[str]:
-        """Reasons why the cells of this combination are skipped; empty if they are measured."""
+        """Reasons why the cells of this combination are skipped. The list is empty if they are measured."""
         return [override.skip for override in self.overrides if override.skip]
 
 
@@ -575,8 +574,9 @@ def _setups(plan: MatrixPlan) -> Iterator[_Setup]:
 def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
     """Return the launch options of a start (one launch of a server).
 
-    The options come from the plan, the server, the host, the model and the overrides. Later sources in this list take
-    precedence. For a simulated server, the GPU of the host and the shape of the model are default options.
+    The options come from the plan, the server, the host, the model and the overrides. If several of them set an option,
+    the last one in this order applies. A simulated server also gets the GPU of the host and the shape of the model,
+    unless an option sets them.
     """
     options: dict[str, Any] = {}
     if (setup.server.launch or plan.launch) == "simulated":
@@ -684,10 +684,7 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each mistake in the sweep options of a workload.
-
-    This includes settings of the plan that a sweep does not allow.
-    """
+    """Yield a message for each mistake in the sweep options of a workload, and for plan settings that a sweep excludes."""
     try:
         options = SweepOptions.model_validate(workload["sweep"])
         if options.rates and options.concurrency:

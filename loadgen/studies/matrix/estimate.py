@@ -48,7 +48,7 @@ ESTIMATE_SOURCES = {
 
 
 class Estimate(NamedTuple):
-    """The estimated duration of a server start or a run, and the source of this estimate."""
+    """The estimated duration of a run or of the startup of a server, and the source of this estimate."""
 
     seconds: float
     source: Literal["measured", "modelled", "guessed"]
@@ -60,8 +60,7 @@ class Estimate(NamedTuple):
 def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
     """Estimate the startup time of a server.
 
-    The estimate is the mean duration of earlier starts of the server with this model. Before the first start, it is a
-    guess.
+    The estimate is the mean duration of earlier starts of the server with this model. If there is none, it is a guess.
     """
     measured = [
         float(line["seconds"])
@@ -74,8 +73,8 @@ def estimate_start(start: Start, lines: Sequence[JournalLine]) -> Estimate:
 def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Estimate]:
     """Estimate the duration of one run of each cell (a combination of server, host, model and workload).
 
-    The estimate is the mean duration of the finished runs of the cell. Before the first run, it is the result of a
-    simulation or a guess.
+    The estimate is the mean duration of the cell's finished runs. If there is none, it is the result of a simulation or
+    a guess.
     """
     measured: dict[Cell, list[float]] = {}
     for repeat, line in newest_lines(lines, "end").items():
@@ -93,7 +92,7 @@ def estimate_runs(matrix: Matrix, lines: Sequence[JournalLine]) -> dict[Cell, Es
 def remaining_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Repeat]) -> float:
     """Return the estimated remaining time of a matrix in s.
 
-    This is the startup time of every server that still has runs to serve, plus the time of these runs.
+    This is the time of all remaining runs, plus the startup time of the servers that these runs need.
     """
     runs = estimate_runs(matrix, lines)
     seconds = 0.0
@@ -106,7 +105,7 @@ def remaining_s(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Rep
 
 
 def format_duration(seconds: float) -> str:
-    """Return a rounded duration: `about 40 s`, `about 12 min`, `about 7 h 30 min`."""
+    """Return a rounded duration, such as `about 40 s`, `about 12 min` or `about 7 h 30 min`."""
     if seconds < 90:
         return f"about {max(5, round(seconds / 5) * 5)} s"
     minutes = round(seconds / 60)
@@ -129,14 +128,14 @@ def heading(matrix: Matrix) -> str:
 
 
 def _count_runs(matrix: Matrix) -> str:
-    """Return the number of runs and sweeps as text: `8 runs and 2 sweeps`."""
+    """Return the number of runs and sweeps as text, such as `8 runs and 2 sweeps`."""
     sweeps = sum(sweep_options(matrix.plan, repeat.cell.workload) is not None for repeat in matrix.repeats)
     counts = {"run": len(matrix.repeats) - sweeps, "sweep": sweeps}
     return " and ".join(pluralise(number, noun) for noun, number in counts.items() if number)
 
 
 def pluralise(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 run`, `2 runs`."""
+    """Return a number with its noun, such as `1 run` or `2 runs`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -182,7 +181,7 @@ def dry_run_text(matrix: Matrix, lines: Sequence[JournalLine], done: Sequence[Re
 
 
 def _repeat_text(repeat: Repeat, done: Sequence[Repeat]) -> str:
-    """Return the text of a repeat in the table of the dry run: `burst#1`, or `burst#1 done` if it is finished."""
+    """Return the text of a repeat for the dry run, such as `burst#1`, or `burst#1 done` if it is finished."""
     return f"{repeat.cell.workload}#{repeat.number}{' done' if repeat in done else ''}"
 
 
@@ -193,7 +192,7 @@ def _runs_time(estimates: Sequence[Estimate]) -> str:
 
 
 def _estimate_run(plan: MatrixPlan, start: Start, cell: Cell) -> Estimate:
-    """Estimate the duration of a cell's run or sweep, without earlier measurements of this cell.
+    """Estimate the duration of a cell's run or sweep, if the cell has not been measured yet.
 
     The estimate comes from the duration in the plan, from a simulation, or from a guessed token rate. A sweep is
     assumed to need its maximum number of runs.

@@ -1,7 +1,7 @@
 """Reads the files of a matrix, and writes matrix.json, matrix.html and the frontier pages of its sweeps.
 
 A frontier page belongs to one workload. It plots throughput against speed per user, with one point for each load of
-each sweep.
+every sweep.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ def _summarise_run(folder: Path, *, rewrite: bool) -> ComparedRun:
 
 
 def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
-    """Write one frontier page for the sweeps of each workload.
+    """Write one frontier page for each workload that has sweeps.
 
-    Only sweeps with the clock speed of the first sweep are shown. Simulated servers may have different clock speeds.
+    A page shows only sweeps with the clock speed of the first sweep, because simulated servers may have different clock
+    speeds.
     """
     for page in dict.fromkeys(sweep.page for sweep in summary.sweeps):
         sweeps = {
@@ -137,14 +138,16 @@ def _write_frontiers(folder: Path, summary: MatrixSummary) -> None:
 
 
 def _sweep_name(summary: MatrixSummary, cell: CellSweep) -> str:
-    """Return the name of a sweep: the server, the host if the matrix has several hosts, and the model if it has several
-    models."""
+    """Return the name of a sweep, which consists of the server, the host and the model.
+
+    The host is left out if the matrix has only one host. The model is left out if the matrix has only one model.
+    """
     counts = {"server": 2, "host": len(summary.hosts), "model": len(summary.models)}
     return ", ".join(getattr(cell, name) for name, count in counts.items() if count > 1)
 
 
 def _read_plan(folder: Path, line: JournalLine) -> tuple[MatrixPlan, dict[str, dict[str, str]]]:
-    """Return the plan of a matrix and the platform of each host from a journal line.
+    """Read the plan of a matrix from a journal line. Return the plan, and a dict with the platform of each host.
 
     Raises OutputError if the line contains no valid plan.
     """
@@ -164,7 +167,7 @@ def _read_plan(folder: Path, line: JournalLine) -> tuple[MatrixPlan, dict[str, d
 def _read_cell_run(folder: Path, repeat: Repeat, begin_line: JournalLine) -> CellRunData:
     """Return the data of a finished run of a matrix.
 
-    `begin_line` is the line of the journal that was written when the run began.
+    `begin_line` is the journal line that was written when the run began.
     """
     from loadgen.analysis.matrix import CellName, build_cell_run
 

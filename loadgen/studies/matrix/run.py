@@ -63,7 +63,7 @@ class MatrixOutput(Protocol):
         """Print one line of text."""
 
     def progress(self, plan: Plan | None, *, plain: bool = True) -> AbstractContextManager[OnProgress]:
-        """Show the progress of a run.
+        """Return a context manager that shows the progress of a run.
 
         If `plain` is True, progress is also shown when the output is not a terminal.
         """
@@ -122,13 +122,14 @@ def _sweep_targets(options: SweepOptions) -> SweepTargets:
 
 
 def equal_work_lengths(plan: MatrixPlan, folder: Path, cell: Cell) -> Path:
-    """Return the path of the file with the output lengths of the `equal_work` server, one per complete response.
+    """Return the path of a file with the output lengths of the server that the setting `equal_work` names.
 
-    The typical `equal_work` server is TGI. Its HTTP API cannot fix the output length, so the model decides where a
-    response ends (docs/reference/dialects.md). The requests to the other servers use output lengths from this file, so
-    that all servers do equal work. The lengths come from runs on the host of `cell` with its model and workload. The
-    file is written only once, so that all runs use the same lengths. Raises EqualWorkError if there is no complete
-    response.
+    This server is typically TGI, whose HTTP API cannot fix the output length (docs/reference/dialects.md). The requests
+    to the other servers use the lengths in the file, so that all servers do equal work.
+
+    The file has one length per complete response. The lengths come from this server's runs on the host of `cell` with
+    the model and the workload of `cell`. An existing file is not changed, so that all runs use the same lengths. Raises
+    EqualWorkError if there is no complete response.
     """
     file = folder / "equal-work" / f"{cell.host}-{cell.model}-{cell.workload}.txt"
     if file.exists():
@@ -180,7 +181,7 @@ def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], Non
 
 
 def _leftover_line(lines: Sequence[JournalLine]) -> JournalLine | None:
-    """Return the journal's `up` line of the server that was started last, or None if this server was stopped."""
+    """Return the `up` line in the journal of the server that was started last, or None if this server was stopped."""
     for line in reversed(lines):
         if line["type"] in ("up", "down"):
             return line if line["type"] == "up" else None
@@ -253,7 +254,7 @@ class StartRunner:
         return False
 
     def _run_plan(self, repeat: Repeat) -> Plan | None:
-        """Return the plan of the run `repeat`, still without the URL of the server.
+        """Return the plan of the run `repeat`. The plan does not contain the URL of the server yet.
 
         If no valid plan can be made, record a failure and return None.
         """

@@ -86,10 +86,7 @@ Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 
 
 class StepEnd(NamedTuple):
-    """Results of the overload detector at the end of a step of a sweep.
-
-    The run file of the step does not contain them.
-    """
+    """What the overload detector found out in a step of a sweep. The run file of the step does not contain this."""
 
     overloaded: bool
     """True if the step was ended as an overload."""
@@ -105,7 +102,9 @@ SettingsFor = Callable[[float], StepSettings]
 
 
 class Watch(NamedTuple):
-    """Functions with which a sweep shows its progress, gets the settings of each step, and reads the time."""
+    """Functions with which the caller shows the progress of a sweep, chooses the settings of each step, and tells the
+    time.
+    """
 
     show: OnProgress
     """Shows the progress of a run."""
@@ -167,10 +166,11 @@ class Sweep:
     def step(self, number: int, load: float, duration_s: float | None = None) -> Plan:
         """Return the plan of the step with this number and load. `duration_s` replaces the duration of the plan.
 
-        Each step has a different seed and therefore different prompts, because a server may have cached the prompts of
-        earlier steps. The load may exceed the limit that the server reports, because the sweep looks for the load at
-        which the server begins to reject requests. A concurrency below the number of workers reduces the number of
-        workers. If the plan has classes of traffic, `load` is the total load of the classes that the sweep scales.
+        Each step has a different seed and therefore different prompts, because the server may still have the prompts of
+        earlier steps in its cache. The load may exceed the limit that the server reports, because the sweep searches
+        for the load at which the server begins to reject requests. If there are fewer clients than workers, the number
+        of workers is reduced. If the plan has classes of traffic, `load` is the total load of the classes that the
+        sweep scales.
         """
         duration = {} if duration_s is None else {"duration_s": duration_s}
         if self.plan.traffic:
@@ -186,12 +186,12 @@ class Sweep:
 def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
     """Parse a list of increasing loads such as `1,2,4,...,256` or `1,2,3,...,10`.
 
-    `...` stands for the loads between the two loads next to it. If the loads before `...` grow by a constant factor,
-    the missing loads grow by the same factor. Otherwise the missing loads grow by the difference of the last two loads
-    before `...`.
+    `...` stands for the loads between the two numbers next to it. If the numbers before `...` grow by a constant
+    factor, the missing loads grow by this factor. Otherwise they grow by the difference of the last two numbers before
+    `...`.
 
-    `whole` requires whole numbers. `option` is the name of the option in messages. Raises PlanError for a malformed
-    list.
+    If `whole` is True, all loads must be whole numbers. `option` is the name of the option in messages. Raises
+    PlanError for a malformed list.
     """
     loads: list[float] = []
     words = text.split(",")
@@ -215,7 +215,7 @@ def parse_loads(text: str, option: str, *, whole: bool) -> tuple[float, ...]:
 
 
 def _continue_list(loads: Sequence[float], end: float) -> list[float]:
-    """Return the loads that `...` stands for, which are those between the last load and `end`.
+    """Return the loads that `...` stands for: those between the last number in `loads` and `end`.
 
     Raises ValueError or ZeroDivisionError if the list cannot be continued.
     """
@@ -247,12 +247,11 @@ def run(
     max_runs: int,
     max_time_s: float | None = None,
 ) -> EndReason:
-    """Run steps at the loads that `next_load` returns, until it returns None or a limit is reached. Return the reason
-    for the end.
+    """Run the steps of a sweep until `next_load` returns None or a limit is reached. Return the reason for the end.
 
-    A step is one run at one load. `book` is the journal of the sweep. `max_runs` limits all steps of the sweep,
-    including those that the journal already contains. `max_time_s` limits the duration of this call. Raises
-    LoadgenError, or loadgen.servers.errors.ServerError.
+    A step is one run at the load that `next_load` returns. `book` is the journal of the sweep. `max_runs` limits the
+    number of steps, including those that the journal already contains. `max_time_s` limits the duration of this call.
+    Raises LoadgenError, or loadgen.servers.errors.ServerError.
     """
     deadline_s = None if max_time_s is None else time.monotonic() + max_time_s
     reason: EndReason = "done"
@@ -340,9 +339,9 @@ def measured_steps(lines: Sequence[JournalLine]) -> list[JournalLine]:
 
 
 def with_recorded_seed(plan: Plan, folder: Path) -> Plan:
-    """Return the plan of a resumed sweep, with the seed that was drawn when the sweep in `folder` began.
+    """Return the plan of a resumed sweep, with the random seed that was chosen when the sweep in `folder` began.
 
-    The plan is returned unchanged if the user states a seed, or if the seed of the sweep was not drawn at random.
+    The plan is returned unchanged if the user states a seed, or if the sweep has no random seed.
     """
     first = next((line for line in read_lines(folder) if line["type"] == "plan"), None)
     recorded = {} if first is None else first["plan"].get("run", {})
@@ -358,9 +357,9 @@ def is_finished(folder: Path) -> bool:
 
 
 def default_duration(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default duration of a step as a plan setting.
+    """Return the default duration of a step as a dict with the plan setting.
 
-    Return an empty dictionary if `settings` already contain a duration or a number of requests.
+    The dict is empty if `settings` contains a duration or a number of requests.
     """
     return {} if settings.get("n") or settings.get("duration_s") else {"duration_s": DEFAULT_DURATION_S}
 

@@ -1,8 +1,9 @@
 """Scales the loads of the classes of traffic of a plan, for the steps of a sweep.
 
-A sweep over the rate multiplies the rates of all classes by one factor, so that the mix stays the same. Classes without
-a rate, such as closed loops, keep their loads. A sweep over the concurrency multiplies the numbers of clients of all
-closed loops. Classes with a rate keep their loads.
+- A sweep over the rate multiplies the rates of all classes by one factor, so that the mix stays the same. Classes
+  without a rate, such as closed loops, keep their loads.
+- A sweep over the concurrency multiplies the numbers of clients of all closed loops by one factor. Classes with a rate
+  keep their loads.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def class_loads(plan: Plan, over: Over) -> dict[str, float]:
-    """Return the load of each class of traffic that a sweep scales, by the name of the class.
+    """Return the load of each class of traffic that the sweep scales, by the name of the class.
 
-    If `over` is `rate`, a load is a rate per second. Otherwise, a load is a number of clients. Raises PlanError if the
+    If `over` is `rate`, a load is a rate per second. Otherwise, it is a number of clients. Raises PlanError if the
     sweep scales no class of the plan.
     """
     result = {}
@@ -48,7 +49,7 @@ def class_loads(plan: Plan, over: Over) -> dict[str, float]:
 
 
 def with_total_load(plan: Plan, over: Over, total: float) -> Plan:
-    """Return the plan with scaled loads of its classes of traffic. The scaled loads add up to `total`."""
+    """Return the plan with the loads of its classes of traffic scaled, so that their sum is `total`."""
     loads = class_loads(plan, over)
     if over == "concurrency":
         return _with_clients(plan, divided_clients(loads, round(total)))
@@ -61,7 +62,7 @@ def with_total_load(plan: Plan, over: Over, total: float) -> Plan:
 
 
 def divided_clients(loads: Mapping[str, float], clients: int) -> dict[str, int]:
-    """Divide clients over classes in proportion to their loads. Each class gets at least one client."""
+    """Divide `clients` among the classes in proportion to `loads`. Each class gets at least one client."""
     total = sum(loads.values())
     exact = {name: clients * load / total for name, load in loads.items()}
     numbers = {name: max(1, int(share)) for name, share in exact.items()}
@@ -93,9 +94,9 @@ def describe_load(plan: Plan, over: Over) -> str:
 
 
 def _amount(text: str, over: Over) -> Fraction | None:
-    """Return the load of the arrival process `text`: its rate, or its number of clients if `over` is `concurrency`.
+    """Return the rate of the arrival process `text`, or its number of clients if `over` is `concurrency`.
 
-    The result is None if the process has no constant rate, or no number of clients.
+    Return None if the process has no constant rate, or no number of clients.
     """
     process = arrivals.parse(text)
     if over == "rate":
@@ -104,7 +105,7 @@ def _amount(text: str, over: Over) -> Fraction | None:
 
 
 def _times(text: str, factor: float) -> str:
-    """Return an arrival process with its rate multiplied by a factor, or unchanged if it has no rate."""
+    """Return the arrival process `text` with its rate multiplied by `factor`, or unchanged if it has no rate."""
     process = arrivals.parse(text)
     if not isinstance(process, FixedRate):
         return text
@@ -121,11 +122,10 @@ def _with_arrivals(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _with_clients(plan: Plan, clients: Mapping[str, int]) -> Plan:
-    """Return the plan with a new number of clients for each closed loop.
+    """Return the plan with the number of clients in `clients` for each class of traffic that is a closed loop.
 
-    In the plan, several classes of traffic may share one number of clients. In the result, each of these classes has a
-    separate number of clients. Each worker needs at least one client of each closed loop. The number of workers is
-    therefore limited to the number of clients of the smallest closed loop.
+    Classes that shared one number of clients have separate numbers in the result. Each worker needs at least one client
+    of each closed loop, so the number of workers is limited to the smallest number of clients.
     """
     tables = []
     for table, traffic_class in zip(plan.traffic, traffic_classes(plan), strict=True):

@@ -87,13 +87,17 @@ class SweepTargets:
 
     @property
     def bounds(self) -> list[Objective]:
-        """The objectives on all requests, converted to bounds on single requests. These bounds define goodput."""
+        """The objectives on all requests, converted to bounds that a single request must meet. These bounds define
+        goodput.
+        """
         from loadgen.analysis.sweep import request_bounds
 
         return request_bounds(objective for objective in self.objectives if not objective.part)
 
     def class_bounds(self, name: str) -> list[str]:
-        """Return the objectives on a class of traffic as limits for its single requests, such as `ttft < 500ms`."""
+        """Return the objectives on a class of traffic as bounds that a single request must meet, such as `ttft <
+        500ms`.
+        """
         from loadgen.analysis.sweep import request_bounds
 
         bounds = request_bounds(objective for objective in self.objectives if objective.part == name)
@@ -105,8 +109,8 @@ def parse_targets(
 ) -> SweepTargets:
     """Parse the objectives and the loads of a sweep. Raises PlanError if one of them is invalid.
 
-    `over` is the quantity that the sweep varies. `parts` is True if objectives may name a class of traffic. In this
-    case, `plan_of_steps` checks the names.
+    `over` is the quantity that the sweep varies. If `parts` is True, an objective may name a class of traffic.
+    `plan_of_steps` checks these names.
     """
     from loadgen.analysis.objectives import ObjectiveError, check_no_parts, parse
     from loadgen.analysis.sweep.capacity_search import check_objectives
@@ -156,10 +160,15 @@ def plan_of_steps(settings: Mapping[str, Any], targets: SweepTargets, say: Say |
 
 
 def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: Say | None) -> Plan:
-    """Return the plan of a sweep whose plan file has classes of traffic. The classes have the loads of the file.
+    """Return the plan of a sweep for a plan file with classes of traffic. The classes have the loads of the file.
 
-    Raises PlanError if the sweep has neither objectives nor loads, if the sweep cannot scale the load of any class, if
-    the concurrency is smaller than the number of classes, or if an objective names an unknown class."""
+    Raises PlanError in these cases:
+
+    - The sweep has neither objectives nor loads.
+    - The sweep cannot scale the load of any class.
+    - The concurrency is smaller than the number of classes.
+    - An objective names an unknown class.
+    """
     from loadgen.engine.resolve_server import with_detected_server
 
     plan = Plan(**settings)
@@ -187,11 +196,11 @@ def _plan_with_classes(settings: Mapping[str, Any], targets: SweepTargets, say: 
 
 
 def class_settings(plan: Plan, over: Over, start: float | None) -> dict[str, Any]:
-    """Return the settings of a search that depend on the plan's classes of traffic. Empty for a plan without classes.
+    """Return the search settings that depend on the classes of traffic, or an empty dict for a plan without classes.
 
     - `plan_load`: the total load of the classes in the plan.
     - `start`: the load at which the search begins. It is `plan_load` if the argument `start` is None.
-    - `lowest`: the minimum load of a search over the concurrency. Each class needs one client.
+    - `lowest`: the minimum load, which is set only for a search over the concurrency. Each class needs one client.
     """
     if not plan.traffic:
         return {}
@@ -242,7 +251,7 @@ def measure_function(
     """Return the function that executes one run of the sweep.
 
     If `virtual_model` is not None, the run is simulated, and `clock` shows the virtual time. Otherwise the requests of
-    the run are sent to a server. Before the first run, `say` is called with lines about this server.
+    the run are sent to a server. In the first run, `say` is called with lines about this server.
     """
     from loadgen.engine import prepare
     from loadgen.studies import simulate
@@ -298,10 +307,7 @@ class MemoryRuns:
         return simulated_run.footer
 
     def load(self, folder: Path) -> tuple[Run, Frame]:
-        """Return the run of this folder, and a Frame with its Records as columns.
-
-        Only the run that was simulated last can be loaded.
-        """
+        """Return the run in `folder`, and a Frame with its Records. Only the newest run can be loaded."""
         from loadgen.analysis.steady_window import frame_of_run
 
         return self._runs[folder], frame_of_run(self._runs[folder])
@@ -312,11 +318,10 @@ def build_search(
 ) -> Search:
     """Return a search for the capacity of the server.
 
-    - `over`: the quantity that the search varies, "rate" or "concurrency".
-    - `search_settings`: precision, confidence and first load, as the sweep's journal stores them.
-    - `predicted`: the capacity that a twin (a simulated server fitted to a measured one) predicts.
-    - `full_rate`: the full throughput of the server in requests per second. The pilot (closed loops before the search)
-      has measured it.
+    - `over` is the quantity that the search varies, "rate" or "concurrency".
+    - `search_settings` contains the precision, the confidence and the first load, as the sweep's journal stores them.
+    - `predicted` is the capacity that a twin (a simulated server fitted to a measured one) predicts.
+    - `full_rate` is the full throughput of the server in requests per second, which the pilot has measured.
     """
     from loadgen.analysis.sweep.capacity_search import Search
 
@@ -336,10 +341,10 @@ def _precision(search_settings: Mapping[str, Any]) -> dict[str, Any]:
 def capacity_of(
     sweep: Mapping[str, Any], search_settings: Mapping[str, Any], lines: Sequence[JournalLine]
 ) -> Capacity | None:
-    """Return the capacity according to the lines of a sweep's journal.
+    """Return the capacity that a sweep has found, given the lines of its journal.
 
-    `sweep` is the plan in the first line of the journal. Return None if the journal has no finished step. Also return
-    None if the sweep has fixed loads and no objectives, because such a sweep does not search for the capacity.
+    `sweep` is the plan in the first line of the journal. Return None if no step has finished, or if the sweep has fixed
+    loads and no objectives, because such a sweep does not search for the capacity.
     """
     from loadgen.analysis.sweep import observations
     from loadgen.analysis.sweep.capacity_search import capacity_of_list
@@ -388,7 +393,7 @@ class StepRunner:
             return self.run_with(book)
 
     def run_with(self, book: Book) -> EndReason:
-        """Run the pilot and the steps that the journal does not contain yet. Return the reason why the sweep ended."""
+        """Run the pilot and the steps that `book` does not contain yet. Return the reason why the sweep ended."""
         watch = Watch(self.on_progress, lambda load: self._settings(load, book.lines), self.clock)
         began_s = time.monotonic()
         pilot_end = self._run_pilot(book, watch) if self._has_pilot else "done"
@@ -446,7 +451,7 @@ class StepRunner:
         return (self.load_run or load_run)(folder)
 
     def _settings(self, load: float, lines: Sequence[JournalLine]) -> StepSettings:
-        """Return the duration of the step at this load, and the test that detects whether the server's queue grows."""
+        """Return the settings of the step at this load: its duration, and the test that detects a growing queue."""
         from loadgen.analysis.sweep import saturation
         from loadgen.analysis.sweep.queue_growth import GrowthTest
 
@@ -492,10 +497,10 @@ class StepRunner:
         return objective_search.next_load(observations(steps), self.search_settings.get("start") or DEFAULT_START)
 
     def _next_fixed_load(self, lines: Sequence[JournalLine]) -> float | None:
-        """Return the next load of the sweep's list that must be measured, or None if there is none.
+        """Return the next load to measure from the sweep's list, or None if there is none.
 
-        `lines` describes the loads that were measured so far. Loads above the lowest load that overloaded the server
-        are skipped.
+        `lines` describes the loads that were measured so far. If a load overloaded the server, higher loads are
+        skipped.
         """
         lowest_overload = min((line["load"] for line in lines if line["stopped"]), default=float("inf"))
         done = {line["load"] for line in lines}
@@ -546,11 +551,12 @@ class StepRunner:
 def _client_verdict(summary: Summary, *, stability: bool) -> str:
     """Return `limited` if the client may have caused the result of a step, otherwise `ok`.
 
-    Requests that are dropped because too many are in flight show an overload of the server, not of the client.
+    `stability` is True if the sweep only searches for the largest rate at which the server's queue does not grow. The
+    client can change the result of such a step in three cases only: it has no CPU time left, it sends fewer requests
+    than planned, or it slows the responses down.
 
-    `stability` is True if the sweep only searches for the largest rate at which the server's queue does not grow.
-    Inexact timestamps cannot change the result of such a step. The client can change it in three cases only: it has no
-    CPU time left, it sends fewer requests than planned, or it slows the responses down.
+    In other sweeps, all limits on the client's health count, with one exception. If the client only dropped requests
+    because too many were in flight, the server was overloaded, and the result is `ok`.
     """
     from loadgen.analysis.client_health import LIMITS
 
@@ -566,9 +572,9 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
     """Return the coefficient of variation of the work that arrives at the server.
 
-    The coefficient includes the variation of the prompt and output lengths. With `random_arrivals`, it also includes
-    the variation of Poisson arrivals. If prompts come from a file, their lengths are not known beforehand, and their
-    coefficient of variation is assumed to be 1.
+    It includes the variation of the prompt and output lengths. With `random_arrivals`, it also includes the variation
+    of Poisson arrivals. If the lengths are not known before the run, for example because prompts come from a file,
+    their coefficient of variation is assumed to be 1.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")
@@ -590,7 +596,7 @@ def predict_sweep(
 ) -> dict[str, Any]:
     """Return the predicted results of a sweep: the capacity, and the figures at each load.
 
-    The sweep is simulated with the server `model`. The result has the form of a journal entry.
+    The sweep is simulated with the server `model`. The result is stored in the sweep's journal.
     """
     from loadgen.analysis.sweep import expected_point
 

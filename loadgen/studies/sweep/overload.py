@@ -1,4 +1,4 @@
-"""Ends a step of a sweep early, as soon as it is clear whether the server keeps up with the load.
+"""Ends a step of a sweep early, as soon as it is clear whether the server can handle the load.
 
 A step also ends early if the server refuses every request.
 """
@@ -47,10 +47,10 @@ DEFAULTS = StepSettings()
 class BacklogRule(NamedTuple):
     """A rule for the minimum fraction of requests that must have ended.
 
-    The server cannot keep up if `ended < min_fraction * sent`. Here `sent` is the number of requests that were sent in
-    the second half of the run so far, and `ended` is the number of requests that ended in this half. The rule applies
-    once the run has lasted `first_latencies` times as long as the latency of the first response. Before that time, the
-    throughput of the server may still be rising.
+    Let `sent` be the number of requests that were sent in the second half of the run so far, and `ended` the number of
+    requests that ended in this half. The server cannot keep up if `ended < min_fraction * sent`. The rule applies once
+    the run is longer than `first_latencies` times the latency of the first response, because the throughput of the
+    server may rise until that time.
     """
 
     first_latencies: float
@@ -62,7 +62,7 @@ CLEAR = BacklogRule(3, 0.2)
 
 
 class BacklogSample(NamedTuple):
-    """Number of requests sent and number of requests ended, both up to the time `at_s`."""
+    """The numbers of requests that had been sent and had ended at the time `at_s`."""
 
     at_s: float
     sent: int
@@ -74,8 +74,9 @@ class OverloadDetector:
 
     A step ends early in these cases:
 
-    - The server clearly cannot keep up, because its queue or the backlog of unfinished requests grows. The backlog is
-      watched only with `watch_backlog`, for steps at a given rate. A closed loop cannot build up a backlog.
+    - The server clearly cannot keep up, because its queue grows.
+    - The backlog of unfinished requests grows. This is checked only with `watch_backlog`, which is for steps at a given
+      rate. A closed loop cannot build up a backlog.
     - The server rejects many requests, or refuses all of them.
     - The deadline of the sweep has passed.
 
@@ -174,8 +175,8 @@ class OverloadDetector:
     def _rejects(self, elapsed_s: float, counts: LiveCounters) -> bool:
         """Return True if the number of rejected requests shows an overload.
 
-        Three conditions must hold: the run has lasted at least MIN_OVERLOAD_S, the server has rejected at least
-        MIN_BACKLOG requests, and these are more than REJECTED_FRACTION of the requests sent.
+        This is so if the run has lasted at least MIN_OVERLOAD_S, at least MIN_BACKLOG requests were rejected, and the
+        rejected requests are more than the share REJECTED_FRACTION of the requests sent.
         """
         enough = counts.rejected >= MIN_BACKLOG and counts.rejected > REJECTED_FRACTION * counts.sent
         return enough and elapsed_s >= MIN_OVERLOAD_S

@@ -61,10 +61,7 @@ class LevelWatch:
 
     @property
     def late(self) -> bool:
-        """Return True if this level of the pilot was ended because the time limit of the sweep was reached.
-
-        A level is one run with a fixed concurrency.
-        """
+        """Return True if this level was ended because the time limit of the sweep was reached."""
         return self._detector.late
 
     @property
@@ -86,10 +83,10 @@ class LevelWatch:
         return "stopped early: the throughput is known" if self.enough else None
 
     def _flows_without_growth(self) -> bool:
-        """Return True if the throughput of the current level is steady and hardly larger than that of the previous
-        level.
+        """Return True if the throughput of this level is steady and hardly larger than that of the previous level.
 
-        Responses must arrive evenly over the level, and at most a tenth faster than in the previous level.
+        The throughput is steady if responses arrive evenly over the level. It may exceed that of the previous level by
+        at most a tenth.
         """
         began_s, _ = self._samples[0]
         now_s, complete = self._samples[-1]
@@ -126,11 +123,11 @@ def run_pilot(
 ) -> EndReason:
     """Run the remaining levels of the pilot. Return "done", or the reason why the pilot ended early.
 
-    - `book` is the journal of the sweep. It contains the levels that have been measured, and gets a line for each
-      further level.
+    - `book` is the journal of the sweep. It contains the levels that have been measured, and gets a line for each new
+      level.
     - `measure` executes the run of a level, and `read_ends` reads the times at which its requests ended.
     - `watch` shows the progress of a run, and `say` receives one line of text for each level.
-    - `deadline_s` is the time at which the pilot must end, on the clock time.monotonic.
+    - `deadline_s` is the time at which the pilot must end (time.monotonic).
 
     Raises LoadgenError, loadgen.servers.errors.ServerError, or RefusedError if the server refuses every request.
     """
@@ -162,11 +159,10 @@ def run_pilot(
 
 
 def _level_plan(sweep: Sweep, number: int, concurrency: int) -> Plan:
-    """Return the plan of level number `number`: a closed loop with `concurrency` clients.
+    """Return the plan of level `number`: a closed loop with `concurrency` clients.
 
-    If the prompts come from a file, the loop lasts at most FILE_LEVEL_S seconds. Otherwise, the loop sends WAVES + 1
-    waves of requests, and a wave has one request for each client. LevelWatch ends the level earlier, as soon as the
-    throughput is known.
+    If the prompts come from a file, the loop lasts at most FILE_LEVEL_S seconds. Otherwise, each client sends WAVES + 1
+    requests on average. LevelWatch ends the level earlier, as soon as the throughput is known.
     """
     length: dict[str, Any] = {"n": (WAVES + 1) * concurrency, "duration_s": None}
     if sweep.plan.uses_file:

@@ -416,7 +416,7 @@ class CapacitySearch:
         )
 
     def _pareto(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> list[ParetoPoint]:
-        """Return the Pareto set. The points that are best by formula are simulated, and the best results are returned."""
+        """Return the Pareto set of the simulated results. Only the points that are best by formula are simulated."""
         points = self._frontier(candidates)
         found: list[ParetoPoint] = []
         for number, (candidate, index) in enumerate(points, 1):

@@ -684,7 +684,10 @@ def _workload_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterato
 
 
 def _sweep_mistakes(plan: MatrixPlan, workload: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each mistake in the sweep options of a workload, and for plan settings that a sweep excludes."""
+    """Yield a message for each mistake in the sweep options of a workload.
+
+    Settings of the plan that a sweep does not allow are mistakes too.
+    """
     try:
         options = SweepOptions.model_validate(workload["sweep"])
         if options.rates and options.concurrency:

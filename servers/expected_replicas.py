@@ -94,7 +94,7 @@ def wait_for_replicas(
 
 
 def _shortfall(seen: Round, expected: int, header: str, wait_s: float) -> str:
-    """Return the error message for the case that too few replicas answered."""
+    """Return the error message for too few replicas."""
     count = len(seen.replicas)
     text = f"only {count} of {expected} replicas answered within {wait_s:g} s"
     by = f" (by the header {header})" if header else ""

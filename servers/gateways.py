@@ -50,8 +50,8 @@ def gateways_in_head(head: bytes) -> set[str]:
     """Return the names of the gateways that the head of an HTTP response reveals, such as `nginx/1.22.1 (Server)`.
 
     The value of the header `Via` is the name of a gateway (RFC 9110, section 7.6.3). The value of `Server` is such a
-    name if it contains a product of SERVER_PRODUCTS. A header of HEADER_OWNERS reveals a gateway by the name of the
-    header. A malformed head does not raise an error.
+    name if it contains a product of SERVER_PRODUCTS. Other gateways are recognised by the names of their headers
+    (HEADER_OWNERS). A malformed head does not raise an error.
     """
     names = set[str]()
     for match in _LINE.finditer(head):

@@ -42,7 +42,7 @@ class RunningTranslator(NamedTuple):
     """A translator that this process has started."""
 
     path: str
-    """Path of its Unix socket."""
+    """Path of the Unix socket of the translator."""
     pid: int
     stack: contextlib.ExitStack
     """Ends the translator when it is closed."""

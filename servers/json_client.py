@@ -180,10 +180,11 @@ class JsonClient:
     def request(self, path: str, body: object = None, headers: Mapping[str, str] = NO_HEADERS) -> JsonResponse:
         """Send GET `path`, or POST `path` if there is a `body`, and return the response.
 
-        The body is sent as JSON, or as it is if it consists of bytes. `headers` are those of this request alone.
-        If the server is busy (429 or 503), the request is repeated after the time in the header Retry-After. Without
-        this header, the request is repeated up to three times within two seconds. Raises UnreachableError if the
-        request fails."""
+        The body is sent as JSON, or as it is if it consists of bytes. `headers` are sent only with this request. If the
+        server is busy (429 or 503), the request is repeated after the time in the header Retry-After. Without this
+        header, the request is repeated up to three times within two seconds. Raises UnreachableError if the request
+        fails.
+        """
         method = "GET" if body is None else "POST"
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         attempt = 0

@@ -34,7 +34,7 @@ ROUTERS = {
 
 - vLLM Router: its policy `consistent_hash` reads X-Session-ID first.
 - NVIDIA Dynamo: its router reads X-Dynamo-Session-ID if session affinity is on (`--router-session-affinity-ttl-secs`).
-  Each sub-agent is a session of its own, which names its parent in X-Dynamo-Parent-Session-ID.
+  Each sub-agent is a separate session, which names its parent in X-Dynamo-Parent-Session-ID.
 - SGLang Model Gateway: its policies `manual` and `consistent_hashing` read X-SMG-Routing-Key.
 - llm-d: its session affinity scorer sets the cookie llm-d-session in the first response.
 """
@@ -43,9 +43,9 @@ COOKIE = "cookie:"
 SUB_AGENT_VALUES = ("parent", "own", "parent-only")
 """Values that sub-agents send in a header of the session.
 
-- `parent`: the value of their parent. All requests of the session have one value. This is the default.
-- `own`: a value of their own.
-- `parent-only`: the own value of the agent that started them. The main agent does not send the header.
+- `parent`: the value of the main agent, so that all requests of the session have one value. This is the default.
+- `own`: a separate value for each sub-agent.
+- `parent-only`: the `own` value of the agent that started the sub-agent. The main agent does not send the header.
 """
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
@@ -65,7 +65,7 @@ def check_session_headers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_captures(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names unchanged if every name is that of a header or of a cookie. Raises ValueError otherwise."""
+    """Return the names unchanged if each is the name of a header or of a cookie. Raises ValueError otherwise."""
     for name in names:
         if not _NAME.fullmatch(name.removeprefix(COOKIE)):
             raise ValueError("must be the name of a response header, or a cookie such as cookie:llm-d-session")

@@ -21,7 +21,7 @@ from loadgen.servers.backends.stream_events import decode_events
 LAST_EVENTS = 4
 """Number of events at the end of a response that may contain the counts."""
 _NAMES = (b"spec", b"prediction_tokens", b"draft_n", b"avg_decoded_tokens")
-"""Bytes of which each form contains at least one."""
+"""Every event with draft counts contains at least one of these texts."""
 
 
 class VllmDrafts(msgspec.Struct, gc=False):

@@ -2,9 +2,8 @@
 
 The endpoints are `/generate_stream` (native), `/v1/chat/completions` and `/v1/completions`.
 
-The server validates a request only after it has sent status 200. To refuse the request, the server then closes the
-connection (up to version 1.1.0) or sends an error event (since 1.2.0). A response is therefore complete only after one
-of these signs:
+The server sends status 200 before it validates a request. To refuse the request, the server then closes the connection
+(up to version 1.1.0) or sends an error event (since 1.2.0). Only these signs show that a response is complete:
 
 - `/generate_stream`: an event with `finished`.
 - `/v1/completions`: `[DONE]`.

@@ -160,7 +160,8 @@ def messages_dialect(server: str, **others: Any) -> Dialect:
 def _standard_fields(request: Request, model: str) -> dict[str, Any]:
     """Return the fields of a request for a stream of at most `request.output_tokens` tokens.
 
-    System messages of a chat become the field `system`, because a message has the role `user` or `assistant`."""
+    System messages of a chat become the field `system`, because a message can only have the role `user` or `assistant`.
+    """
     assert isinstance(request.prompt, str), "the Messages API accepts only text"
     history = request.messages or (("user", request.prompt),)
     system = "\n\n".join(content for role, content in history if role == "system")
@@ -193,9 +194,11 @@ def _prompt_tokens_of_response(answer: Any) -> int:
 
 
 def _read_events(payloads: Sequence[bytes]) -> tuple[list[MessagesEvent], str]:
-    """Decode one event per payload, up to the first unreadable event. Return a description of the unreadable event too.
+    """Decode one event per payload. Return the events and a description of the first unreadable event ("" if none is).
 
-    A `content_block_delta` event is unreadable if its `delta` is not an object."""
+    The unreadable event and all later events are left out. A `content_block_delta` event is unreadable if its `delta`
+    is not an object.
+    """
     events, broken = decode_events(payloads, _EVENTS)
     for index, event in enumerate(events):
         if event.type == "content_block_delta" and event.delta is None:
@@ -206,8 +209,8 @@ def _read_events(payloads: Sequence[bytes]) -> tuple[list[MessagesEvent], str]:
 def _totals(events: Sequence[MessagesEvent]) -> Totals:
     """Return the token counts of a response, from `message_start` and `message_delta`.
 
-    `message_start` has the prompt length. The number of generated tokens in `message_start` is only the first part of
-    the total. Counts in `message_delta` are totals, and replace those of `message_start`.
+    `message_start` has the prompt length, and the number of tokens that were generated so far. Counts in
+    `message_delta` are totals, and replace those of `message_start`.
     """
     prompt = output = None
     cached: int | None = None
@@ -241,9 +244,9 @@ def _piece(event: MessagesEvent) -> GeneratedPiece | None:
 
 
 def _first_piece(block: ContentBlock) -> GeneratedPiece | None:
-    """Return the content of an event that starts a block, or None if the event has no content.
+    """Return the content with which a block starts, or None if the block starts without content.
 
-    Most blocks start without content. The first content of a tool call is the name of the tool.
+    Most blocks start without content. A tool call starts with the name of the tool.
     """
     if block.name:
         return GeneratedPiece(block.name, tool_call=True)

@@ -291,10 +291,11 @@ def openai_dialect(
     one_per_event: bool = False,
     **others: Any,
 ) -> Dialect:
-    """Return the dialect (the request and response format) of a server for one of the OpenAI endpoints.
+    """Return the dialect (the request and response format) of a server for the OpenAI endpoint `endpoint`.
 
     Requests contain the standard fields and those that `extra_fields` returns. `empty_rule`, `always_done` and
-    `one_per_event` are arguments of `decode`. `others` are further fields of Dialect."""
+    `one_per_event` are arguments of `decode`. `others` are further fields of Dialect.
+    """
 
     def request_form(dropped: tuple[str, ...], test_tokens: int) -> tuple[Encode, Route[int]]:
         def one_token(text: str, model: str) -> dict[str, Any]:

@@ -153,8 +153,8 @@ def _validator(schema_json: bytes) -> Callable[[Any], str] | None:
     """Return a function that takes a document and describes its first mistake, or None if the schema is invalid.
 
     The function returns "" for a document without mistakes. A description names the keyword of the schema and the place
-    in the document, but no values of the document. Nothing is loaded from the network, so a document whose check needs
-    an unknown schema has a mistake too.
+    in the document, but no values of the document. Nothing is loaded from the network. If the check needs another
+    schema, the function returns a message about this schema.
     """
     from jsonschema import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for

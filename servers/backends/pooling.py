@@ -33,7 +33,7 @@ PATHS = {
     "classify": "/classify",
 }
 QUERY_WORDS = 8
-"""Number of words of the query. Of a short input, half of the words."""
+"""Number of words of the query. If an input is short, the query has half of its words."""
 QUERY_FIELDS = {"rerank": ("query", "documents"), "score": ("text_1", "text_2")}
 """The fields of the query and of the documents, by endpoint. SGLang has other names for `score`."""
 

@@ -19,7 +19,7 @@ ESCAPED_TAG_BYTES = b"think\\u003e"
 
 
 def note_reasoning(answer: Answer, first_answer: int | None) -> None:
-    """Store in `answer` where the reasoning ends, for a response that begins with reasoning.
+    """Store in `answer` where the reasoning ends. The response must begin with reasoning.
 
     `first_answer` is the index of the first event with other content, or None if the response ended during the
     reasoning. The number of chunks with reasoning is stored too.

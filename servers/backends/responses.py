@@ -183,9 +183,11 @@ def _standard_fields(request: Request, model: str) -> dict[str, Any]:
 
 
 def _read_events(payloads: Sequence[bytes]) -> tuple[list[ResponsesEvent], str]:
-    """Decode one event per payload, up to the first unreadable event. Return a description of the unreadable event too.
+    """Decode one event per payload. Return the events and a description of the first unreadable event ("" if none is).
 
-    An event for the text of the answer is unreadable if its `delta` is not text."""
+    The unreadable event and all later events are left out. An event with text of the answer is unreadable if its
+    `delta` is not text.
+    """
     events, broken = decode_events(payloads, _EVENTS)
     for index, event in enumerate(events):
         if event.type in _ANSWER_TYPES and not isinstance(event.delta, str):

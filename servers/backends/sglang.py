@@ -88,8 +88,9 @@ unknown fields inside `sampling_params`."""
 def _generate_body(request: Request, _model: str) -> bytes:
     """Return the JSON body of a request to `/generate`.
 
-    The user's fields are put into `sampling_params`, except for those in _TOP_LEVEL_FIELDS. The server thus refuses a
-    misspelled field instead of ignoring the field."""
+    The user's fields are put into `sampling_params`, except for those in _TOP_LEVEL_FIELDS. The server refuses unknown
+    fields in `sampling_params`, so a misspelled field causes an error. It ignores unknown fields elsewhere.
+    """
     top_level = {name: value for name, value in request.body.items() if name in _TOP_LEVEL_FIELDS}
     sampling = {name: value for name, value in request.body.items() if name not in top_level}
     sampling |= sampling.pop("sampling_params", None) or {}
@@ -168,8 +169,8 @@ def _text(payloads: Sequence[bytes]) -> str:
 
 
 EMBEDDING_ENDPOINTS = ("embeddings", "rerank", "classify", "score")
-"""Endpoints of a server with `--is-embedding`, the default first. Any other server has all endpoints but these, and
-`score`."""
+"""Endpoints of a server with `--is-embedding`, the default first. A server without this option has all other endpoints,
+and also `score`."""
 
 
 def _exact(request: Request) -> dict[str, Any]:

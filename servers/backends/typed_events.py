@@ -2,7 +2,7 @@
 
 Both protocols send one event for each piece of generated content, and a last event that ends the response. Token counts
 are reported once, at the end, and never per event. A piece of content therefore counts as one token. If the server's
-total is larger, pieces contain several tokens.
+total is larger, pieces contain several tokens, or some tokens were not streamed.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters in the matrices with which one token is multiplied, including the output head."""
+        """Number of matrix parameters that one token uses, including those of the output head."""
         experts = self.moe_layers * self.experts.active_parameters(self.hidden) if self.experts else 0
         return self.attention_parameters + self.dense_mlp_parameters + experts + self.head_parameters
 
@@ -552,7 +552,7 @@ def _gpu_from_row(name: str, row: Mapping[str, Any]) -> Gpu:
 def _architecture_of(chip: str) -> Architecture:
     """Return the architecture of a chip such as `Hopper GH100`, from architectures.csv.
 
-    The row is that of the whole name, or else that of its first word, such as `Hopper`. If neither has a row, the
+    The row is found by the whole name, or else by the first word, such as `Hopper`. If there is no such row, the
     default architecture is returned.
     """
     rows = _architectures()
@@ -575,10 +575,10 @@ def shape_from_row(name: str, row: Mapping[str, Any]) -> ModelShape:
 
 
 def _with_parts(shape: ModelShape, parts: Mapping[str, int]) -> ModelShape:
-    """Return a copy of `shape` with experts, latent attention, sliding windows and linear attention.
+    """Return a copy of `shape` with the dimensions of experts, latent attention, sliding windows and linear attention.
 
-    `parts` maps each of COLUMNS, which are columns of mixtures.csv, to a number. Raises HardwareError if the dimensions
-    contradict each other.
+    `parts` contains these dimensions by the name of their column in mixtures.csv (COLUMNS). Raises HardwareError if the
+    dimensions contradict each other.
     """
     experts, latent, linear = None, None, None
     if parts["experts"]:

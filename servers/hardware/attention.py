@@ -133,7 +133,7 @@ def _latent_s(deployment: Deployment, sequences: StepSequences) -> tuple[Any, An
     """Return the durations of latent attention in one layer as (prefill, decode).
 
     Prefill expands the cache to the keys and values of each head. Decode multiplies queries by the expansion matrix
-    instead, so that all heads share one cache entry per token: the cache is read once, for all heads together.
+    instead. All heads then share one cache entry per token, which is read only once.
     """
     model = deployment.model
     latent = model.latent

@@ -4,7 +4,7 @@ A kernel takes at least the longest of three times (roofline model, Williams, Wa
 
 - compute: FLOPs divided by the peak FLOP/s of the number format.
 - memory: bytes divided by the memory bandwidth. Every operand is read once, and every result is written once.
-- latency: the time to start and end the kernel on this GPU, measured.
+- latency: the measured time to start and end the kernel on this GPU.
 
 The longest of the three binds the kernel. The arithmetic intensity is FLOPs divided by bytes. A kernel with a higher
 intensity than the ridge, `peak / bandwidth`, needs more time to compute than to read memory.
@@ -146,7 +146,7 @@ def serving_bounds(deployment: Deployment, batch: int, prompt_tokens: int, conte
 def training_bounds(deployment: Deployment, micro_batch: int, sequence: int) -> GpuBounds:
     """Return what binds each kernel of the training of one micro-batch: compute, memory or latency.
 
-    The kernels are those of the forward pass, the backward pass and the optimiser step. The micro-batch has
+    The training consists of the forward pass, the backward pass and the optimiser step. The micro-batch has
     `micro_batch` sequences of `sequence` tokens. `KernelBound.compute_from` is the number of tokens from which a kernel
     is bound by compute. For attention, the tokens of one sequence count. For other kernels, the tokens of the whole
     micro-batch count. For the optimiser, `compute_from` is None.
@@ -217,7 +217,8 @@ def _peak(gpu: Gpu, work: KernelWork) -> float:
 def _compute_from(gpu: Gpu, by_batch: Callable[[int], KernelWork]) -> int | None:
     """Return the smallest batch at which the kernel computes for at least as long as it reads memory.
 
-    The arithmetic intensity grows with the batch, so a bisection finds the batch.
+    `by_batch` returns the kernel for a batch. The arithmetic intensity grows with the batch, so a bisection finds the
+    smallest batch. The result is None if it would exceed MAX_BATCH.
     """
 
     def binds(batch: int) -> bool:
@@ -363,11 +364,11 @@ def _attention_bytes(deployment: Deployment, kind: str, sequences: StepSequences
 
 
 def _training_kernels(deployment: Deployment, sequences: int, tokens: int, *, backward: bool) -> list[KernelWork]:
-    """Return the kernels of the forward or the backward pass of a micro-batch, of every layer and the output head.
+    """Return the kernels of the forward or the backward pass of a micro-batch, for every layer and for the output head.
 
     The backward pass has two GEMMs for each GEMM of the forward pass: one for the gradients of its input, and one for
-    those of its weights. Fused attention computes its scores again, so its backward pass has 2.5 times the FLOPs
-    (FlashAttention-2, arXiv 2307.08691).
+    the gradients of its weights. Fused attention computes its scores again, so its backward pass has 2.5 times the
+    FLOPs (FlashAttention-2, arXiv 2307.08691).
     """
     gpu = deployment.gpu
     rows = sequences * tokens

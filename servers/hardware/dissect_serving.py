@@ -89,8 +89,8 @@ def dissect_serving(
 def _speed_up_accuracy(before: ServingState, after: ServingState) -> Accuracy:
     """Return how far off predictions of the speed-up between two GPUs are, according to measurements.
 
-    The measured speed-ups are those of one replica per GPU, with the same TP and the same number of requests in flight.
-    A speed-up between any other states is not validated.
+    The measurements have one replica per GPU, and the same TP and number of requests in flight on both GPUs. The
+    speed-up of any other pair of states is not validated.
     """
     if (before.replicas, before.in_flight) != (1, after.in_flight) or after.replicas != 1:
         return Accuracy(validated=False)
@@ -180,7 +180,7 @@ def _changes(old: ServingState, new: ServingState) -> list[FactorChange[ServingS
 
 
 def _kv_changes(before: Deployment, after: Deployment) -> list[FactorChange[ServingState]]:
-    """Return the change that replaces the number format of the KV cache by that of the second GPU, as a list.
+    """Return a list with one change, which replaces the number format of the KV cache by that of the second GPU.
 
     The list is empty if both GPUs use the same format.
     """

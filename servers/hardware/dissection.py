@@ -1,8 +1,9 @@
 """Divides the speed-up from one GPU to the next into factors: compute rate, number format, memory, link, and so on.
 
-A factor replaces one property of the first GPU by that of the second GPU. The factors are applied one after the other,
-so that each has a gain, and the product of the gains is the whole speed-up. A gain depends on the order. `share` does
-not: it is the geometric mean of the gain over all allowed orders (the Shapley value of the logarithm of the speed).
+A factor replaces one property of the first GPU by that of the second GPU. The factors are applied one after the other.
+Each factor has a gain, and the product of all gains is the whole speed-up. The gain of a factor depends on the order of
+the factors. Its `share` does not depend on the order: `share` is the geometric mean of the gain over all allowed orders
+(the Shapley value of the logarithm of the speed).
 
 dissect_serving.py and dissect_training.py define the factors of inference and of training.
 """
@@ -31,7 +32,7 @@ NUMBER_FORMAT = "number format"
 CAPACITY = "memory capacity"
 """Names of factors. `CAPACITY` lets more requests, or larger settings of a training job, fit into memory."""
 UNLIMITED_BYTES = 1e18
-"""Memory of the GPU of a state between the two GPUs. The factor `CAPACITY` says what fits; nothing else depends on it.
+"""Memory of the GPU while a speed-up is divided into factors. Only the factor `CAPACITY` changes what fits into memory.
 """
 
 
@@ -87,7 +88,7 @@ class ComparedGpu:
     """The settings with which the GPU is used, such as the number of requests that fit into its memory."""
     tokens_per_s: float
     spent: Mapping[str, float]
-    """Shares of the time by what the time is spent on."""
+    """Shares of the time that are spent on compute, memory and so on, by name."""
     accuracy: str
     """How far the model was off for this GPU in published measurements, or `not validated`."""
 

@@ -62,8 +62,8 @@ def touched_experts(experts: Experts, tokens: Any) -> Any:
 def route(experts: Experts, tokens: Any, groups: int) -> Routing:
     """Return the expected work of the busiest group of GPUs. Each of the `groups` groups holds a part of the experts.
 
-    The work of the busiest group is estimated as the mean of a binomial distribution plus `sqrt(2 * ln(groups))` of its
-    standard deviations. This sum is the expected maximum of `groups` normal variables.
+    The work of the busiest group is estimated as the mean of a binomial distribution plus `sqrt(2 * ln(groups))`
+    standard deviations. This sum approximates the expected maximum of `groups` normal variables.
     """
     mean_touched = touched_experts(experts, tokens) / groups
     mean_rows = as_float(tokens) * experts.per_token / groups
@@ -177,7 +177,10 @@ def expert_format(deployment: Deployment) -> Format:
 
 
 def _micro_batch(deployment: Deployment, sequences: StepSequences) -> StepSequences:
-    """Return the sequences of the largest of the micro-batches into which pipeline parallelism divides a step."""
+    """Return the sequences of the largest micro-batch of a step.
+
+    Pipeline parallelism divides the sequences of a step into micro-batches.
+    """
     prompts, decoding = deployment.micro_batch(sequences.prompts), deployment.micro_batch(sequences.decoding)
     return replace(sequences, prompts=prompts, decoding=decoding)
 
@@ -250,8 +253,9 @@ def _elementwise_bytes(deployment: Deployment) -> float:
 def _network_s(deployment: Deployment, rows: Any) -> Any:
     """Return the seconds of communication in all layers for `rows` tokens per attention group.
 
-    Without attention data parallelism, each layer has two all-reduces. With it, each layer has one all-reduce in the
-    attention group, and one all-to-all before and one after the experts.
+    Without attention data parallelism, each layer has two all-reduces. With attention data parallelism, each layer has
+    one all-reduce in the attention group, and each layer with experts has two all-to-alls: one before and one after the
+    experts.
     """
     model = deployment.model
     framework = deployment.framework

@@ -157,8 +157,8 @@ class Deployment:
     def micro_batch(self, sequences: Any) -> Any:
         """Return the number of sequences in the largest micro-batch of a step with `sequences` sequences.
 
-        Each pipeline stage computes another micro-batch at the same time, so a step has as many micro-batches as there
-        are stages. A sequence is never divided.
+        The pipeline stages compute different micro-batches at the same time, so a step has as many micro-batches as
+        there are stages. A sequence is never divided.
         """
         return elementwise_max(sequences / self.pipeline, elementwise_min(sequences, 1.0))
 
@@ -405,8 +405,8 @@ def predict_step(
 def _draft_step(deployment: Deployment, speculation: TokenDraft, decoding: Any, context: Any) -> Step:
     """Return the duration of drafting tokens in one step, for `decoding` sequences with `context` tokens each.
 
-    Each drafted token takes one layer of the model and the output head. This is the structure of multi-token prediction
-    (DeepSeek-V3, arXiv 2412.19437) and of EAGLE (arXiv 2401.15077).
+    A drafted token takes as long as one layer of the model and the output head. This is the structure of multi-token
+    prediction (DeepSeek-V3, arXiv 2412.19437) and of EAGLE (arXiv 2401.15077).
     """
     model = deployment.model
     whole = _predict_one_step(deployment, 0, 0, decoding, context, 0)

@@ -77,7 +77,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """Linear attention (Gated DeltaNet, arXiv 2412.06464), whose state has a constant size instead of a KV cache."""
+    """Linear attention (Gated DeltaNet, arXiv 2412.06464). It has a state of constant size instead of a KV cache."""
 
     layers: int  # Number of layers with linear attention; the other layers have attention over all tokens
     key_heads: int

@@ -43,7 +43,7 @@ class EngineSettings:
     """Maximum decode steps for which prompts wait for further prompts (TensorRT-LLM: `batch_wait_timeout_iters`)."""
 
     receive_steps: int = 1
-    """Decode steps between two looks for new requests (SGLang: `--scheduler-recv-interval`)."""
+    """Decode steps between two checks for new requests (SGLang: `--scheduler-recv-interval`)."""
 
 
 DEFAULT_SETTINGS = EngineSettings()

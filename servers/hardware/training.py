@@ -260,7 +260,7 @@ def _gemm_format(training: TrainingSetup) -> Format:
 
 
 def _scores_s(training: TrainingSetup, number: Format, heads: int) -> float:
-    """Return the forward time of attention in one layer without FlashAttention, apart from GEMMs with weights.
+    """Return the forward time of attention in one layer without FlashAttention. GEMMs with weights are not included.
 
     Without FlashAttention, all attention scores are written to memory. The time consists of two batched GEMMs, which
     compute and use the scores, and of softmax and dropout, which process 5 bytes per score.

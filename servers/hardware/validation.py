@@ -20,7 +20,7 @@ FIGURES = ("TTFT", "TPOT", "prefill", "decode step")
 """Figures of a deployment that validation.csv may contain."""
 SPEED_UP = "speed-up"
 """Figure of the rows about the speed-up between two GPUs, whose names are joined by SPEED_UP_JOIN in the column `gpu`.
-A speed-up is the ratio of two durations of a token."""
+A speed-up is the ratio of the times per output token (TPOT) of the two GPUs."""
 SPEED_UP_JOIN = " to "
 KERNELS = "kernels"
 KERNEL_FIGURES = ("GEMM", "decode attention", "prefill attention")
@@ -56,7 +56,7 @@ class Accuracy:
     """Errors of one predicted figure for a framework, a GPU and a kind of model, as shares of the measured values."""
 
     validated: bool
-    """False if no published measurement of this combination was compared. The other fields are 0 or empty in this case.
+    """False if this combination was never compared with published measurements. The other fields are then 0 or empty.
     """
     rows: int = 0
     error_p50: float = 0.0
@@ -119,8 +119,9 @@ def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
     """Return how far off predictions of the speed-up from one GPU to another are, according to measurements.
 
-    The measured speed-ups are ratios of the TPOT of two GPUs at the same load, with the GPUs, the kind of model and the
-    engine of `before` and `after`. The speed-up is not validated if the engine or the TP of the two deployments differ.
+    The measured speed-ups are ratios of the TPOT of two GPUs at the same load. They come from servers with the GPUs,
+    the engine and the kind of model of `before` and `after`. The speed-up is not validated if the engine or the TP of
+    the two deployments differ.
     """
     unmeasured = has_unmeasured_options(before) or has_unmeasured_options(after)
     if unmeasured or before.framework.name != after.framework.name or before.tensor != after.tensor:

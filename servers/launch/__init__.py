@@ -60,9 +60,10 @@ def _simulated(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
 
 @contextmanager
 def _running(spec: LaunchSpec, say: Say) -> Iterator[RunningServer]:
-    """Use the server that is already running at options["url"], and leave it running on exit.
+    """Use the server that already runs at the URL in the option `url`, and leave it running on exit.
 
-    options["api_key_env"] is the name of the environment variable with the server's API key."""
+    The option `api_key_env` is the name of the environment variable with the server's API key.
+    """
     url = spec.options.get("url")
     if not url:
         raise LaunchError(f"the URL of the running {spec.server} is missing", "set it with url = ...")

@@ -1,8 +1,8 @@
-"""Starts servers in containers with docker-compose.yml, on this machine or on a GPU host, one service at a time.
+"""Starts servers in containers with docker-compose.yml, on this machine or on a GPU host.
 
-Compose starts the container. A server is ready when its health route answers requests from this machine. The health
-check of the container is not enough: it does not detect a port that is published on the wrong address, which is a
-common mistake.
+Each launch starts one service of the file. A server is ready when its health route answers requests from this machine.
+The health check of the container is not enough: it does not detect a port that is published on the wrong address, which
+is a common mistake.
 """
 
 from __future__ import annotations

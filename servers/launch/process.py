@@ -201,7 +201,7 @@ def command_of(spec: LaunchSpec, host: str, port: int) -> Command:
 
 
 def _ladder_env(server: str, command: ProcessCommand) -> dict[str, str]:
-    """Return the environment variables with which a server can serve a ladder model (see `servers.ladder`).
+    """Return the environment variables that a server needs to serve a ladder model (see `servers.ladder`).
 
     `command` describes how the server is started. Raises LaunchError if the server does not support ladder models,
     because it would silently serve the weights as a standard model.

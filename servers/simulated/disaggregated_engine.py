@@ -194,7 +194,7 @@ class DisaggregatedEngine:
                 heappush(self._arriving, (arrival_ns, next(self._numbers), job))
 
     def _start_decoding(self) -> None:
-        """Assign the job whose transfer of the KV cache ends first to a decode worker."""
+        """Assign the job whose KV cache arrives first to a decode worker."""
         arrival_ns, _, job = heappop(self._arriving)
         self._first_ns[job] = arrival_ns
         remaining = Job(

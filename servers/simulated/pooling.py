@@ -54,8 +54,8 @@ def _input_counts(count_tokens: PromptTokens, state: ServerState, request: Compl
 def score(count_tokens: PromptTokens, state: ServerState, request: CompletionRequest) -> Encoding:
     """Encode the response to POST /v1/score.
 
-    `text_1` is one text, which is paired with every text in `text_2`, or a list with one text for each text in
-    `text_2`.
+    `text_1` and `text_2` are texts or lists of texts. A single `text_1` is paired with every text in `text_2`.
+    Otherwise, both must have equally many texts.
     """
     first, second = _texts_of(request, "text_1"), _texts_of(request, "text_2")
     if len(first) == 1:

@@ -51,7 +51,7 @@ class Job:
     computed_tokens: int = 0
     """Number of tokens that prefill has processed. After a preemption, prefill also processes earlier output tokens."""
     unsent_tokens: int = 0
-    """Output tokens that were requested and will not be generated, because the client gives up before."""
+    """Requested output tokens that will not be generated, because the client gives up the request."""
     owner: Any = None
     """A value for the caller. The scheduler does not use it."""
     prompt: Sequence[int] = ()
@@ -112,7 +112,7 @@ class Policy:
     """`separate`: prefill earlier if the number of jobs that can be admitted at once is at least this multiple of the
     number of decoding sequences (TGI's option of the same name)."""
     receive_steps: int = 1
-    """`chunked-first`: decode steps between two looks for new requests (SGLang: `scheduler_recv_interval`)."""
+    """`chunked-first`: decode steps between two checks for new requests (SGLang: `scheduler_recv_interval`)."""
     batch_wait_steps: int = 0
     """`mixed` without chunks: maximum decode steps for which prompts wait for each other (TensorRT-LLM:
     `batch_wait_timeout_iters`)."""

@@ -2,8 +2,8 @@
 
 A simulated server reasons if it was started with `--reasoning-tokens`. If it was started with `--structured`, requests
 with a JSON schema are answered with JSON, and requests with tools are answered with a call of the first permitted tool.
-All requests of vLLM and SGLang for such answers have the same fields, except that the name of a tool is at another
-place in each API.
+The APIs of vLLM and SGLang have the same fields for such requests, but each API has the name of a tool at another
+place.
 """
 
 from __future__ import annotations
@@ -183,7 +183,10 @@ def _chosen_name(choice: Any) -> str | None:
 
 
 def _schema_of(body: Mapping[str, Any]) -> Any:
-    """Return the JSON schema to which a request restricts the answer, `{}` for any JSON object, or None for text."""
+    """Return the JSON schema to which a request restricts the answer, or None if the answer may be any text.
+
+    Return `{}` if the request allows any JSON object.
+    """
     response_format = _object(body.get("response_format")) or _object(_object(body.get("text")).get("format"))
     response_format = response_format or _object(_object(body.get("output_config")).get("format"))
     kind = response_format.get("type")

@@ -130,7 +130,7 @@ class Reader:
     def wrong_type(self, expected: str) -> BodyError:
         """Return the error for a value that does not have the type `expected`.
 
-        The position of the error is after the value. For a list or an object, the position is its beginning.
+        The error is located after the value, or at the beginning of a list or an object.
         """
         first = self.peek()
         if first == b"[":

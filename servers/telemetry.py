@@ -431,10 +431,11 @@ class HostMemory:
 
 
 def is_this_machine(url: str) -> bool:
-    """Return True if the host of `url` is this machine, which is the case if a socket can be bound to its address.
+    """Return True if the host of `url` is this machine.
 
-    Unix sockets are always on this machine.
-    Return False for any other host, and for a host name that cannot be resolved."""
+    This is always the case for a Unix socket. For any other URL, the function tries to bind a socket to the host's
+    address. The result is False if the host name cannot be resolved.
+    """
     if split_unix_url(url):
         return True
     try:

@@ -403,9 +403,9 @@ class _TraceWriter:
 def _edges(requests: Sequence[AnonymousRequest]) -> Iterator[list[tuple[int, After, int]]]:
     """Yield, for each request of a session, the requests that it followed and the delays.
 
-    A request follows the requests that had ended when the request started. An ended request is left out if another
-    ended request started after its end. If the log does not say when responses ended, each request follows the previous
-    request, and is sent at its recorded time or later.
+    A request follows the requests that had ended when it started. If one of these requests started after the end of
+    another, only the later one is listed. If the log does not say when responses ended, each request follows the
+    previous request, and is sent at its recorded time or later.
     """
     running: list[tuple[int, int, int]] = []
     """End, start and key of the requests that have not ended yet."""

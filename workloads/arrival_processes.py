@@ -383,7 +383,7 @@ def _span_text(span_ns: int) -> str:
 class RecordedTimes(Arrivals, frozen=True):
     """The arrival times in a file for the workload `requests:FILE` (the field `at` of its lines).
 
-    Each time belongs to a request. With `sessions`, each time belongs to the first request of a session.
+    Each time belongs to a request. If `sessions` is True, each time belongs to the first request of a session.
     """
 
     path: Path

@@ -115,23 +115,26 @@ def sharegpt(path: Path) -> Iterator[tuple[Sample, ...]]:
     """Yield each dialogue of a file in ShareGPT format, as one sample per question of the user.
 
     Only questions that are directly followed by an answer are used. A dialogue without such a question is skipped.
-    Messages of other roles, such as the system, are ignored. Raises WorkloadError if the file is unreadable or has
-    another format."""
+    Messages of other roles, such as the system, are ignored. Raises WorkloadError if the file is unreadable or not in
+    ShareGPT format.
+    """
     return elements(path, _dialogue)
 
 
 def alpaca(path: Path) -> Iterator[Sample]:
     """Yield one sample per element of a file in Alpaca format. The prompt is the instruction followed by the input.
 
-    Elements with an empty instruction or output are skipped. Raises WorkloadError if the file is unreadable or has
-    another format."""
+    Elements with an empty instruction or output are skipped. Raises WorkloadError if the file is unreadable or not in
+    Alpaca format.
+    """
     return elements(path, _instruction)
 
 
 def jsonl(path: Path) -> Iterator[Sample]:
     """Yield one sample per line of a JSON Lines file with prompts or chat messages.
 
-    Raises WorkloadError if the file is unreadable or has another format."""
+    Raises WorkloadError if the file is unreadable or malformed.
+    """
     return elements(path, partial(_prompt, folder=path.parent))
 
 
@@ -188,8 +191,9 @@ def _line_elements(path: Path, file: TextIO) -> Iterator[tuple[str, str, Callabl
 def _array_elements(path: Path, file: TextIO, buffer: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Yield (location, source text, function that returns the value) for each element of a JSON array.
 
-    `buffer` contains the text after the opening bracket of the array that was already read. The remaining text is read
-    from `file`."""
+    `buffer` contains the part of the text that was already read, without the opening bracket of the array. The
+    remaining text is read from `file`.
+    """
     decoder = json.JSONDecoder()
     buffer = _skip_blanks(file, buffer)
     for position in count(1):
@@ -318,7 +322,7 @@ def _line_options(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batch_body(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request body of a line for OpenAI's batch API, or an empty mapping if the line has another format."""
+    """Return the request body of a line in the format of OpenAI's batch API, or an empty mapping for any other line."""
     body = item.get("body")
     is_batch = isinstance(body, Mapping) and "messages" in body and not {"prompt", "messages"} & item.keys()
     return body if isinstance(body, Mapping) and is_batch else {}
@@ -376,9 +380,10 @@ def _role_of(message: Any) -> Any:
 
 
 def _whole_chat(item: Mapping[str, Any]) -> Sample:
-    """Return the sample of a line whose messages are sent as the file has them.
+    """Return the sample of a line whose messages are sent exactly as they are in the file.
 
-    A text of the assistant at the end is the recorded answer, and is not sent."""
+    If the last message is a text of the assistant, this text is the recorded answer, and is not sent.
+    """
     messages = list(item["messages"])
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -520,7 +525,7 @@ class Dataset(msgspec.Struct, frozen=True):
 def repeated(read: Callable[[], Iterator[Item]], *, repeat: bool) -> Iterator[Item]:
     """Yield the entries that `read()` yields.
 
-    If `repeat` is True, `read()` is called again after each last entry, so this iterator only ends if there are no
+    If `repeat` is True, `read()` is called again after its last entry, so the iterator ends only if there are no
     entries.
     """
     empty = True
@@ -546,7 +551,8 @@ def describe_format(source: object) -> str:
 def recognise(path: Path) -> str:
     """Return the format of a dataset file (a key of SAMPLES), judging by the fields of its first element.
 
-    Raises WorkloadError if the file is unreadable or has another format."""
+    Raises WorkloadError if the file is unreadable or in an unknown format.
+    """
     try:
         (element,) = next(elements(path, lambda element: (element,)), (None,))
     except WorkloadError as error:

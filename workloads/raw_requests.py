@@ -276,8 +276,9 @@ class RecordedSession(msgspec.Struct, frozen=True):
 class RawRequests(msgspec.Struct, frozen=True):
     """A workload that sends the requests of a file as they are, in the order of the file.
 
-    With `sessions`, requests with the same session name are sent one after the other. A line without a session is a
-    session of one request."""
+    If `sessions` is True, requests with the same session name are sent one after the other. A line without a session
+    name is a session of one request.
+    """
 
     path: Path
     sessions: bool = False

@@ -220,7 +220,10 @@ def _read_file(path: Path) -> bytes:
 
 @lru_cache(1)
 def _sounds() -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Return the vowels, the hisses and the pauses of synthetic recordings, as samples. They are always the same."""
+    """Return the vowels, the hisses and the pauses of synthetic recordings, as PCM samples.
+
+    Every call returns the same sounds.
+    """
     random = Random("sounds")  # noqa: S311 - sounds, not secrets
     vowels = [_vowel(random) for _ in range(SOUNDS)]
     hisses = [_hiss(random) for _ in range(SOUNDS)]

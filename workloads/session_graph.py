@@ -1,4 +1,4 @@
-"""Sessions as graphs: each node is a request, and each edge says after which other request a request is due.
+"""Sessions as graphs: each node is a request, and each edge says that a request is due after another one.
 
 A loader (loadgen.workloads.session_formats) reads a file and describes each session as a list of `DraftNode`. The
 function `graph_of` checks the list and returns the nodes in an order in which every parent comes before its children.
@@ -228,7 +228,7 @@ def graph_of(name: str, start_ns: int, drafts: Sequence[DraftNode], path: object
     """Check the nodes of a session, and return them in an order in which parents come before their children.
 
     The first node is the earliest node without parents. The other nodes keep the order of the file, as far as their
-    parents allow. A further node without parents is due at its recorded time after the start of the first node. Raises
+    parents allow. Any other node without parents is due at its recorded time after the start of the first node. Raises
     WorkloadError for a duplicate name, a missing parent, a cycle, a negative delay and a history that does not exist.
     The message names the file and the line.
     """

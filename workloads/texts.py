@@ -94,7 +94,9 @@ class Words(msgspec.Struct, frozen=True):
     """Picks this number of words faster than one at a time. None unless each word costs one token."""
 
     def can_fill(self, tokens: int) -> bool:
-        """Return True if some of these words together have exactly `tokens` tokens."""
+        """Return True if a text of exactly `tokens` tokens can be built from these words, each used any number of
+        times.
+        """
         if tokens < MIX_TOKENS:
             return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
         return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0
@@ -145,12 +147,13 @@ class Words(msgspec.Struct, frozen=True):
 def measure_words(count: CountTokens, candidates: Sequence[str], *, openings: int = OPENINGS) -> WordCosts:
     """Count the tokens of the candidate words, and return the usable words with their numbers of tokens (costs).
 
-    In most tokenizers, every candidate is one token. To check this first, the candidates are combined into texts that
-    contain every pair of them, and the tokens of these texts are counted. If each text has one token per word, every
-    word is known to be one token.
+    In most tokenizers, every candidate is one token. To find out, the function combines the candidates into texts that
+    contain every pair of candidates, and counts the tokens of these texts. If each text has one token per word, every
+    word is one token.
 
-    Otherwise, the tokens of each word are counted by a separate text. The text contains two words, and the counted word
-    is the second one. Words of more than COST_LIMIT tokens are left out.
+    Otherwise, each word is counted in a separate text of two words, in which it is the second word. Words of more than
+    COST_LIMIT tokens are left out. If the counts are not additive, words that cause this are left out too, unless fewer
+    than MIN_WORDS words would remain.
 
     The first `openings` words are also counted at the start of a prompt, where a word may have another cost.
     """
@@ -214,10 +217,12 @@ def _words_that_add_up(count: CountTokens, candidates: Sequence[str], openings: 
 
 
 def _prove(count: CountTokens, costs: dict[str, int], openings: int) -> tuple[WordCosts, set[str]]:
-    """Count the tokens of every two words in a row. Return the vocabulary, and the words whose counts are not additive.
+    """Check whether token counts are additive, by counting the tokens of every pair of words.
 
-    Two words in a row should have as many tokens as they have separately, according to `costs`, which maps each word to
-    its number of tokens. The first `openings` words are also counted at the start of a text."""
+    Counts are additive if two words in a row have as many tokens as they have separately. `costs` maps each word to its
+    number of tokens. The first `openings` words are also counted at the start of a text. Return the vocabulary, and the
+    words whose counts are not additive.
+    """
     if not costs:
         return WordCosts({}, {}, adds_up=False), set()
     words = list(costs)
@@ -515,7 +520,8 @@ def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens 
 def _build_exact(count: CountTokens, words: Words, drafts: Iterable[PromptDraft], progress: Progress) -> list[str]:
     """Return the texts of the drafts, with their last words replaced until every text has the exact token count.
 
-    Raises PromptError if a text still has another token count after ROUNDS_LIMIT attempts."""
+    Raises PromptError if the token count of a text is still wrong after ROUNDS_LIMIT attempts.
+    """
     texts: list[str] = []
     waiting = iter(drafts)
     while batch := list(islice(waiting, BATCH)):
@@ -552,10 +558,10 @@ def _replace_end(draft: PromptDraft, missing: int, words: Words) -> None:
 
 
 def _wheels(words: Words, n: int, group_size: int, tokens: int, seed: int) -> tuple[list[list[str]], int, bool]:
-    """Return the words that encode the number of a text at the start of texts with `tokens` tokens.
+    """Choose the words that encode the number of a text, for texts with `tokens` tokens.
 
-    The number is encoded like a mechanical counter, with one word per digit (see `counter_digits`). The result has
-    three values:
+    `n` is the number of all texts, and `group_size` is the number of texts with this length. The number of a text is
+    encoded like a mechanical counter, with one word per digit (see `counter_digits`). The result has three values:
 
     - One list of words per digit (a wheel). All words of a list have equally many tokens. The first list contains words
       that can start a prompt. The later lists contain words with the fewest tokens.

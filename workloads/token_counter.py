@@ -223,7 +223,7 @@ def _one_token_words(
     words. If the rest of the text has as many tokens as the group has words, every word of the group is one token. A
     group that fails this test is halved, and both halves are tested. A single word that fails is not returned.
 
-    The first group contains all of `words`. `tokens` is the number of tokens of its text, which was counted before.
+    The first group contains all of `words`. The caller has already counted the tokens of its text (`tokens`).
     """
     usable: set[str] = set()
     groups = [words]

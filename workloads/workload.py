@@ -286,8 +286,8 @@ class Prompts(msgspec.Struct, frozen=True):
     def graphs(self, *, once: bool = False) -> Iterator[SessionGraph]:
         """Yield the sessions, each as a graph of requests.
 
-        With `once`, each session of a file is yielded once, even if the workload repeats the file without end. Raises
-        WorkloadError for a workload whose sessions are not graphs.
+        If `once` is True, each session of a file is yielded once, even if the workload repeats the file without end.
+        Raises WorkloadError for a workload whose sessions are not graphs.
         """
         source = self.spec.workload
         if not isinstance(source, SessionFile):

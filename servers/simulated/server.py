@@ -425,7 +425,7 @@ def _header(request: BaseRequest, *names: str) -> str:
 class CompletionHandler:
     """Handles one request that generates tokens: sends the response and writes the log line.
 
-    The request body must have been read before.
+    The caller must have read the request body.
     """
 
     def __init__(self, server: HttpServer, request: BaseRequest, received_ns: int) -> None:
@@ -446,7 +446,7 @@ class CompletionHandler:
     async def run(self, fields: Mapping[str, Any]) -> Reply | bool:
         """Handle the request.
 
-        Return a Reply if the caller must send the response. Otherwise this method has sent the response: return True if
+        Return a Reply if the caller must send the response. If this method has sent the response itself, return True if
         the connection can take another request, and False if it cannot.
         """
         model = fields.get("model")
@@ -517,8 +517,8 @@ class CompletionHandler:
     def _has_room(self, encoding: Encoding, limit: int) -> bool:
         """Return True if the server can accept a request without exceeding `limit`.
 
-        `encoding` is the response to the request. For most backends, `limit` is a number of concurrent requests. For
-        backends with `limit_counts_inputs`, it is the total number of inputs in all concurrent requests.
+        `encoding` is the response to the request. For most backends, `limit` is a number of concurrent requests. If the
+        protocol has `limit_counts_inputs`, `limit` is the total number of inputs in all concurrent requests.
         """
         streams = self._state.streams
         if not self._protocol.limit_counts_inputs:
@@ -557,9 +557,9 @@ class CompletionHandler:
     async def _begin_stream(self, stream: Stream, wrong_length: bool) -> None:
         """Prepare the head of a streamed response. The head is sent together with the first event.
 
-        If the head is sent before, a Go proxy that is still sending the request body aborts 1 or 2% of the streams. The
-        faults `slow-headers` and `role-first` send the head at once nevertheless. With `wrong_length`, a simulated
-        fault, the head states a content length that is larger than the body.
+        A Go proxy that receives the head while it is still sending the request body aborts 1 or 2% of the streams. Only
+        the faults `slow-headers` and `role-first` send the head at once. If `wrong_length` is True, another fault is
+        simulated: the head states a content length that is larger than the body.
         """
         stream.chunked = not wrong_length
         headers = (stream.encoding.media or self._protocol.stream_headers) + stream.encoding.head

@@ -202,9 +202,9 @@ def _complete(
 ) -> tuple[Completion, str]:
     """Check the lengths and the sampling parameters of a request, and generate a completion.
 
-    `ids` contains the token ids of the prompt, and `requested` the requested maximum number of output tokens.
-    `minimum_name` is the name of the parameter for the minimum number of output tokens. With `chat`, the completion may
-    contain reasoning and tool calls.
+    `ids` contains the token ids of the prompt, and `requested` is the requested maximum number of output tokens.
+    `minimum_name` is the name of the parameter for the minimum number of output tokens. If `chat` is True, the
+    completion may contain reasoning and tool calls.
 
     Return the completion and the stop string that ended it, or an empty string if no stop string did. The text ends
     before the stop string. Raises ErrorReply if a check fails.
@@ -299,7 +299,7 @@ def _closing(body: Mapping[str, Any], usage_event: Mapping[str, Any]) -> tuple[b
 
 
 def _counts(completion: Completion) -> dict[str, int]:
-    """Return the token counts of a response, in SGLang's order."""
+    """Return the token counts of a response. The fields have the order of SGLang."""
     usage = completion.usage
     return {name: usage[name] for name in ("prompt_tokens", "total_tokens", "completion_tokens")}
 
@@ -480,9 +480,10 @@ def _metrics(state: ServerState, _: Mapping[str, Any]) -> Reply:
 
 
 def _buckets(max_model_len: int) -> dict[str, Sequence[float]]:
-    """Return the bucket bounds of SGLang's histograms, as the recorded server publishes them.
+    """Return the bucket bounds of SGLang's histograms, as recorded from a real server.
 
-    Length bounds above `max_model_len` are left out, except for the first one."""
+    The bounds of lengths are limited to `max_model_len`, but the first bound is always included.
+    """
     ttft = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
     tpot = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1, 0.2, 0.4, 0.6)
     lengths = (100, 300, 500, 700, 1000, 1500, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10_000, 20_000, 40_000)

@@ -255,7 +255,7 @@ class ServerState:
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.config.speed}\n".encode()
 
     def process_metrics(self) -> bytes:
-        """Return the start time of the server, as the Prometheus library of Python publishes it for each process."""
+        """Return a metric with the start time of the server process, in the format of Python's Prometheus library."""
         name = "process_start_time_seconds"
         help_text = "Start time of the process since unix epoch in seconds."
         return f"# HELP {name} {help_text}\n# TYPE {name} gauge\n{name} {self.process_start_s:.2f}\n".encode()

@@ -198,7 +198,7 @@ class StepTime:
 
 
 def _hop_times(deployment: Deployment) -> tuple[float, float]:
-    """Return the time to send activations between all pipeline stages as (constant part, part per token)."""
+    """Return the time to send activations between all pipeline stages: (constant part, part per token), in seconds."""
     start_s = float(deployment.hops_s(0.0))
     return start_s, float(deployment.hops_s(deployment.model.hidden * 2.0)) - start_s
 

@@ -40,7 +40,7 @@ _EMPTY_INPUTS = "Input validation error: `inputs` cannot be empty"
 def _error(message: str, error_type: str, *, openai: bool = False) -> Reply:
     """Return an error response. `error_type` determines the HTTP status.
 
-    With `openai`, the error has the field names of the OpenAI route. Otherwise it has those of the native routes.
+    The error has the field names of the OpenAI route if `openai` is True, and those of the native routes otherwise.
     """
     status = _STATUSES[error_type]
     if openai:
@@ -284,7 +284,7 @@ def _tokenize(_: ServerState, fields: Mapping[str, Any]) -> Reply:
 
 
 def _token_list(text: str, *, special: bool) -> list[dict[str, Any]]:
-    """Return the tokens of a text, in the format of /tokenize. With `special`, one special token is at each end."""
+    """Return the tokens of a text, in the format of /tokenize. If `special` is True, both ends have a special token."""
     tokens = [
         {"id": token, "text": text[start:stop], "special": False, "start": start, "stop": stop}
         for token, start, stop in tokenizer.offsets(text)

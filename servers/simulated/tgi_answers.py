@@ -204,8 +204,9 @@ def _top_tokens(token: int, text: str, number: int) -> list[dict[str, Any]]:
 def native(responses: Sequence[TgiResponse], prompt: TextPrompt, *, listed: bool, mark: Mapping[str, Any]) -> Encoding:
     """Encode the response to a request on a native route: /generate, /generate_stream or /.
 
-    With `best_of`, there are several `responses`, and the first one is the best. With `listed`, the body of a
-    non-streamed response is a list with one object. `mark` contains the fields that mark the response as simulated.
+    If the request has `best_of`, there are several `responses`, and the first one is the best. If `listed` is True, the
+    body of a non-streamed response is a list with one object. `mark` contains the fields that mark the response as
+    simulated.
     """
     best = responses[0]
     parameters = prompt.parameters
@@ -432,7 +433,7 @@ def _encoding(
     """Return the encoding of one or several responses, with the headers and error events that all routes share.
 
     `encode` encodes the events of a stream, and `closing` contains the last events. `whole` builds the body of a
-    non-streamed response. With `timed`, a non-streamed response has the header x-compute-time.
+    non-streamed response. If `timed` is True, a non-streamed response has the header x-compute-time.
     """
     completions_ = [response.completion for response in responses]
     first = completions_[0]

@@ -51,7 +51,7 @@ def flat_error(message: str, error_type: str, status: int = 500) -> Reply:
 def error_payloads(message: str, error_type: str, *, openai: bool) -> tuple[bytes, ...]:
     """Return an error as the payloads of server-sent events.
 
-    With `openai`, the payloads have the format of the OpenAI routes, and the status code in them is always 422.
+    If `openai` is True, the payloads have the format of the OpenAI routes, and the status code in them is always 422.
     """
     if openai:
         return protocol.dumps({"error": {"message": message, "http_status_code": 422}}), b"[DONE]"

@@ -132,7 +132,7 @@ def call_id(messages: Sequence[Any]) -> str:
 
 
 def call_pieces(texts: Sequence[str]) -> list[tuple[str | None, str] | None]:
-    """Return the content of each token's event in a streamed tool call, for the tokens with the texts `texts`.
+    """Return the content of each token's event in a streamed tool call. `texts` contains the texts of the tokens.
 
     The content is a pair (function name, part of the arguments):
 

@@ -24,7 +24,7 @@ Emission = tuple[Job, int, int]
 
 
 class Drafting(NamedTuple):
-    """Speculative decoding: the number of draft tokens per step, and the probability that one is accepted."""
+    """Speculative decoding: the number of draft tokens per step, and the probability that a draft token is accepted."""
 
     tokens: int
     acceptance: float
@@ -153,10 +153,11 @@ class ScriptClock:
         """Do nothing, because this clock does not model a prefix cache."""
 
     def _verify_drafts(self, number: int, job: Job) -> int:
-        """Return the number of tokens of a decode step with draft tokens, and count the step.
+        """Simulate one step of speculative decoding for `job`, and return the number of tokens that the step generates.
 
-        Each draft token is accepted with the same probability, if all draft tokens before it were accepted. One more
-        token follows the accepted draft tokens. Tokens after the end of the response do not count.
+        Each draft token is accepted with the same probability, if all draft tokens before it were accepted. The step
+        generates the accepted draft tokens and one more token, but no tokens after the end of the response. `number` is
+        the number of the job, which determines the random numbers.
         """
         drafting, drafts = self._drafting, self._drafts
         random = Random(f"{self._seed}/{number}/{job.emitted}").random  # noqa: S311 - not a secret

@@ -106,7 +106,8 @@ def _check_tools(body: Mapping[str, Any]) -> None:
 def check_chat(state: ServerState, body: Mapping[str, Any]) -> None:
     """Raise ErrorReply for a chat request that the simulated server cannot answer.
 
-    Such a request needs a tool parser, contains a chat template or an image, or has no messages.
+    The server cannot answer a request that needs a tool parser, contains a chat template or an image, or has no
+    messages.
     """
     choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
     if state.config.structured:  # as with --enable-auto-tool-choice and --tool-call-parser
@@ -202,7 +203,7 @@ def stop_strings(body: Mapping[str, Any]) -> Sequence[str]:
 def requested_tokens(state: ServerState, value: Any, default: int, name: str = "max_tokens") -> int:
     """Return the requested maximum number of output tokens, or `default` if the request has none.
 
-    `name` is the name of the maximum in error messages. Raises ErrorReply if the maximum exceeds the context. vLLM
+    `name` is the name of the parameter in error messages. Raises ErrorReply if the number exceeds the context. vLLM
     checks this before it tokenizes the prompt.
     """
     tokens = protocol.integer(value)

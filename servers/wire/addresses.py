@@ -166,8 +166,8 @@ class Connector:
         - `stamps` is the timestamp source of the connections.
         - `receive_buffer` is the requested receive buffer size in bytes (0: the system's default).
         - `first` is the index of the address that the first connection tries.
-        - `name` is the name of the replica at the target, which connections carry instead of their address. If the
-          target has several addresses, connections carry the name and the address.
+        - `name` is the name of the replica at the target. If it is not empty, it replaces the address in the attribute
+          `address` of each connection. If the target has several addresses, the attribute contains both.
         """
         self._target = target
         self._timeout_s = timeout_s

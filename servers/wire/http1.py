@@ -174,9 +174,9 @@ class ResponseFraming:
     def _scan_usual(self, raw: bytes | bytearray, offset: int) -> None:
         """Scan complete chunks whose size has two or three hexadecimal digits. Stop at the first other chunk.
 
-        This method is the fast path for usual chunks. Only the few bytes around each chunk's size line are parsed. The
-        results are cached, because a stream contains few different size lines. `raw` contains the response from offset
-        `offset` on.
+        This method is the fast path for usual chunks. It only parses the few bytes around each chunk's size line.
+        Parsed size lines are cached, because a stream contains few different ones. `raw` contains the response from
+        offset `offset` on.
         """
         raw = bytes(raw)
         cursor = self.position - offset - 2  # the line end before the size line

@@ -115,9 +115,8 @@ def explain_local_limit(error: OSError, address: Address) -> OSError:
 def explain_late_error(error: OSError, address: Address) -> OSError:
     """Return a LocalLimitError if this machine caused a connection error, otherwise return the error unchanged.
 
-    This function is for errors that may have been reported late, so that the network may also have caused the error. In
-    this case, the function tries to connect again. If the kernel reports the same error at once, this machine is the
-    cause.
+    An error that the kernel reports late may come from the network or from this machine. To find out, the function
+    tries to connect again. If the kernel reports the same error at once, this machine is the cause.
     """
     if error.errno not in _EXPLAIN:
         return error
@@ -152,8 +151,9 @@ def _has_source(address: Address) -> bool:
 def local_limit_of_host(host: str, port: int, error: OSError) -> LocalLimitError | None:
     """Return a LocalLimitError if this machine caused a failure to connect to a host, otherwise None.
 
-    `error` is the error of the failed attempt. If this machine can start a connection to at
-    least one address of the host, the server or the network caused the error, and the result is None."""
+    `error` is the error of the failed attempt. This machine is not the cause if it can start a connection to at least
+    one address of the host.
+    """
     try:
         results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

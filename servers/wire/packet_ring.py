@@ -2,11 +2,11 @@
 
 The kernel timestamps every segment from the server when it arrives, even while the client does not read.
 
-segment ──> loadgen.servers.wire.packet_socket ──> its headers and timestamp, in shared memory ──> PacketRing.read
-    └─────> the socket's receive buffer, which is read whenever there is time.
+    segment ──> loadgen.servers.wire.packet_socket ──> headers and timestamp in shared memory ──> PacketRing.read
+        └─────> the socket's receive buffer, which is read whenever there is time
 
-stream offset of a segment = (sequence number - sequence number of the SYN-ACK - 1) mod 2^32
-arrival of a byte          = timestamp of the segment that completed the stream up to this byte
+    stream offset of a segment = (sequence number - sequence number of the SYN-ACK - 1) mod 2^32
+    arrival of a byte          = timestamp of the segment that completed the stream up to this byte
 """
 
 from __future__ import annotations
@@ -118,9 +118,10 @@ class TcpStream:
 
 
 def arrivals_batch(requests: Sequence[tuple[TcpStream, array[int]]]) -> list[int]:
-    """Return the results of `TcpStream.arrivals` for several streams (at most 100), joined to one list.
+    """Return the results of `TcpStream.arrivals` for several streams (at most 100), concatenated to one list.
 
-    A single numpy search covers all streams, because the overhead of a numpy call exceeds the time of the search."""
+    A single numpy search covers all streams, because the overhead of a numpy call exceeds the time of the search.
+    """
     if len(requests) < 2 or not all(stream.covers(offsets) for stream, offsets in requests):
         return [arrived for stream, offsets in requests for arrived in stream.arrivals(offsets)]
     # Stream number n is shifted by n << 56, so that one sorted array holds every stream.

@@ -81,13 +81,14 @@ def checked_instants(
 
 
 def wait_for_syn_ack(key: int, syn_acks: Container[int], collect: Callable[[], object], within_ns: int) -> bool:
-    """Wait until the packet ring has the SYN-ACK of the open connection `key`, and return True if the SYN-ACK arrives.
+    """Wait until the packet ring has the SYN-ACK of the open connection `key`, for at most `within_ns` ns.
 
-    `syn_acks` contains the keys of the SYN-ACKs that have arrived, and `collect` updates it from the ring. Return False
-    after `within_ns`.
+    Return True if the SYN-ACK has arrived. `syn_acks` contains the keys of the SYN-ACKs that have arrived, and
+    `collect` updates it from the ring.
 
     The result tells whether the ring sees the packets of the connection. The ring does not see them if NAT on this
-    machine changes their addresses, for example for a port that Docker publishes."""
+    machine changes their addresses, for example for a port that Docker publishes.
+    """
     until_ns = monotonic_ns() + within_ns
     while key not in syn_acks and monotonic_ns() < until_ns:
         sleep(RETRY_S)

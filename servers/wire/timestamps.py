@@ -67,8 +67,8 @@ class Response(Received, Protocol):
 class TimestampSource:
     """Returns the arrival times of received bytes.
 
-    This base class is also a source, and works on every machine. This source takes timestamps in user space after each
-    read. The timestamps are therefore late whenever the process reads late.
+    This is the base class of all timestamp sources, and also a source itself, which works on every machine: it takes a
+    timestamp in user space after each read. If the process reads late, these timestamps are late too.
     """
 
     name: ClassVar[str] = "user"  # In plans, Records, headers and summaries

@@ -121,7 +121,7 @@ class Exchange:
         """Send this request and the requests of `others` in quick succession.
 
         The loop over the requests only calls the `send` function of each socket and reads the clock. Everything else is
-        looked up before the loop. The clock is read once after each call. The result is the end of this send and the
+        looked up before the loop. The clock is read once after each call. This time is the end of one send and the
         beginning of the next one.
         """
         exchanges = (self, *others)
@@ -193,7 +193,7 @@ class Exchange:
         self.on_sent(_try_send(self.connection.sock.send, self.unsent), monotonic_ns())
 
     def give_up(self, kind: WireError, detail: str) -> None:
-        """End this exchange with an error of the client, such as a timeout, after a last read from the socket."""
+        """Read from the socket a last time, and end this exchange with an error of the client, such as a timeout."""
         if self.connection is not None:
             self._on_readable()
         self.fail(kind, detail)

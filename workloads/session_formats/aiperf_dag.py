@@ -41,16 +41,16 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Fork(msgspec.Struct, forbid_unknown_fields=True):
-    """A conversation that begins with the history of another conversation, up to one of its turns."""
+    """A conversation that starts after a turn of its parent, and inherits the parent's history up to this turn."""
 
     child: Name
     background: bool = False
 
 
 class Spawn(msgspec.Struct, forbid_unknown_fields=True):
-    """Conversations that start after a turn.
+    """Conversations that start after a turn of their parent, with an empty history.
 
-    `join_at` is the index of the turn that waits until these conversations have ended.
+    `join_at` is the index of the parent's turn that waits until these conversations have ended.
     """
 
     children: Annotated[list[Name], msgspec.Meta(min_length=1)]

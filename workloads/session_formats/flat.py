@@ -122,7 +122,7 @@ def bailian(path: Path, options: Options) -> Iterator[TraceSession]:
     """Yield the chats of a Qwen-Bailian trace in order of their first requests.
 
     A chat is a tree of requests, in which each request names its parent. Raises WorkloadError for an invalid line, and
-    for a request whose parent is not above it in the file.
+    for a request whose parent does not precede it in the file.
     """
     with row_store() as store:
         last_s = 0.0

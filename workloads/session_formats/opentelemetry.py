@@ -11,10 +11,10 @@ are those of the semantic conventions for generative AI (open-telemetry/semantic
     gen_ai.input.messages        The messages, if they were recorded. With them, the messages of
                                  `gen_ai.system_instructions` and the tools of `gen_ai.tool.definitions` are sent.
 
-Two requests are related if their agents are equal, or if one agent is above the other. A request follows the related
-requests that had ended when the request started. An ended request is left out if another ended request started after
-its end. The delay of a request is the time from the end of the requests that it follows to its own start. The part of
-the delay in which tools ran counts as tool time.
+Two requests are related if their agents are equal, or if one agent is an ancestor of the other. A request follows the
+related requests that had ended when it started. If one of these requests started after the end of another, the request
+only follows the later one. The delay of a request is the time from the end of the requests that it follows to its own
+start. The part of the delay in which tools ran counts as tool time.
 
 If a request was recorded without messages, its prompt is generated. If the generated prompt is longer than the previous
 generated prompt of the same agent, the new prompt begins with the tokens of the previous prompt.
@@ -275,10 +275,9 @@ def _calls(spans: list[Span], number: int, path: Path) -> list[RecordedCall]:
 
 
 def _last_ended(earlier: list[Span], call: Span) -> list[Span]:
-    """Return the requests that `call` follows.
+    """Return the requests that `call` follows: those in `earlier` that had ended when `call` started.
 
-    These are the requests in `earlier` that had ended when `call` started. A request is left out if another of these
-    requests started after its end.
+    If one of these requests started after the end of another, only the later one is returned.
     """
     ended = [other for other in earlier if other.end_ns <= call.start_ns]
     latest_start_ns = max((other.start_ns for other in ended), default=0)
@@ -294,7 +293,7 @@ def _ancestors(agent: str, agents: Mapping[str, Span]) -> Iterator[str]:
 
 
 def _related(one: str, other: str, agents: Mapping[str, Span]) -> bool:
-    """Return True if the agents are equal, or one is an ancestor of the other."""
+    """Return True if the agents `one` and `other` are equal, or if one is an ancestor of the other."""
     return one in _ancestors(other, agents) or other in _ancestors(one, agents)
 
 

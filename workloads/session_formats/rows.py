@@ -139,7 +139,7 @@ def block_spans(
 
 
 class RowStore:
-    """Rows of a session file by session, in a temporary database on disk."""
+    """The rows of a session file, grouped by session, in a temporary database on disk."""
 
     def __init__(self) -> None:
         # "" is a temporary file, which SQLite deletes when the connection is closed. One thread at a time uses the

@@ -9,8 +9,8 @@ A line, or the whole file, is one conversation (callanjfox/kv-cache-tester, docs
 Times are in seconds after the start of the conversation. `in` and `hash_ids` describe the complete prompt. An id stands
 for a full block of tokens. With the scope `local`, equal ids in different conversations stand for different tokens.
 
-A request follows the end of the request before it, `think_time` later. If there is no `think_time`, the request keeps
-its recorded distance from the start of the previous request, but is never sent before the previous request has ended. A
+A request is due `think_time` after the end of the previous request. Without `think_time`, the request keeps its
+recorded distance from the start of the previous request, but is never sent before the end of the previous request. A
 sub-agent starts after the end of the request before it in the file. The next request in the file waits for the end of
 the sub-agent, unless the status of the sub-agent is `async_launched`.
 """

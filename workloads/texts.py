@@ -94,9 +94,7 @@ class Words(msgspec.Struct, frozen=True):
     """Picks this number of words faster than one at a time. None unless each word costs one token."""
 
     def can_fill(self, tokens: int) -> bool:
-        """Return True if a text of exactly `tokens` tokens can be built from these words, each used any number of
-        times.
-        """
+        """Return True if a text of exactly `tokens` tokens can be built from these words. Words may be repeated."""
         if tokens < MIX_TOKENS:
             return tokens == 0 or (tokens > 0 and bool(self.fits[tokens]))
         return bool(self.costs) and tokens % gcd(*self.costs.values()) == 0

@@ -191,10 +191,10 @@ def stamps_notes(comparison: StampComparison) -> list[str]:
 
 
 def exact_up_to(fastest: StampComparison | None, limited_by: str) -> str:
-    """Return a sentence with the highest event rate at which TTFT is exact, which means a p99 error below 1 ms.
+    """Return a sentence with the highest event rate at which TTFT is exact.
 
-    `fastest` is the comparison at that rate, or None if TTFT was exact at no rate. `limited_by` is the reason why the
-    search for the highest rate ended: `client`, `server` or `time`.
+    TTFT is exact if the p99 of its error is below 1 ms. `fastest` is the comparison at this rate, or None if TTFT was
+    exact at no rate. `limited_by` is the reason why the search for the rate ended: `client`, `server` or `time`.
     """
     error = duration(EXACT_TTFT_ERROR_S)
     if fastest is None:

@@ -56,7 +56,7 @@ class CanaryLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to canaries under load, compared with the answers to the same prompts without load."""
+    """The answers to canaries (test prompts) under load, compared with the answers to the same prompts without load."""
 
     canaries: int
     """Number of canaries that were answered completely before the load."""
@@ -98,8 +98,8 @@ class CanaryFigures(msgspec.Struct, frozen=True, kw_only=True):
 def compare_canaries(canaries: Sequence[Canary], frame: Frame, interval: IntervalOf) -> CanaryFigures | None:
     """Return the comparison of all answers to canaries, or None if the run has no canaries.
 
-    A canary is a prompt with a known answer. `frame` contains the requests of the load. `interval` returns the 95%
-    interval of a share.
+    A canary is a test prompt that is sent under load and without load. `frame` contains the requests of the load.
+    `interval` returns the 95% interval of a share.
     """
     if not canaries:
         return None
@@ -144,9 +144,9 @@ def compare_canaries(canaries: Sequence[Canary], frame: Frame, interval: Interva
 
 
 def classify(answer: Canary, alone: dict[int, Canary]) -> Kind:
-    """Return how an answer differs from the answer to the same prompt without load.
+    """Return how the answer to a canary (a test prompt) differs from the answer to the same prompt without load.
 
-    `alone` contains the answers without load, by the number of the canary.
+    `alone` maps the number of each canary to its answer without load.
     """
     expected = alone[answer.number].text
     if answer.text == expected:
@@ -184,9 +184,9 @@ def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[
 
     `same` is the number of equal answers. `numbers` contains the number of the canary of each answer.
 
-    Answers to one canary are not independent: a prompt whose answer is sensitive to rounding errors differs often, and
-    another prompt never differs. A canary therefore counts as one trial. Otherwise, a few canaries that are asked often
-    would make the interval too narrow.
+    Answers to one canary (test prompt) are not independent: if the prompt is sensitive to rounding errors, many of its
+    answers differ, otherwise none do. All answers to one canary therefore count as one trial. Otherwise, a few canaries
+    that are sent often would make the interval too narrow.
     """
     trials = len(set(numbers))
     return interval(same / len(numbers) * trials, trials)
@@ -195,8 +195,8 @@ def _interval(same: int, numbers: Sequence[int], interval: IntervalOf) -> tuple[
 def _levels(loads: Floats, kinds: Sequence[Kind], numbers: Sequence[int], interval: IntervalOf) -> list[CanaryLevel]:
     """Return the levels of load at which canaries were answered: 0, 1 to 4, 5 to 16 requests in flight, and so on.
 
-    The three sequences have one element per answer. `loads` contains the number of requests in flight, `kinds` the
-    result of the comparison, and `numbers` the number of the canary.
+    The arguments have one element per answer. `loads` contains the number of requests in flight, `kinds` the result of
+    the comparison, and `numbers` the number of the canary (the test prompt).
     """
     by_level: dict[int, list[int]] = {}
     for index, load in enumerate(loads):

@@ -62,8 +62,8 @@ class ChildProcess(Generic[Value]):
 def _send_result(function: Callable[[], object], receiving: int, sending: int) -> None:
     """Call the function in the forked process, send its result, and end the process.
 
-    `receiving` and `sending` are the ends of the pipe. The process closes its copy of the receiving end, so that its
-    write fails, and does not block, after the death of the parent process.
+    `receiving` and `sending` are the ends of the pipe. The process closes its copy of the receiving end. If the parent
+    process has died, sending then fails instead of blocking.
     """
     code = 1
     try:

@@ -149,12 +149,12 @@ def _drift_of_steps(values: Floats, hours: float, changes: list[int], level: flo
 def first_beyond(series: WindowSeries, objective: Objective, drift: Drift) -> tuple[float, float] | None:
     """Return the first time window in which a figure exceeds the drift that an objective allows.
 
-    The result is the start and the end of this window, in seconds, or None if there is no such window. Even without
-    such a window, the drift of the whole run may be too large.
+    The result is the start and the end of this window, in seconds. It is None if there is no such window, even if the
+    drift of the whole run is too large.
 
-    The bound of the objective is the allowed drift per hour, as a share of `drift.level`. Over the duration of the run,
-    this drift gives the allowed change. The limit of the figure is its median over the first FIRST_WINDOWS windows plus
-    the allowed change and a margin for noise. The figure must be beyond this limit in LASTING_WINDOWS windows in a row.
+    The objective limits the drift per hour as a share of `drift.level`. The allowed change is this drift over the
+    duration of the run. The limit of the figure is its median over the first FIRST_WINDOWS windows, plus the allowed
+    change, plus a margin for noise. The figure must be beyond this limit in LASTING_WINDOWS windows in a row.
     """
     values, _ = _known_windows(series)
     allowed = float(np.median(values[:FIRST_WINDOWS])) + objective.bound * drift.level * hours_between_ends(series)

@@ -80,7 +80,7 @@ def headings(result: Limits) -> tuple[str, str]:
 
 
 def sentences(result: Limits) -> list[str]:
-    """Return sentences about the parts of a decode step and about the capacity of the KV cache."""
+    """Return sentences about the parts of a decode step, the capacity of the KV cache, and requests that must wait."""
     parts = sorted(result.shares.items(), key=lambda part: -part[1])
     spent = ", ".join(f"{name} {100 * share:.0f}%" for name, share in parts if share > 0.005)
     request_tokens = result.input_tokens + result.output_tokens
@@ -266,7 +266,7 @@ def _throughput_card(result: Limits) -> Any:
 
 
 def _run(result: Limits, deployment: Deployment, title: str) -> dict[str, Any]:
-    """Return the data of the roofline chart and of the latency-throughput chart."""
+    """Return the data of the three charts: the decode step, the roofline, and latency against throughput."""
     bandwidth = deployment.gpu.memory_bytes_per_s
     points = {phase: _roofline_points_of(result, phase) for phase in ("prefill", "decode")}
     curve = {name: list(values) for name, values in result.curve.items()}

@@ -38,8 +38,8 @@ Labelled = Mapping[str, "GpuBounds"]
 def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str, str]) -> str:
     """Format the result of `loadgen hardware bounds` as text for a terminal.
 
-    `titles` are two heading lines. A kernel has a smallest size at which compute binds it, for example 300 tokens.
-    `sizes` contains the unit of this size for each phase, such as `prefill` or `decode`.
+    `titles` are two heading lines. The tables show, for each kernel, the smallest size from which compute binds it, for
+    example 300 tokens. `sizes` maps each phase, such as `prefill`, to the unit of these sizes.
     """
     blocks = ["\n".join(fill(title, WIDTH) for title in titles)]
     names = list(bounds)
@@ -52,10 +52,10 @@ def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str,
 
 
 def notes(sizes: Mapping[str, str]) -> list[str]:
-    """Return the note below the tables about the unit of `compute from`.
+    """Return the note below the tables on kernels whose sizes have another unit than the heading of the table states.
 
-    `compute from` is the smallest size from which a kernel is bound by compute. The heading of a table states the unit
-    of this size, such as tokens. The note lists the kernels with another unit. `sizes` contains the unit of each phase.
+    The column `compute from` contains the sizes: the smallest size from which compute binds a kernel. `sizes` maps each
+    phase, such as `prefill`, to the unit in the heading.
     """
     if "prefill" in sizes:
         return [

@@ -52,7 +52,7 @@ def format_speedup(dissections: Sequence[Dissection], load: str) -> str:
 
 
 def sentences(dissection: Dissection) -> list[str]:
-    """Return sentences about the growth of the peaks, where the time goes, and the accuracy of the speed-up."""
+    """Return sentences about the growth of the peak FLOP/s, about where the time goes, and about the accuracy."""
     before, after = dissection.before, dissection.after
     return [
         f"The peak FLOP/s alone grew {times(dissection.peak_growth)}, including the number format.",

@@ -330,7 +330,9 @@ def _objectives_cell(summaries: Sequence[Summary]) -> TableCell:
 def _worst_verdict(verdicts: Sequence[tuple[str, Level | Literal[""]]]) -> TableCell:
     """Return the cell with the worst verdict of a group of runs.
 
-    If only some of the runs have this verdict, the cell also states their number."""
+    `verdicts` contains the text and the level of each run's verdict. If only some of the runs have the worst verdict,
+    the cell also states their number.
+    """
     text, level = max(verdicts, key=lambda verdict: ("ok", "note", "warning", "error").index(verdict[1] or "ok"))
     number = sum(other == text for other, _ in verdicts)
     note = "" if number == len(verdicts) else f"{number} of {len(verdicts)} runs"
@@ -369,10 +371,7 @@ def _abridged(text: str) -> str:
 
 
 def _server(summary: Summary) -> str:
-    """Return the server's label, followed by the clock speed of a simulated server.
-
-    Only runs at equal speeds are comparable.
-    """
+    """Return the server's label, followed by the clock speed of a simulated server."""
     return f"{server_label(summary)}{times_speed(speed_of(summary))}"
 
 

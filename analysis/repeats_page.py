@@ -89,7 +89,7 @@ def repeats_document(runs: Sequence[ReportedRun], repeats: RepeatsSummary) -> Do
 
 
 def _thinned(run: ReportedRun, points_max: int) -> ReportedRun:
-    """Return the run with at most `points_max` points in each of the charts THINNED."""
+    """Return the run with at most `points_max` points in each chart that is listed in THINNED."""
     data = {
         chart: thin_points(values, points_max) if chart in THINNED else values for chart, values in run.data.items()
     }
@@ -116,7 +116,7 @@ def _joint_scorecard(summaries: Sequence[Summary], repeats: RepeatsSummary) -> S
 
 
 def _with_bounds(card: Card, summary: Summary) -> Card:
-    """Return the goodput card. The bounds that each request must meet are added to the note of the card."""
+    """Return the goodput card with the bounds of --goodput added to its note."""
     bounds = summary.goodput.bounds if summary.goodput else []
     noun = "bound" if len(bounds) == 1 else "bounds"
     return replace(card, note=f"{card.note}; {noun} on each request: {' and '.join(bounds)}")

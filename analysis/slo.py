@@ -225,7 +225,7 @@ def _add_first_missed(verdict: ObjectiveVerdict, objective: Objective, frame: Fr
 
 
 def _since_text(window_s: tuple[float, float] | None) -> str:
-    """Return the words about the first bad time window of a failed objective, or "" if there is no such window."""
+    """Return words about the time window in which a failed objective was first missed, or "" if it is unknown."""
     if window_s is None:
         return ""
     return f"; first missed from {elapsed(window_s[0])} to {elapsed(window_s[1])}"

@@ -544,9 +544,9 @@ def _chips(comparison: Comparison, summaries: Sequence[Summary]) -> list[doc.Chi
 
 
 def _overlaid_runs(comparison: Comparison, a: Sequence[ReportedRun], b: Sequence[ReportedRun]) -> list[ChartRun]:
-    """Return the runs to draw, with thinned chart data.
+    """Return the runs to draw: the valid runs of each group, or all runs of a group without a valid run.
 
-    The result contains the valid runs of each group. A group without a valid run is drawn with all its runs.
+    Their chart data is thinned. If a group has several runs, its first run has the mean throughput of the group.
     """
     groups = [[run for run in group if not _invalid_reason(run.summary)] or group for group in (a, b)]
     points_max = POINTS // sum(map(len, groups))
@@ -669,7 +669,7 @@ def _thinned(data: Mapping[str, Any], points_max: int) -> Mapping[str, Any]:
 def _overlay_spec(chart: Chart, drawn: Sequence[ChartRun]) -> dict[str, Any]:
     """Return the definition of a chart in the form that charts.js expects.
 
-    A chart of more than two runs has thin lines, and no bands for the confidence intervals.
+    With more than two runs, a latency chart has thin lines and no bands for the confidence intervals.
     """
     spec = chart_spec(chart, drawn) | {"script": ""}
     spec["table"] = spec["table"] or {"from_s": "course.start_s", "tokens_per_s": "course.tokens_per_s"}

@@ -53,9 +53,8 @@ def compare_classes(
 def classes_method(classes: Sequence[ComparedClass]) -> str:
     """Return a sentence about the error rate of the verdicts on classes of traffic, or "" if no verdict is tested.
 
-    The verdicts on classes are corrected for multiple tests separately from the verdicts on whole runs. The verdicts on
-    whole runs therefore do not depend on the number of classes. A disadvantage is that each of the two tables has a
-    false verdict with a probability of up to 5%. The sentence states this probability.
+    The verdicts on classes and the verdicts on whole runs are corrected for multiple tests separately. Each of their
+    two tables therefore has a false verdict with a probability of up to 5%.
     """
     tested = sum(row.p_value is not None for part in classes for row in part.rows)
     if not tested:

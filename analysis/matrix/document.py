@@ -240,7 +240,7 @@ class MatrixReport:
         )
 
     def _chips(self) -> list[doc.Chip]:
-        """Return the chips of the status strip.
+        """Return the chips of the status strip below the title of the page.
 
         The chips state how many cells and sweeps were measured, how many of them are valid, and how many requests are
         complete.
@@ -302,7 +302,9 @@ class MatrixReport:
         return f"{self.servers[cell.server]} on {self.platforms[cell.host]}, {cell.model}, {cell.workload}"
 
     def _sweep_name(self, cell: CellName) -> str:
-        """Return the name of a sweep on a tile. The model and the workload are left out if there is only one."""
+        """Return the name of a sweep on a card: server and platform, and the model and the workload if there are
+        several.
+        """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         parts = [
             f"{self.servers[cell.server]} on {self.platforms[cell.host]}",
@@ -395,7 +397,7 @@ class MatrixReport:
     def _difference(self, cell: CellSummary, other: CellSummary, name: str) -> CellDifference | None:
         """Return the difference between the cells `cell` and `other` in the figure `name`, or None if it is unknown.
 
-        In the result, the two cells are the fields `a` and `b` in either order.
+        The field `a` of the result may be either of the two cells, and `b` is the other one.
         """
         forward, backward = (cell.cell, other.cell, name), (other.cell, cell.cell, name)
         return self.differences.get(forward) or self.differences.get(backward)
@@ -403,8 +405,8 @@ class MatrixReport:
     def _validity_findings(self) -> list[Finding]:
         """Return findings on everything that limits the validity of the figures.
 
-        The findings concern unfinished cells, wrong output lengths, cells with different clock speeds, and an
-        interruption of the matrix.
+        The findings concern unfinished cells and sweeps, runs in which the client was the limit, wrong output lengths,
+        different clock speeds, and an interruption of the matrix.
         """
         result = [*self._cell_findings(), *sweep_findings(self.summary.sweeps, self._name)]
         differing = dict.fromkeys(
@@ -467,7 +469,7 @@ class MatrixReport:
         """Return a table with one row per matrix cell.
 
         `rows` contains the name and the table cells of each matrix cell, and `heads` the headings of these table cells.
-        Each row starts with the platform and the server. The model and the workload follow if the matrix has several.
+        Each row starts with the platform, the model and workload if the matrix has several, and the server.
         """
         extra = [name for name in ("model", "workload") if len(getattr(self.summary, f"{name}s")) > 1]
         name_heads: dict[str, ColumnKind] = {"platform": "text", **dict.fromkeys(extra, "text"), "server": "head"}
@@ -842,9 +844,9 @@ def _verdict(difference: CellDifference, cell: CellName) -> Literal["better", "w
 
 
 def _reason(difference: CellDifference) -> str:
-    """Return the reason why neither of two cells is better, or an empty string if there is no reason to state.
+    """Return why neither of two cells is better, or an empty string if there is no reason to state.
 
-    The caller puts the text after the confidence interval, inside the same parentheses.
+    The text begins with a semicolon, because the caller appends it to the confidence interval.
     """
     if difference.verdict == "no difference":
         return f"; within {percent(MARGIN)}"

@@ -1,4 +1,4 @@
-"""Builds the findings, status chips and tiles on the sweeps of a matrix, and the table of their results."""
+"""Builds the findings, status chips and cards on the sweeps of a matrix, and the table of their results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sweep_findings(sweeps: Sequence[CellSweep], name: Callable[[CellName], str])
 
 
 def sweep_chips(sweeps: Sequence[CellSweep]) -> list[Chip]:
-    """Return the chips of the status strip on the sweeps of a matrix: how many are measured and valid."""
+    """Return the status chips on the sweeps of a matrix: how many of them were measured, and how many are valid."""
     if not sweeps:
         return []
     measured = [sweep for sweep in sweeps if sweep.state == "measured"]

@@ -1,6 +1,6 @@
-"""Findings on the course of a run: changes, drifts, restarts of the server, and commands that ran at an instant.
+"""Findings on the course of a run: changes and drifts of figures, restarts of the server, and commands of --at.
 
-The same events are marked on the chart of the run over time, and listed in a table.
+Changes, restarts and commands are also marked on the chart of the run over time, and listed in a table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def course_marks(summary: Summary) -> list[dict[str, Any]]:
 def _groups(course: RunCourse) -> list[list[FigureChange]]:
     """Divide the level changes of all figures into groups of changes that happened at about the same time.
 
-    Changes that happen at the same time often have one cause.
+    The changes of a group often have one cause.
     """
     groups: list[list[FigureChange]] = []
     for change in course.changes:

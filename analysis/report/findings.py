@@ -119,7 +119,7 @@ ERROR_MAX = 0.05
 
 
 def findings(summary: Summary) -> list[Finding]:
-    """Return all findings of a run, the most important ones first."""
+    """Return all findings of a run. The first finding says whether the client was the limit."""
     client = summary.client
     result = [
         Finding("client", client_level(summary), client_sentence(summary), "client"),
@@ -227,8 +227,8 @@ def concerns(known: Sequence[Finding]) -> list[Finding]:
 def concerns_text(findings: Sequence[Finding]) -> str:
     """Return the number of errors and of warnings among the findings, such as `1 error and 2 warnings`.
 
-    The page lists each error in red and each warning in amber, so readers can count them. The result is an empty string
-    if there are no errors and no warnings."""
+    The result is an empty string if there are no errors and no warnings.
+    """
     counts = Counter(finding.level for finding in findings)
     return " and ".join(pluralise(counts[level], level) for level in ("error", "warning") if counts[level])
 
@@ -253,7 +253,7 @@ def outcome_level(requests: RequestCounts) -> Level:
 
 
 def outcome_sentence(summary: Summary) -> str:
-    """Return a sentence on the requests that are not complete: their number, their share and the reasons."""
+    """Return a sentence that says that all requests are complete, or why some are not complete."""
     requests = summary.requests
     if not requests.planned:
         return "Nothing was sent."
@@ -263,9 +263,10 @@ def outcome_sentence(summary: Summary) -> str:
 
 
 def abandoned_finding(summary: Summary) -> Finding | None:
-    """Return a note on requests that were abandoned on purpose: whether the server still worked on them afterwards.
+    """Return a finding on requests that were abandoned on purpose, or None if there are none.
 
-    Return None if no request was abandoned."""
+    The finding is a warning if the server still worked on such requests after the last response.
+    """
     facts = summary.abandoned
     if facts is None:
         return None
@@ -394,7 +395,10 @@ def _unknown_durations(summary: Summary) -> int:
 
 
 def _audio_sentence(summary: Summary) -> str:
-    """Return a sentence about the lengths of recordings or speech, and about recordings whose length is unknown."""
+    """Return a sentence that says how many recordings or responses have an unknown length.
+
+    If all lengths are known, the sentence says that lengths are not compared, because audio has no tokens.
+    """
     unknown = _unknown_durations(summary)
     if not unknown:
         return "Lengths not compared: audio has no tokens."
@@ -431,7 +435,11 @@ def _truncated_inputs(summary: Summary, truncated: TruncatedInputs) -> str:
 
 
 def _output_lengths(summary: Summary) -> str:
-    """Describe the responses that ended early or were too long: their number, mean length and the reason."""
+    """Return clauses on the output lengths: how many responses ended early or were too long, their mean length and the
+    reason.
+
+    If only chunks were counted, the text says that the output lengths are unknown.
+    """
     tokens, complete = summary.tokens, summary.requests.complete
     chunks_only = _counted_by_chunks(summary)
     if chunks_only:
@@ -587,7 +595,7 @@ def tokens_per_event_finding(summary: Summary) -> Finding | None:
 
 
 def cold_finding(summary: Summary) -> Finding | None:
-    """Return a finding on the prefix cache that --cold emptied, or None without this option."""
+    """Return a finding on whether --cold emptied the server's prefix cache, or None without this option."""
     known: dict[str, tuple[Level, str]] = {
         "emptied": ("note", "The server's prefix cache was emptied before the run, which was checked (--cold)."),
         "unused": ("note", "The server uses no prefix cache (--cold)."),
@@ -609,7 +617,7 @@ def seed_finding(summary: Summary) -> Finding | None:
 
 
 def canary_findings(summary: Summary) -> list[Finding]:
-    """Return findings on the answers to canaries (--verify), and on responses with suspect texts."""
+    """Return findings on the answers to canaries (test prompts of --verify), and on responses with suspect texts."""
     result = []
     canaries = summary.canaries
     if canaries is not None:
@@ -626,7 +634,7 @@ def canary_findings(summary: Summary) -> list[Finding]:
 
 
 def _canaries_level(canaries: CanaryFigures) -> Level:
-    """Return the level of the finding on canaries.
+    """Return the level of the finding on canaries (test prompts of --verify).
 
     The level of wrong answers is `error` if the answers without load were all reproducible, and `warning` otherwise.
     The level is also `warning` if no canary was answered under load, or if requests with canaries failed. If all
@@ -714,7 +722,7 @@ def cached_prompts_finding(summary: Summary) -> Finding | None:
 
 
 def _cache_cause(run: RunInfo, cached: CachedPrompts) -> str:
-    """Return sentences on the probable reason why the server knew the prompts of a run, and on how to avoid this."""
+    """Return sentences on why the server probably had the prompts of a run in its cache, and on how to avoid this."""
     remedy = "Leave --seed out, or empty the cache with --cold (vLLM, SGLang)."
     if cached.sent_before:
         when = cached.sent_before[:19].replace("T", " ")
@@ -753,7 +761,10 @@ def held_back_finding(summary: Summary) -> Finding | None:
 
 
 def replicas_finding(summary: Summary) -> Finding | None:
-    """Return a warning if the replicas of the server differ more than by chance, or None if they do not."""
+    """Return a finding if the replicas of the server differ more than by chance, or None if they do not.
+
+    The finding is a warning, or a note if all requests were sent at once and the difference is moderate.
+    """
     difference = summary.replica_difference
     if difference is None:
         return None

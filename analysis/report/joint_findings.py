@@ -118,7 +118,7 @@ def _client_sentence(summaries: Sequence[Summary]) -> str:
 
 
 def _complete_sentence(summaries: Sequence[Summary]) -> str:
-    """Return a sentence on the requests of all repeats that are not complete: their number and the reasons."""
+    """Return a sentence that says that the requests of all repeats are complete, or how many are not complete, and why."""
     complete = sum(summary.requests.complete for summary in summaries)
     planned = sum(summary.requests.planned for summary in summaries)
     if complete == planned:

@@ -28,7 +28,7 @@ BOUNDED = ("ttft", "tpot")
 
 
 def latency_parts(frame: Frame, phases: Mapping[str, float]) -> dict[str, Any] | None:
-    """Return the mean TTFT, decode time and stalls in s, for groups of complete requests by their E2E latency.
+    """Return the mean TTFT, decode time and stalls in s, for groups of complete requests with similar E2E latencies.
 
     A stall is a gap between chunks that is longer than STALL_FACTOR times the median gap of the run. Decode time is the
     E2E latency without TTFT and stalls.

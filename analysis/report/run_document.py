@@ -363,7 +363,7 @@ def _note(chart: Chart, drawn: Sequence[ChartRun]) -> str:
 def _title(chart: Chart, drawn: Sequence[ChartRun]) -> str:
     """Return the title of a chart.
 
-    The title of the goodput chart includes the number of bounds if all runs have the same number.
+    If all runs have one bound or two bounds, the title of the goodput chart says `the bound` or `both bounds`.
     """
     numbers = {len(run.summary.goodput.bounds) for run in drawn if run.summary.goodput}
     words = {1: "the bound was", 2: "both bounds were"}.get(next(iter(numbers))) if len(numbers) == 1 else None

@@ -92,10 +92,12 @@ def requests(summaries: Sequence[Summary]) -> Chip:
 
 
 def objectives(summaries: Sequence[Summary]) -> list[Chip]:
-    """Return a chip with the number of failed objectives and the worst of them, or an empty list without objectives.
+    """Return a list with the chip that says how many objectives are met, failed or inconclusive.
 
-    If a run has bounds on each request (goodput) too, the label of the chip says that the objectives judge the whole
-    run."""
+    The chip names the failed or inconclusive objectives, those missed by the largest factor first. The list is empty
+    without objectives. If a single run also has bounds on each request (--goodput), the label of the chip says that the
+    objectives judge the whole run.
+    """
     judged = [objective for summary in summaries for objective in summary.objectives]
     if not judged:
         return []
@@ -123,7 +125,8 @@ def failed_objectives(judged: Sequence[ObjectiveVerdict]) -> list[ObjectiveVerdi
 
 
 def _miss_factor(entry: ObjectiveVerdict) -> float:
-    """Return the factor by which the measured figure exceeds or falls short of its bound: 2 for twice the bound.
+    """Return the factor by which the measured figure exceeds or falls short of its bound, such as 2 for twice the
+    bound.
 
     Return infinity if the run does not have the figure.
     """

@@ -221,7 +221,8 @@ def latency(
 ) -> Table:
     """Return the table of latency statistics, with one row per latency and run.
 
-    If `adjusted` is true, incomplete requests count as infinitely slow. `only` selects latencies by name.
+    The brief table has fewer latencies and statistics. If `adjusted` is true, incomplete requests count as infinitely
+    slow. `only` selects latencies by name.
     """
     several = len(summaries) > 1
     shown: Sequence[str] = BRIEF_STATISTICS if brief else STATISTICS
@@ -479,7 +480,7 @@ def _part_figures(*, brief: bool) -> Sequence[tuple[str, str]]:
 
 
 def _part_cells(part: Summary | PartFigures, *, shows_good: bool, brief: bool) -> list[TableCell]:
-    """Return the cells of one row: number of requests, good requests, rates and latencies in ms."""
+    """Return the cells of one row: the numbers of sent, complete and good requests, the rates, and the latencies in ms."""
     requests = part.requests
     throughput = part.throughput
     latencies = part.latencies
@@ -756,7 +757,7 @@ def lengths(summaries: Summaries) -> Table:
 
 
 def canaries(summaries: Summaries) -> Table:
-    """Return the table of the answers to canaries (--verify) by the number of requests in flight."""
+    """Return the table of the answers to canaries (test prompts of --verify) by the number of requests in flight."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         for level in summary.canaries.levels if summary.canaries else ():

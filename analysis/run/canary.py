@@ -1,6 +1,6 @@
 """The raw facts of one request with a canary.
 
-A canary is a prompt whose answer under load is compared with its answer without load.
+A canary is a test prompt whose answer under load is compared with its answer without load.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Moment = Literal["before", "during", "after"]
 
 
 class Canary(msgspec.Struct, tag_field="type", tag="canary", kw_only=True):
-    """One request with a canary (--verify). No figure of the load includes it. Its times have the form of Record."""
+    """One request with a canary (a test prompt of --verify). No figure of the load includes this request.
+
+    Its times have the form of those in Record.
+    """
 
     number: int
     """Number of the canary, from 0. The same canary is asked several times."""

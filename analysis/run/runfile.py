@@ -536,9 +536,9 @@ def scan_records(
 
 
 def _record_blocks(run: Run, files: Iterable[Path]) -> Iterator[bytes]:
-    """Yield blocks of whole lines of files of Records, and note in the Run which files were read.
+    """Yield the lines of files of Records in blocks, and note in the Run which files were read.
 
-    A file that no longer exists is left out: --keep-records has removed it since the files were listed.
+    A file that no longer exists is left out, because --keep-records has removed it since the files were listed.
     """
     for file in files:
         blocks = _blocks(file)

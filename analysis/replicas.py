@@ -84,14 +84,14 @@ def compare_replicas(frame: Frame) -> ReplicaDifference | None:
 def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
     """Return True if one replica is slower than the other in most of the run.
 
-    The requests are divided into intervals of equal size in order of time, with at least REQUESTS_PER_INTERVAL requests
-    of each replica on average. An interval with requests of only one replica is ignored. For each other interval, a
-    rank sum compares the replicas.
+    The requests are divided, in order of time, into intervals of equal size. An interval has at least
+    REQUESTS_PER_INTERVAL requests of each replica on average. In each interval with requests of both replicas, a rank
+    sum compares the replicas.
 
-    A pause of a replica makes many of its requests slow, but only in some intervals. The intervals with the largest
-    disadvantage of the slower replica are therefore left out. LEFT_OUT is the share of these intervals. The test of van
-    Elteren, "On the combination of independent two sample tests of Wilcoxon", 1960, combines the rank sums of the
-    remaining intervals.
+    A pause of a replica makes many of its requests slow, but only in some intervals. Therefore, the share LEFT_OUT of
+    the intervals is left out: those with the largest disadvantage of the slower replica. The rank sums of the other
+    intervals are combined by the test of van Elteren, "On the combination of independent two sample tests of Wilcoxon",
+    1960.
     """
     from scipy.stats import norm, rankdata
 
@@ -116,14 +116,14 @@ def _is_steady(sent_ns: Floats, ttft_s: Floats, faster: Booleans, slower: Boolea
 def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slower: Booleans) -> bool:
     """Return True if one replica is slower than the other for requests with an equal load.
 
-    The load of a request is the number of requests that were in flight at its replica when the request was sent.
-    `faster` and `slower` select the compared requests of the two replicas. For each load, a rank sum compares the
-    replicas. Requests that follow each other are not independent, so the variance of the sum is estimated from the sums
-    of blocks of consecutive requests. The p-value is multiplied by the number of pairs of replicas (Bonferroni),
-    because the fastest and the slowest replica were selected from all replicas.
+    The load of a request is the number of requests in flight at its replica when the request was sent. `faster` and
+    `slower` select the requests of the two replicas. For each load, a rank sum compares their TTFTs. Consecutive
+    requests are not independent, so the variance of the sum is estimated from blocks of consecutive requests. The two
+    replicas are the fastest and the slowest of all, so the p-value is multiplied by the number of pairs of replicas
+    (Bonferroni).
 
-    The result is also True if too few requests of the two replicas have equal loads. The loads of the replicas then
-    differ during almost the whole run, which is not due to chance.
+    The result is also True if too few requests of the two replicas have equal loads. Loads that differ during almost
+    the whole run are not due to chance.
     """
     from scipy.stats import rankdata, t
 

@@ -3,26 +3,23 @@
 The requests of a run are not independent, because they wait in one queue and share the engine's steps. Three sources of
 chance are therefore estimated separately, and their variances are added:
 
-Requests
-    A run contains only a sample of all possible requests. For a quantile, a bootstrap estimates the error of this
-    sample. In a burst, the plan fixes the position of each request in the queue. Only differences between neighbouring
-    requests are then due to chance, so the bootstrap draws from groups of neighbouring requests (strata). In an open or
-    closed loop, neighbouring requests are correlated. The number of independent samples is then derived from the means
-    of contiguous batches (batch means).
-Server
-    A slow step of the engine delays all requests of a burst that are in flight. A bootstrap of requests does not show
-    this error. The two runs, A and B, do the same work. Each run is therefore divided into pieces with equal shares of
-    the work. For each piece, the ratio of its durations in B and A is computed. The error is estimated from the
-    variation of these ratios.
-Timestamps
-    The error bars of the timestamps of both runs.
+- Requests: a run contains only a sample of all possible requests. For a quantile, a bootstrap estimates the error of
+  this sample. In a burst, the plan fixes the position of each request in the queue. Only differences between
+  neighbouring requests are due to chance, so the bootstrap draws from groups of neighbouring requests (strata). In an
+  open or closed loop, neighbouring requests are correlated. The number of independent samples is therefore derived from
+  the means of contiguous batches (batch means).
+- Server: a slow step of the engine delays all requests of a burst that are in flight. A bootstrap of requests does not
+  show this error. The two runs, A and B, do the same work, so each run is divided into pieces with equal shares of the
+  work. The error is estimated from the variation of the ratios of the durations of each piece in B and A.
+- Timestamps: the timestamps of both runs have error bars.
 
 Differences between whole runs, such as a different GPU, its temperature or another process on the machine, are not
 visible within a run. Only repeats show them. The error is therefore at least MIN_RUN_VARIATION.
 
-Pieces also differ if the pace changes in one run only. For example, B may have faster first tokens and slower later
-tokens than A. Such a change is not chance. By default, the function `piece_error` counts this change as an error. With
-its argument `shift`, the function first removes the one change of pace that explains most of the differences.
+The durations of the pieces also differ if the pace changes in one run only. For example, B may have faster first tokens
+and slower later tokens than A. Such a change is not chance. By default, the function `piece_error` counts it as an
+error. With the argument `shift`, the function first removes the single change of pace that explains most of the
+differences.
 """
 
 from __future__ import annotations

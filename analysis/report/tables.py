@@ -480,7 +480,7 @@ def _part_figures(*, brief: bool) -> Sequence[tuple[str, str]]:
 
 
 def _part_cells(part: Summary | PartFigures, *, shows_good: bool, brief: bool) -> list[TableCell]:
-    """Return the cells of one row: the numbers of sent, complete and good requests, the rates, and the latencies in ms."""
+    """Return the cells of one row: sent, complete and good requests, the rates, and the latencies in ms."""
     requests = part.requests
     throughput = part.throughput
     latencies = part.latencies

@@ -491,10 +491,11 @@ def share_difference_interval(
 
 
 def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
-    """Return the two-sided p-value of Fisher's exact test for equality of two shares, each given as (successes, count).
+    """Return the two-sided p-value of Fisher's exact test for the equality of two shares.
 
-    The p-value is the total probability of all 2 x 2 tables that have the same margins and are at most as likely as the
-    observed table. The source is Fisher, "Statistical Methods for Research Workers", 1934, section 21.02.
+    Each share is a pair (successes, count). The p-value is the total probability of all 2 x 2 tables that have the same
+    margins and are at most as likely as the observed table. The source is Fisher, "Statistical Methods for Research
+    Workers", 1934, section 21.02.
     """
     successes, total = a[0] + b[0], a[1] + b[1]
 
@@ -560,10 +561,10 @@ def _queue_wait(waits_s: Floats) -> QueueWait | None:
 
 
 def _gap_test(gaps_s: Floats, load: LoadFacts, resolution_s: float) -> GapTest | None:
-    """Test the gaps between requests against the gamma distribution of the arrival process.
+    """Test the gaps between requests against the gamma distribution that `load` states for the arrival process.
 
-    Return None if the arrival process has no gamma distribution, if there are too few gaps, or if their resolution is
-    too coarse."""
+    Return None if `load` states no gamma distribution, if there are too few gaps, or if their resolution is too coarse.
+    """
     rate_per_s, cv = load.rate_per_s, load.cv
     if load.law != "gamma" or not rate_per_s or not cv or len(gaps_s) < MIN_TESTED_GAPS:
         return None
@@ -593,8 +594,8 @@ def _cv(gaps_s: Floats) -> float | None:
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     """Return the `share`-quantile of the read delays in seconds, or None if there are no delays.
 
-    `counts` is a histogram with four buckets per factor of two. The result is the upper end of a bucket, which is at
-    most 19% too large.
+    `counts` is a histogram with four buckets per factor of two. The result is the upper end of a bucket, so it is up to
+    19% too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)
@@ -693,8 +694,8 @@ def rate_interval(rates: Floats) -> tuple[float, float] | None:
 def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
     """Return three rates per second for each batch: completed requests, arrived output tokens, and prompt tokens.
 
-    The batches divide the measurement window into equal parts. The prompt tokens of a request count when its response
-    begins. The definitions are those of the rates in loadgen.analysis.metrics.
+    The batches are `batches` equal parts of the measurement window. The prompt tokens of a request count when its
+    response begins. The definitions are those of the rates in loadgen.analysis.metrics.
     """
     ended, begun = frame.measured & frame.complete, frame.sent & ~np.isnan(frame.prefill_end_ns)
     requests = _sum_per_batch(frame, batches, frame.end_ns[ended], np.ones(int(ended.sum())))
@@ -715,10 +716,10 @@ def _batch_rates(frame: Frame, batches: int) -> tuple[Floats, Floats, Floats]:
 
 
 def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats) -> Floats:
-    """Return the sum of the amounts in each batch, divided by the length of the batch in seconds.
+    """Return the sum of `amounts` in each batch, divided by the length of a batch in seconds.
 
-    The batches divide the measurement window into equal parts. Amount i belongs to the batch that contains the time
-    `instants[i]` in ns.
+    The batches are `batches` equal parts of the measurement window. `amounts[i]` belongs to the batch that contains the
+    time `instants[i]` in ns.
     """
     begins, ends = frame.span_ns or (0.0, 1.0)
     indices = _batch_of(frame, batches, instants)
@@ -730,8 +731,8 @@ def _sum_per_batch(frame: Frame, batches: int, instants: Floats, amounts: Floats
 def _batch_of(frame: Frame, batches: int, instants: Floats) -> Integers:
     """Return the index of the batch that contains each time in `instants` (ns).
 
-    The batches divide the measurement window into `batches` equal parts. A time before the window has the index -1, and
-    a time after the window has the index `batches`.
+    The batches are `batches` equal parts of the measurement window. A time before the window has the index -1, and a
+    time after it has the index `batches`.
     """
     begins, ends = frame.span_ns or (0.0, 1.0)
     indices = np.minimum(batches - 1, (instants - begins) / (ends - begins) * batches).astype(np.int64)

@@ -104,8 +104,8 @@ def with_window(frame: Frame, header: Header) -> Frame:
 def choose_window(frame: Frame, load: LoadFacts, set_s: Sequence[float] | None = None) -> Window | None:
     """Return the measurement window of a run, or None if the run has no window and is measured as a whole.
 
-    Bursts and interactive users have no window, unless the plan sets one. `set_s` contains the start and the end of the
-    window that the plan sets, in seconds.
+    If the plan sets a window, `set_s` contains its start and its end in seconds, and the result is this window.
+    Otherwise the result depends on the load. Bursts and interactive users have no window.
     """
     if set_s:
         return Window(set_s[0] * NS_PER_S, set_s[1] * NS_PER_S, "set", "set by the plan")
@@ -199,7 +199,10 @@ def _constant_rate_window(frame: Frame, steps: InFlight, begins: float, ends: fl
 
 
 def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: float) -> str:
-    """Return the reason why a window cannot represent the run, or an empty string if the window can represent it."""
+    """Return the reason why a window cannot represent the run, or an empty string if the window can represent it.
+
+    `residence_ns` is the median time that a request is in flight.
+    """
     if window.to_ns - window.from_ns < MIN_RESIDENCE_TIMES * max(1.0, residence_ns):
         return f"requests take {residence_ns / NS_PER_S:.3g} s, and a window needs {MIN_RESIDENCE_TIMES} times that"
     if not _is_steady(_batches(steps, window.from_ns, window.to_ns, residence_ns)):
@@ -213,10 +216,10 @@ def _objection(frame: Frame, window: Window, steps: InFlight, residence_ns: floa
 
 
 def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> str:
-    """Return a sentence on how the number of requests in flight differs between the two halves of a time interval.
+    """Return a sentence on how the number of requests in flight differs between two halves of a run.
 
-    The text is empty if the halves do not differ clearly, or if the interval is shorter than one residence time (the
-    median time that a request is in flight).
+    The halves are those of the time from `from_ns` to `to_ns`. The text is empty if they do not differ clearly, or if
+    this time is shorter than `residence_ns`, the median time that a request is in flight.
     """
     if to_ns - from_ns < max(1.0, residence_ns):
         return ""
@@ -231,9 +234,9 @@ def _trend_description(steps: InFlight, from_ns: float, to_ns: float, residence_
 def _is_growing(steps: InFlight, from_ns: float, to_ns: float) -> bool:
     """Return True if the number of requests in flight grows until the end of a time interval, as a queue does.
 
-    The interval is divided into quarters, and the mean number of requests in flight must rise from each quarter to the
-    next. The last rise must not be much smaller than the rise before it. While a server fills with requests, the number
-    rises too, but more and more slowly.
+    The interval from `from_ns` to `to_ns` is divided into quarters. The mean number of requests in flight must rise
+    from each quarter to the next, and the last rise must not be much smaller than the one before it. While a server
+    only fills with requests, the number rises more and more slowly.
     """
     edges = np.linspace(from_ns, to_ns, 5).tolist()
     first, second, third, last = (_mean(_between(steps, *ends)) for ends in pairwise(edges))
@@ -298,13 +301,13 @@ def _batch_edges(from_ns: float, to_ns: float, residence_ns: float) -> Floats:
 
 
 def _batches(steps: InFlight, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the mean number of requests in flight in each batch of a time interval (see `_batch_edges`)."""
+    """Return the mean number of requests in flight in each batch from `from_ns` to `to_ns` (see `_batch_edges`)."""
     edges = _batch_edges(from_ns, to_ns, residence_ns).tolist()
     return np.array([_mean(_between(steps, *ends)) for ends in pairwise(edges)])
 
 
 def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float) -> Floats:
-    """Return the number of requests that completed in each batch of a time interval (see `_batch_edges`).
+    """Return the number of requests that completed in each batch from `from_ns` to `to_ns` (see `_batch_edges`).
 
     In a closed loop the number in flight is constant whatever the server does, so only completions can show a steady
     state.
@@ -316,8 +319,8 @@ def _completions(frame: Frame, from_ns: float, to_ns: float, residence_ns: float
 def _between(steps: InFlight, begins: float, ends: float) -> InFlight:
     """Return the part of a step function between the times `begins` and `ends`.
 
-    The first and the last instant of the part are `begins` and `ends`. The last count is repeated, so that there are as
-    many counts as instants.
+    These times are the first and the last instant of the part. The last count occurs twice, so that there are as many
+    counts as instants.
     """
     first, last = np.searchsorted(steps.instants, (begins, ends), side="right")
     before = steps.counts[first - 1] if first else 0

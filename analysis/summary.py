@@ -175,7 +175,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 class ErrorExample(msgspec.Struct, kw_only=True):
     """An error message and the number of its occurrences.
 
-    Messages that differ only in numbers count as one message. In the text of such a message, N replaces the numbers.
+    Messages that differ only in numbers count as one message, in which N replaces the numbers.
     """
 
     count: int
@@ -328,8 +328,8 @@ class OutsideWindow(msgspec.Struct, kw_only=True):
     def slower(self) -> bool:
         """True if a request outside the window had a much larger E2E latency or TTFT than every request inside.
 
-        A latency is much larger if it exceeds the largest one inside by the factor SLOWER_FACTOR. In a run without a
-        fault, the slowest request of all is sometimes outside the window by chance.
+        Much larger means more than SLOWER_FACTOR times the largest value inside. Smaller differences often arise by
+        chance.
         """
         return self.slower_whole or self.slower_first
 
@@ -485,8 +485,8 @@ class GapTests(msgspec.Struct, kw_only=True):
 class SendLateness(msgspec.Struct, kw_only=True):
     """Exact percentiles of the send delay in seconds.
 
-    The send delay is the time from the due time to the send, without the time in which the request waited because of
-    `--concurrency`.
+    The send delay is the time from the due time to the send. It does not include the time for which the request waited
+    because of `--concurrency`.
     """
 
     p50: float
@@ -761,9 +761,9 @@ class Interference(msgspec.Struct, kw_only=True):
 
 
 class TrafficFigures(PartFigures, kw_only=True, omit_defaults=True):
-    """Figures of one class of traffic (a `[[traffic]]` table of the plan).
+    """Figures of one class of traffic, with its load, its workload and its requested lengths.
 
-    The load, the workload and the requested lengths of the class are included.
+    A class of traffic is one `[[traffic]]` table of the plan.
     """
 
     load: LoadFacts
@@ -925,7 +925,10 @@ PartName = Literal["queue", "prefill", "inference", "network", "remainder"]
 
 
 class TimePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of TTFT or E2E, such as the time in the server's queue, over all requests for which it is known."""
+    """One part of TTFT or E2E, such as the time in the server's queue.
+
+    The figures cover all requests for which this part is known.
+    """
 
     name: PartName
     """The server states `queue`, `prefill` and `inference`. `network` is one round trip of the connection, which the

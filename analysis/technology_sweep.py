@@ -72,7 +72,10 @@ def format_sweep(sweep: TechnologySweep) -> str:
 
 
 def _time_tables(sweep: TechnologySweep, figure: str, network: str) -> Iterable[str]:
-    """Yield the times as tables of at most 80 columns: one row per node, one column per memory."""
+    """Yield the times of `figure` as tables of at most 80 columns, with one row per node and one column per memory.
+
+    The times are those of GPUs with the network `network`.
+    """
     columns = (LINE_WIDTH - 8) // COLUMN_WIDTH
     where = f" with {network}" if network else ""
     for first in range(0, len(sweep.memories), columns):
@@ -122,8 +125,8 @@ def _notes(sweep: TechnologySweep) -> Iterable[str]:
 def _problems(sweep: TechnologySweep) -> list[str]:
     """Return sentences about memory that is too small.
 
-    There is a sentence if the model does not fit on some GPUs, and a sentence if some GPUs hold fewer requests at the
-    same time than others.
+    One sentence says that the model does not fit on some GPUs. Another one names the memory that holds the fewest
+    concurrent requests, if other memories hold more. Each sentence is left out if it does not apply.
     """
     sentences = []
     problems = [point for point in sweep.points if point.problem]
@@ -271,7 +274,10 @@ def _page_chips(sweep: TechnologySweep) -> doc.Table:
 
 
 def _run(sweep: TechnologySweep, index: int, memory: str, network: str) -> dict[str, Any]:
-    """Return the chart data of one line: the times of all nodes with one memory and one network."""
+    """Return the chart data of one line: the times of all nodes with one memory and one network.
+
+    `index` is the number of the line.
+    """
     from loadgen.analysis.report.charts import PALETTE
 
     points = [sweep.point(node, memory, network) for node in sweep.technologies]

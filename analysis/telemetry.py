@@ -140,9 +140,9 @@ def mixed_series(points: Sequence[tuple[float, float]]) -> int:
 
 
 def values_by_subject(reading: Reading, source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return the values of one reading for each device or process, such as `server`, `GPU 0`, `host` or `process 123`.
+    """Return the values of a reading for each device or process, such as `server`, `GPU 0`, `host` or `process 123`.
 
-    The result is empty if the reading failed.
+    `source` is the telemetry source of the reading. The result is empty if the reading failed.
     """
     if reading.gap:
         return {}
@@ -205,7 +205,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 def per_second(points: Points) -> Points:
-    """Return the growth of a counter per second, from each reading to the next.
+    """Return the growth of a counter per second, from each reading in `points` to the next.
 
     The rate is None for the first reading, after a failed reading and after a counter reset.
     """
@@ -336,7 +336,7 @@ def check_counters(run: Run, frame: Frame) -> dict[str, CounterCheck]:
 
 
 def gauge_values(run: Run, name: str) -> list[float]:
-    """Return the values of a gauge of the server in all readings during the run, except values of 0."""
+    """Return the values of the server's gauge `name` in all readings during the run, except values of 0."""
     during = [reading for reading in readings(run, "server") if reading.moment in ("run", "end") and not reading.gap]
     return [value for value in _numbers(during, name) if value > 0]
 
@@ -390,9 +390,10 @@ def mean_phases(run: Run) -> dict[str, float]:
 def _comparison_obstacle(
     run: Run, all_readings: Sequence[Reading], valid: Sequence[Reading], first: Reading | None
 ) -> str:
-    """Return the reason why the server's counters cannot be compared with the client's counts, or an empty string.
+    """Return the reason why the server's counters cannot be compared with the client's counts.
 
-    `valid` contains the readings of `all_readings` that succeeded, and `first` is the reading from before the run.
+    The result is an empty string if they can be compared. `valid` contains the readings of `all_readings` that
+    succeeded, and `first` is the reading from before the run.
     """
     gaps = [reading.gap for reading in all_readings if reading.gap] or ["none was taken"]
     if first is None:
@@ -407,7 +408,7 @@ def _comparison_obstacle(
 
 
 def _growth(valid: Sequence[Reading], counter: str) -> tuple[float | None, int]:
-    """Return the growth of a counter over these readings, and the number of its resets.
+    """Return the growth of a counter over the readings `valid`, and the number of its resets.
 
     The growth is None if no reading has the counter. A counter that is missing in the first reading starts at 0,
     because servers publish some counters only after their first event. If the readings contain the counters of several
@@ -440,8 +441,8 @@ def _growth_of_values(values: Sequence[float | None]) -> tuple[float | None, int
 def counted_canaries(run: Run) -> list[Canary]:
     """Return the canaries (--verify) that are included in the growth of the server's counters.
 
-    These are the canaries during the load, because the counters are read for the last time before the final canaries
-    are sent. The canaries before the load are included only if the first reading was taken before them.
+    The canaries during the load are included. The canaries before the load are included only if the first reading was
+    taken before them. The canaries after the load are not, because the last reading is taken before they are sent.
     """
     if not run.canaries:
         return []
@@ -519,7 +520,7 @@ def _difference_cause(run: Run, frame: Frame, counter: str, difference: int) -> 
 def _counting_method(run: Run, frame: Frame, counter: str) -> str:
     """Return why the backend may count more than the client does, or "" if no reason is known.
 
-    `counter` is the name of the counter. For example, a backend may count each text of a request as a request.
+    `counter` is the name of the counter. For example, a backend may count each text of a request as one request.
     """
     title, notes = run.header.server_title, run.header.server_notes
     piece, split = notes.get("prompt_piece_tokens"), notes.get("split_endpoint")
@@ -657,8 +658,8 @@ def _kv_cache(run: Run, source_readings: Sequence[Reading]) -> KvCache | None:
 def _reserved(run: Run, source_readings: Sequence[Reading]) -> MemoryReserved | None:
     """Return the share of GPU memory that the engine reserves when it starts, with a note about this share.
 
-    If the server does not report the share, the share in the result is None, and the note states the default of the
-    backend. Return None for a simulated server, and for a backend whose reservation is not known.
+    If the server does not report the share, the share is None, and the note states the default of the backend. Return
+    None for a simulated server, and for a backend whose reservation is not known.
     """
     notes = run.header.server_notes
     if "memory_option" not in notes or run.header.server.get("simulated"):

@@ -53,12 +53,11 @@ def loaded_span_ns(frame: Frame) -> tuple[float, float] | None:
 
 
 def window_count(frame: Frame, span_ns: tuple[float, float], max_windows: int, samples_per_window: int = 1) -> int:
-    """Return the number of windows into which a time span can be divided: at most `max_windows`, and 0 without
-    requests.
+    """Return the number of equal windows into which the time `span_ns` can be divided, at most `max_windows`.
 
     Each window lasts at least RESIDENCE_TIMES_PER_BATCH times as long as a typical request, so that neighbouring
     windows are nearly independent. On average, a window has at least MIN_REQUESTS complete requests and at least
-    `samples_per_window` of them.
+    `samples_per_window` of them. The result is 0 without requests.
     """
     rows = frame.sampled & (frame.due_ns >= span_ns[0]) & (frame.due_ns <= span_ns[1])
     requests = int(rows.sum())
@@ -72,8 +71,8 @@ def window_count(frame: Frame, span_ns: tuple[float, float], max_windows: int, s
 def latency_windows(frame: Frame, metric: Metric, statistic: str, share: float | None, count: int) -> WindowSeries:
     """Return a statistic of the latency `metric` in each of `count` time windows.
 
-    `statistic` is `mean`, `min`, `max` or a percentile. `share` is the share of a percentile: 0.99 for `p99`. Call this
-    function only for a frame whose `loaded_span_ns` is known.
+    `statistic` is `mean`, `min`, `max` or a percentile such as `p99`. For a percentile, `share` is the number after the
+    `p` as a fraction, such as 0.99. Call this function only for a frame whose `loaded_span_ns` is known.
     """
     span_ns = loaded_span_ns(frame)
     assert span_ns is not None
@@ -116,7 +115,7 @@ def rate_windows(frame: Frame, name: str, count: int) -> WindowSeries:
 def window_index(instants_ns: Floats, span_ns: tuple[float, float], count: int) -> Integers:
     """Return the index of the time window that contains each instant.
 
-    `count` equal windows divide the time `span_ns`. Instants outside this time belong to the nearest window.
+    The windows are `count` equal parts of the time `span_ns`. Instants outside this time belong to the nearest window.
     """
     begins, ends = span_ns
     return np.clip((instants_ns - begins) / (ends - begins) * count, 0, count - 1).astype(np.int64)

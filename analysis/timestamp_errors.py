@@ -50,10 +50,9 @@ class StampError(msgspec.Struct, frozen=True):
 def timestamp_error(health: ClientHealth) -> StampError | None:
     """Return the maximum timestamp errors of tokens that were read alone, or None if they are unknown.
 
-    A token is read alone if no other token of the response arrived in the same read. If the error of the timestamp
-    source is known, the maximum error is the sum of this error and of the steps of the wall clock during the run. If it
-    is not known, a timestamp may be late by the longest stall of the event loop. This bound also holds for tokens that
-    were read together.
+    A token is read alone if no other token of the response arrived in the same read. The maximum error is that of the
+    timestamp source, plus the steps of the wall clock during the run. If the error of the source is not known, the
+    maximum error of every token is the longest stall of the event loop.
     """
     stall_s = health.stall_max_s
     if health.source.error_s is None:
@@ -92,8 +91,8 @@ def error_bars(frame: Frame, own: StampError) -> dict[str, float | None]:
 def max_ttft_errors_s(frame: Frame) -> Floats:
     """Return the largest amount by which the TTFT of each request may be too large, in seconds.
 
-    The error is 0 if the first token was read alone. Otherwise it is at most the time since the previous timestamp of
-    the response. The longest time without a read, which would limit the error further, is not used here.
+    The amount is 0 if the first token was read alone. Otherwise it is the time since the previous timestamp of the
+    response. It is not limited to the longest time for which the client did not read.
     """
     return _merged_read_errors(frame, None)[0] / 1e9
 

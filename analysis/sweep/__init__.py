@@ -186,9 +186,9 @@ def mean_power_w(run: Run) -> float | None:
 
 
 def expected_point(summary: Summary, load: float) -> dict[str, float]:
-    """Return the predicted figures of a sweep at one load, for the curves on its page.
+    """Return the predicted figures of a sweep at one load, for the curves on the page of the sweep.
 
-    `summary` is the summary of a simulation by a twin (a simulated server fitted to a measured one) at this load.
+    `summary` is that of a simulation at this load by a twin (a simulated server fitted to a measured one).
     """
     tpot_s = summary.latencies["tpot_s"].p50
     figures = {
@@ -209,9 +209,12 @@ def build_result(
 ) -> SweepResult:
     """Return the contents of sweep.json.
 
-    `plan` is the plan in sweep.jsonl. `search` is the last `search` line of sweep.jsonl, or empty if there is none.
-    `ended` is the reason why the sweep ended. `capacity` is None if no step is finished, or if the sweep did not search
-    for the capacity because it has fixed loads and no objectives.
+    - `plan`: the plan in sweep.jsonl.
+    - `measured`: the finished steps.
+    - `capacity`: None if no step is finished, or if the sweep did not search for the capacity because it has fixed
+      loads and no objectives.
+    - `search`: the last `search` line of sweep.jsonl, or empty if there is none.
+    - `ended`: the reason why the sweep ended.
     """
     last = measured[-1].summary if measured else None
     limit = None if last is None else last.limit

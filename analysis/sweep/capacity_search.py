@@ -113,10 +113,9 @@ class Capacity(NamedTuple):
 class Search:
     """Searches for the capacity between a minimum and a maximum load.
 
-    `predicted` is a predicted capacity. It affects which loads are tried, but not the result. `full_rate` is the full
-    throughput of the server in requests per second, or None if it is unknown. A pilot measures the full throughput
-    before the search, with closed loops of growing concurrency. The search assumes that the capacity is not much larger
-    than the full throughput.
+    `full_rate` is the full throughput in requests per second, which a pilot measures before the search with closed
+    loops of growing concurrency. None means unknown. The search assumes that the capacity is not much larger than the
+    full throughput. `predicted` is a predicted capacity, which affects the loads that are tried but not the result.
     """
 
     def __init__(
@@ -184,10 +183,10 @@ class Search:
     def _informative_load(self, runs: Sequence[LoadObservation], *, bracketed: bool) -> float:
         """Return the load whose run is expected to give the most information about the capacity.
 
-        `bracketed` is True if at least one run met the objectives and at least one run violated them. Even then, one
-        end of the confidence interval of the capacity may be more than a factor of 2 away from the median of the
-        capacity. In this case, the method returns a load between this end and the median, unless a run near this load
-        was already made. A run at such a load clearly meets or violates the objectives.
+        `bracketed` is True if at least one run met the objectives and at least one run violated them. If an end of the
+        capacity's confidence interval is nevertheless more than a factor of 2 away from its median, the method returns
+        a load between the two, unless a run near this load was already made. A run at such a load clearly meets or
+        violates the objectives.
         """
         weights = self._weights(runs) * self._hints(runs)
         low, middle, high = self._quantiles(weights, self._tail, 0.5, 1 - self._tail)
@@ -228,10 +227,10 @@ class Search:
     def _likelihood(self, load: float, over: float) -> Floats:
         """Return, for each grid load, the likelihood of a run's result if this grid load is the capacity.
 
-        `over` is the probability that `load` exceeds the capacity, limited to the range from MIN_DOUBT to 1 -
-        MIN_DOUBT. The likelihood is `over` for grid loads below `load`, and `1 - over` for other grid loads. If a pilot
-        (closed loops before the search) measured the full throughput, the step between both values is smoothed by
-        RUN_SPREAD.
+        The run had the load `load`, and `over` is the probability that it exceeds the capacity. The likelihood is
+        `over` for grid loads below `load`, and `1 - over` for the others. First, `over` is limited to the range from
+        MIN_DOUBT to 1 - MIN_DOUBT. If a pilot (closed loops before the search) measured the full throughput, the step
+        at `load` is smoothed by RUN_SPREAD.
         """
         probability = min(1 - MIN_DOUBT, max(MIN_DOUBT, over))
         if self._full_rate:
@@ -265,7 +264,11 @@ class Search:
         return [float(load) for load in self._grid[indices]]
 
     def _most_informative(self, weights: Floats) -> float:
-        """Return the load whose run is expected to reduce the entropy of the capacity's distribution most."""
+        """Return the load whose run is expected to reduce the uncertainty of the capacity most.
+
+        `weights` is the distribution of the capacity over the grid of loads. The uncertainty is the entropy of this
+        distribution.
+        """
         from scipy.special import ndtr
 
         loads = np.array(self._quantiles(weights, *np.linspace(0.01, 0.99, 50)))
@@ -279,9 +282,9 @@ class Search:
 def capacity_of_list(runs: Sequence[LoadObservation]) -> Capacity:
     """Return the capacity according to runs at a fixed list of loads.
 
-    The upper end of the capacity's interval is the smallest load that violated the objectives, or None if no load
-    violated them. Among the loads below this upper end, the largest load that met the objectives is both the capacity
-    and the lower end of the interval. If there is no such load, the lower end is 0.
+    The capacity is the largest load that met the objectives, but only loads below the smallest violated load count. The
+    interval of the capacity extends from this capacity to the smallest violated load. Its lower end is 0 if no load
+    counts, and its upper end is None if no load violated the objectives.
     """
     violated = [run.load for run in runs if run.over > 0.5]
     high = min(violated, default=None)
@@ -344,10 +347,9 @@ def chance_of_share(missed: Floats, samples: Floats, max_share: float, values: F
     distribution `Beta(s * n + 0.5, (1 - s) * n + b)`. The constant `b` is chosen so that the prior `Beta(0.5, b)` has
     the median `max_share`.
 
-    If few samples miss the bound, the share is extrapolated in another way: the function fits an exponential
-    distribution to the values above the quantile TAIL, and computes the share of this distribution that lies above the
-    bound. This way is used under three conditions: `s * n < MIN_MISSES`, `max_share <= (1 - TAIL) / 2`, and the
-    quantile is below the bound.
+    If few samples miss the bound (`s * n < MIN_MISSES`), the share is extrapolated: an exponential distribution is
+    fitted to the values above the quantile TAIL, and the share is that of the distribution above the bound. This
+    requires that `max_share` is at most `(1 - TAIL) / 2`, and that the quantile is below the bound.
     """
     from scipy.special import betaincc, btdtrib, gammainc
 
@@ -460,6 +462,6 @@ def _per_request(objective: Objective, frame: Frame) -> tuple[Floats, Floats, Fl
 
 
 def _entropy_bits(chance: Floats) -> Floats:
-    """Return the binary entropy `-p log2(p) - (1 - p) log2(1 - p)` of each probability p, in bits."""
+    """Return the binary entropy in bits, `-p log2(p) - (1 - p) log2(1 - p)`, of each probability p in `chance`."""
     clipped = np.clip(chance, 1e-12, 1 - 1e-12)
     return np.asarray(-(clipped * np.log2(clipped) + (1 - clipped) * np.log2(1 - clipped)))

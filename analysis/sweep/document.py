@@ -178,7 +178,10 @@ def _bracket_word(step: SweepStep) -> str:
 
 
 def verdict_text(chance: float, *, overloaded: bool, objectives: bool) -> str:
-    """Return the verdict on a step (the run at one load), for the line that is printed when the step ends."""
+    """Return the verdict on a step (the run at one load), for the line that is printed when the step ends.
+
+    `chance` is the probability that the load exceeds the capacity. `objectives` is True if the sweep has objectives.
+    """
     if not objectives:
         return STABILITY_VERDICTS[verdict_of(chance)]
     return "overload, stopped early" if overloaded else f"P(over capacity) {format_chance(chance)}"
@@ -231,10 +234,10 @@ def _verdict(step: SweepStep, sweep: SweepResult) -> str:
 
 
 def _remarks(step: SweepStep, sweep: SweepResult) -> str:
-    """Return a table cell about a step: its verdict, its number of rejected requests, and `knee` for one step of the
-    sweep.
+    """Return a table cell about a step: its verdict, its number of rejected requests, and the word `knee`.
 
-    The knee is the step with the largest ratio of request throughput to median E2E latency.
+    The knee is the step of the sweep with the largest ratio of request throughput to median E2E latency. Only its cell
+    contains the word.
     """
     rejections = f"{step.rejected:,} rejected" if step.rejected else ""
     remarks = "; ".join(filter(None, [_verdict(step, sweep), rejections]))
@@ -516,8 +519,8 @@ def _frontier_section(sweeps: Mapping[str, SweepResult], per: str) -> Section:
 def _is_bracket_drawn(sweep: SweepResult) -> bool:
     """Return True if the frontier chart shows both measured loads around the capacity.
 
-    The chart does not show a load that overloaded the server. The run at such a load is ended early and gives no valid
-    throughput."""
+    The chart shows no load that overloaded the server, because a run that is ended early gives no valid throughput.
+    """
     ends = _bracket(sweep)
     return ends is not None and all(step.verdict != "overload" for step in ends)
 
@@ -724,7 +727,10 @@ def _capacity_data(sweep: SweepResult) -> dict[str, Any] | None:
 
 
 def _hover_lines(step: SweepStep, sweep: SweepResult, rate: str) -> list[str]:
-    """Return the lines of the tooltip of a step (the run at one load): its load, verdict and main figures."""
+    """Return the lines of the tooltip of a step (the run at one load): its load, verdict and main figures.
+
+    `rate` is the name of the SweepStep field with the throughput.
+    """
     verdict = _verdict(step, sweep)
     per_gpu = " per GPU" if rate == RATE else ""
     lines = [f"{format_load(sweep.over, step.load)} {UNITS[sweep.over]}{f': {verdict}' if verdict else ''}"]

@@ -100,10 +100,9 @@ class EdgeSearch:
     def _confirming_load(self, runs: Sequence[LoadObservation], carried: float, exceeded: float) -> float | None:
         """Return a load that may confirm an end of the capacity's confidence interval, or None if none is needed.
 
-        `carried` is the largest load at which the server clearly kept up. `exceeded` is the smallest load at which the
-        server clearly did not keep up. If the upper end of the interval is still far above `exceeded`, the result is a
-        load just above `exceeded`. Otherwise, if the lower end is still far below `carried`, the result is a load just
-        below `carried`. If both ends are near these loads, the result is None.
+        The server clearly kept up at loads up to `carried`, and clearly did not at loads from `exceeded`. If the upper
+        end of the interval is far above `exceeded`, the result is a load just above `exceeded`. Otherwise, if the lower
+        end is far below `carried`, the result is a load just below `carried`.
         """
         low, _, high = self._quantiles(runs)
         if high > exceeded * EDGE:
@@ -113,8 +112,8 @@ class EdgeSearch:
     def _narrowing_load(self, runs: Sequence[LoadObservation], low: float, middle: float, high: float) -> float | None:
         """Return a load whose run may narrow the confidence interval of the capacity, or None if there is no such load.
 
-        The interval is `low` to `high`, and `middle` is the estimated capacity. The result is NARROW_EDGE times
-        `middle`, or `middle` divided by NARROW_EDGE. At these loads it is usually still clear whether the server is
+        The interval extends from `low` to `high`, and `middle` is the estimated capacity. The result is `middle *
+        NARROW_EDGE` or `middle / NARROW_EDGE`. At these loads it is usually still clear whether the server is
         overloaded. An end of the interval that is already close to `middle` is not narrowed.
         """
         for end, load in ((high, middle * NARROW_EDGE), (low, middle / NARROW_EDGE)):

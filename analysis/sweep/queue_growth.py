@@ -143,7 +143,7 @@ class GrowthTest:
     def _direction(self, growth: Growth) -> Verdict:
         """Return what the growth suggests: `steady`, `grows`, or an empty string if it suggests neither.
 
-        Chance alone may explain the result, so it is not a verdict yet.
+        The result is not a verdict yet, because chance alone may explain it.
         """
         if growth.half < STEADY_GROWTH and growth.last_quarter < STEADY_GROWTH:
             return "steady"
@@ -176,7 +176,7 @@ class GrowthTest:
 
 
 def _slope(times: Floats, values: Floats) -> float:
-    """Return the slope of the least-squares line through the points, or 0 for fewer than two points."""
+    """Return the slope of the least-squares line through the points (time, value), or 0 for fewer than two points."""
     if len(times) < 2:
         return 0.0
     centred = times - times.mean()

@@ -40,16 +40,16 @@ class PilotLevel(NamedTuple):
 
 
 def growth_per_doubling(before: PilotLevel, level: PilotLevel) -> float:
-    """Return the factor by which the throughput grew per doubling of the concurrency, from one level to the next."""
+    """Return the factor by which the throughput grew per doubling of the concurrency, from `before` to `level`."""
     doublings = log2(level.concurrency / before.concurrency)
     return float((level.rate / before.rate) ** (1 / doublings))
 
 
 def is_saturated(levels: Sequence[PilotLevel]) -> bool:
-    """Return True if the pilot can end, because a higher concurrency would hardly raise the throughput.
+    """Return True if the pilot can end.
 
-    The pilot also ends at MAX_PILOT_CONCURRENCY. If the next level would take longer than MAX_LEVEL_S, the pilot ends
-    although the throughput still grows a little.
+    It ends when a higher concurrency would hardly raise the throughput, and at MAX_PILOT_CONCURRENCY. It also ends if
+    the throughput grows only a little and the next level would take longer than MAX_LEVEL_S.
     """
     if not levels:
         return False
@@ -95,8 +95,8 @@ def full_concurrency(levels: Sequence[PilotLevel]) -> float:
 def response_s(levels: Sequence[PilotLevel]) -> float:
     """Return the response time in s at a rate of NEAR_FULL times the full throughput.
 
-    Between two levels, the response time is assumed to be a linear function `A + B * N` of the concurrency N. By
-    Little's law, the response time at the rate X is then `A / (1 - B * X)`.
+    Between two levels, the response time is assumed to be a linear function `A + B * N` of the concurrency N. With
+    Little's law, this gives the response time `A / (1 - B * X)` at the rate X.
     """
     target = NEAR_FULL * full_rate(levels)
     upper = next(index for index, level in enumerate(levels) if level.rate >= target)

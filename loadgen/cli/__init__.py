@@ -200,9 +200,9 @@ def _check_argument(word: str) -> None:
 
 
 def _output_lost_code(stream: TolerantStream, code: str | int | None) -> str | int | None:
-    """Report that standard output could not be written, and return the exit code.
+    """Report that text was lost because standard output could not be written, and return the exit code.
 
-    Return 2 if the lost text was the only result of a command that succeeded. Otherwise return `code` unchanged.
+    Return 2 if this text was the only result of a command that succeeded. Otherwise return `code` unchanged.
     """
     assert stream.error is not None
     print(f"loadgen: cannot write standard output: {stream.error.strerror}", file=sys.stderr)

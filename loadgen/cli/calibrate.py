@@ -117,8 +117,9 @@ def search(
     `server` or `time`.
 
     `first` is the result for `point`. If the timestamps of `first` are exact, the inter-token latency is halved again
-    and again, until timestamps are no longer exact or the server does not keep up. If the timestamps of `first` are not
-    exact, the inter-token latency is doubled until they are exact.
+    and again, until timestamps are no longer exact or the server does not keep up. If they are not exact, the
+    inter-token latency is doubled until they are. `measure` runs a burst, and `more_time` returns False when no further
+    burst may be run.
     """
     fastest = first if first.exact else None
     last = first

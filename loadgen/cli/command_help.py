@@ -228,8 +228,10 @@ def _with_placeholder(names: str) -> str:
 
 
 def _with_unit(param: Any, text: str) -> str:
-    """Return the help text of an option, with its default in the form that users write: `10m` instead of 600.0, and `1`
-    instead of `1.0`."""
+    """Return the help text of an option, with its default in the form that users write.
+
+    For example, `10m` replaces 600.0, and `1` replaces `1.0`.
+    """
     text = re.sub(r"(?<=\[default: )(\d+)\.0(?=[\];])", r"\1", text)
     parser = getattr(getattr(param.type, "func", None), "__name__", "")
     if parser not in DEFAULT_FORMATS:

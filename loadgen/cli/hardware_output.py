@@ -28,7 +28,10 @@ def usage_errors() -> Iterator[None]:
 def print_result(
     result: Any, text: Callable[[], str], document: Callable[[], Document], page: Path | None, as_json: bool
 ) -> None:
-    """Print the result as JSON or text, and write the page if requested."""
+    """Print the result as JSON or text, and write the page if requested.
+
+    `text` and `document` return the text and the page.
+    """
     if page is not None:
         from loadgen.analysis.report.page import render
 

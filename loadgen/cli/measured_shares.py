@@ -21,8 +21,8 @@ ACCEPTANCE_HINT = "Write --acceptance 0.6, or name the folder of a run against a
 def parse_cache_hit_rate(text: str | None) -> float:
     """Return the share of prompt tokens that the prefix cache of a server contains.
 
-    `text` is a number from 0 to 1, or the folder of a run. None stands for 0. Raises PlanError for other values, and
-    for a run without this share.
+    `text` is a number from 0 to 1, or the folder of a run. The result is 0 if `text` is None. Raises PlanError for
+    other values, and for a run without this share.
     """
     if text is None:
         return 0.0
@@ -78,9 +78,10 @@ def _check_draft_tokens(acceptance: str, draft_tokens: int) -> None:
 
 
 def acceptance_from_length(length: float, draft_tokens: int) -> float:
-    """Return the acceptance `p` for which a step has `length` tokens on average: 1 + p + p**2 + ... + p**draft_tokens.
+    """Return the probability `p` that a drafted token is accepted, given the mean number of tokens per step (`length`).
 
-    The result is 1 if `length` exceeds `draft_tokens + 1`, and 0 if `length` is less than 1.
+    `p` solves `length = 1 + p + p**2 + ... + p**draft_tokens`. The result is 1 if `length` exceeds `draft_tokens + 1`,
+    and 0 if `length` is less than 1.
     """
     from scipy.optimize import brentq
 
@@ -93,7 +94,10 @@ def acceptance_from_length(length: float, draft_tokens: int) -> float:
 
 
 def _number(text: str, option: str, hint: str) -> float | None:
-    """Return the number that `text` contains, or None if `text` names an existing file or folder."""
+    """Return the number that `text` contains, or None if `text` names an existing file or folder.
+
+    Raises PlanError with `hint` for any other value of the option `option`, and for a number outside 0 to 1.
+    """
     try:
         share = float(text)
     except ValueError:

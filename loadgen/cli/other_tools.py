@@ -218,9 +218,10 @@ def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
 
 
 def _split(word: str, known: dict[str, Any]) -> tuple[str, str | None]:
-    """Split a word into the usual name of an option and its attached value, such as `--num_prompts=5` or `-c10`.
+    """Split a word such as `--num_prompts=5` or `-c10` into the usual name of an option and its attached value.
 
-    The value is None if the word has no value. Single-dash names such as `-rate=50` (vegeta) are also recognised.
+    The value is None if no value is attached. Single-dash names such as `-rate=50` (vegeta) are also recognised.
+    `known` contains the options of the loadgen command.
     """
     name, equals, value = word.partition("=")
     for form in (name, name.replace("_", "-"), f"-{name}", f"-{name}".replace("_", "-")):
@@ -236,7 +237,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _is_foreign_form(name: str, value: str) -> bool:
-    """Return True if loadgen has this option too, but the value has the format of another load tester."""
+    """Return True if loadgen has the option `name` too, but the value has the format of another load tester."""
     form = FOREIGN_FORMS.get(name)
     return form is not None and form.match(value) is not None
 
@@ -248,7 +249,7 @@ def _first_long(param: Any, name: str) -> str:
 
 
 def _read_foreign(draft: Draft, name: str, value: str) -> None:
-    """Translate one option of another load tester, and add the result to the draft."""
+    """Translate the option `name` of another load tester, and add the result to the draft."""
     if name in HANDLERS:
         HANDLERS[name](draft, value)
     elif name in SAMPLING:

@@ -111,8 +111,8 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
     - 6: an objective is inconclusive.
     - 0: none of these reasons applies.
 
-    If this machine could not send requests, failed objectives and incomplete requests say nothing about the server.
-    Therefore the reason "could not send a request" is checked before codes 4 and 1.
+    Requests that this machine could not send come before the codes 4 and 1, because in this case failed objectives and
+    incomplete requests say nothing about the server.
     """
     verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
     objectives_code = verdicts_code(verdicts, inconclusive)
@@ -129,10 +129,11 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
 def verdicts_code(verdicts: Collection[str], inconclusive: InconclusiveAs) -> int:
     """Return the exit code for the verdicts on objectives.
 
-    - 4 if an objective failed.
-    - 6 if an objective is inconclusive and `inconclusive` is None. If `inconclusive` is `pass`, the code is 0. If
-      `inconclusive` is `fail`, the code is 4.
-    - 0 otherwise.
+    - 4: an objective failed.
+    - 6: no objective failed, and an objective is inconclusive.
+    - 0: otherwise.
+
+    If `inconclusive` is `pass` or `fail`, inconclusive objectives count as passed or failed instead.
     """
     if "fail" in verdicts:
         return errors.EXIT_ASSERTION
@@ -160,7 +161,7 @@ def print_error(sentence: str) -> None:
 
 @dataclass(kw_only=True)
 class Output:
-    """Writes and prints the results of one command, as the output options of the command require."""
+    """Writes and prints the results of one command. The output options of the command decide what and how."""
 
     as_json: bool
     quiet: bool
@@ -292,10 +293,10 @@ class Output:
         return RunGroup(path, parts, {"repeats": joint, "runs": summaries}, together)
 
     def _print_failures(self, summaries: list[Summary]) -> None:
-        """Print to stderr everything that affects the exit code. Used if --json or --quiet suppresses the text of the
-        results.
+        """Print to stderr everything that affects the exit code.
 
-        With --json, an inconclusive objective is printed even if it counts as a pass.
+        This method is used if --json or --quiet suppresses the text of the results. With --json, an inconclusive
+        objective is printed even if it counts as a pass.
         """
         from loadgen.analysis.report.findings import findings, measured_text
         from loadgen.analysis.report.tables import failures

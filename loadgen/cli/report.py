@@ -114,7 +114,10 @@ def report(
 
 
 def _default_page(runs: Sequence[Path], *, are_sweeps: bool, is_index: bool) -> Path:
-    """Return the file to which the page is written if --out is not given."""
+    """Return the file to which the page is written if --out is not given.
+
+    The file is in the run's folder, or in the current folder for several runs.
+    """
     folder = folder_of(runs[0]) if len(runs) == 1 else Path()
     if are_sweeps:
         return folder / "frontier.html"

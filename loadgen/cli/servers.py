@@ -266,7 +266,7 @@ def _check_options(launch: str, options: Collection[str]) -> None:
 
 
 def _background_server(spec: LaunchSpec, launch: str | None) -> BackgroundServer | None:
-    """Return the process on this machine that `servers up` started for this server.
+    """Return the process on this machine that `servers up` started for the server of `spec`.
 
     Return None if there is no such process, or if the options select containers.
     """
@@ -276,7 +276,7 @@ def _background_server(spec: LaunchSpec, launch: str | None) -> BackgroundServer
 def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
     """Return one line of text about a server, and True if the server is ready.
 
-    If the server's process has ended, the record that `servers up` kept of this process is removed.
+    If the server's process has ended, the description of the server that `servers up` stored is removed.
     """
     background = _background_server(spec, launch)
     if background:
@@ -297,7 +297,7 @@ def _server_state(spec: LaunchSpec, launch: str | None) -> tuple[str, bool]:
 def _process_state(background: BackgroundServer) -> tuple[str, bool]:
     """Return one line of text about a server that `servers up` started, and True if the server is ready.
 
-    If the process of the server has ended, the stored description of the server is removed.
+    If the server's process has ended, the description of the server that `servers up` stored is removed.
     """
     if not background.alive:
         process.down(background)

@@ -365,9 +365,8 @@ def _hour_cost(text: str | None) -> Price | None:
 def _clock_speed(plan: Plan, options: SweepCommandOptions) -> float:
     """Return the clock speed of the server, as a multiple of real time. It is 1 for a real server.
 
-    Prices and the predictions of a twin are in real time, but all other figures of a sweep are in the time of the
-    server's clock. Raises PlanError if an option needs real time and the clock of a simulated server runs at another
-    speed.
+    Raises PlanError if the clock of a simulated server runs at another speed and an option needs real time. Prices and
+    the predictions of a twin are in real time, unlike the other figures of a sweep.
     """
     from loadgen.engine.resolve_server import clock_speed
 

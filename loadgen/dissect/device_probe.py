@@ -36,7 +36,7 @@ LINK_PROBES = 5
 
 
 def check_device(device: str, dtype: str) -> None:
-    """Raise DissectError for an unknown or missing device, or an unknown number format."""
+    """Raise DissectError for an unknown or missing device, or for an unknown number format `dtype`."""
     if device not in ("cpu", "cuda"):
         raise DissectError(f"unknown device {device!r}", "Choose --device cpu or --device cuda.")
     if device == "cuda" and not torch.cuda.is_available():
@@ -51,8 +51,8 @@ def check_device(device: str, dtype: str) -> None:
 def device_limits(device: str, dtype: str, statistic: Statistic = min) -> DeviceLimits:
     """Return the limits of a device: from its data sheet if the GPU is in gpus.csv, otherwise from probes.
 
-    Limits in fp32 are always measured. A probe makes several attempts, and `statistic` computes its result from their
-    durations. By default, the fastest attempt counts.
+    The FLOP/s are those of the number format `dtype`. If it is fp32, the limits are always measured. A probe makes
+    several attempts, and `statistic` computes its result from their durations. By default, the fastest attempt counts.
     """
     if device == "cuda":
         name = torch.cuda.get_device_name()
@@ -111,9 +111,9 @@ def measure_links(device: str) -> dict[str, LinkProbe]:
 
 
 def _collective_s(name: str, values: int, device: str, ranks: int) -> float:
-    """Return the median time of a collective in s, such as an all-reduce of `values` numbers between `ranks` processes.
+    """Return the median time in s of the collective `name`, such as an all-reduce of `values` numbers.
 
-    All processes start the collective at the same time.
+    The collective connects `ranks` processes, which start it at the same time.
     """
     whole = torch.ones(values, device=device)
     part = torch.ones(values // ranks, device=device)
@@ -176,8 +176,8 @@ def _stream_bytes_per_s(device: str, statistic: Statistic) -> float:
 def _fresh_bytes_per_s(statistic: Statistic) -> float:
     """Return the rate at which the operating system provides new memory, in bytes per second.
 
-    `statistic` computes one duration from the durations of several attempts. Return 0 if writing to new memory takes no
-    longer than writing to memory that is already in use.
+    The rate is computed from the durations of several attempts, which `statistic` combines into one. Return 0 if
+    writing to new memory takes no longer than writing to memory that is already in use.
     """
     used = torch.ones(STREAM_VALUES)
     used_s = _probe("cpu", lambda: used.fill_(1.0), statistic)

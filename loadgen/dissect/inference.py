@@ -191,8 +191,9 @@ def _measure_batch(model: Llama, spec: InferenceSpec, batch: int, limits: Device
 def interleaved_step_times(model: Llama, spec: InferenceSpec, batch: int) -> dict[str, list[float]]:
     """Return step times in s by architecture: standard, the requested one, and one without communication.
 
-    The three models share their weights, and their steps alternate. The differences show how much of the all-reduce
-    time the requested architecture hides. Return an empty dictionary if there are no all-reduces that could be hidden.
+    `model` has the weights, and `batch` is the number of sequences. The three models share their weights, and their
+    steps alternate, so that the differences show how much of the all-reduce time the requested architecture hides.
+    Return an empty dictionary if there are no all-reduces that could be hidden.
     """
     if spec.tensor_parallel == 1 or (spec.architecture == "standard" and not spec.link_delay_s):
         return {}

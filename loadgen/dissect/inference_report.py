@@ -72,10 +72,10 @@ def link_sentences(limits: DeviceLimits, processes: int) -> list[str]:
 
 
 def mean_and_margin(seconds: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the margin of its 95% confidence interval. The margin is None for one value.
+    """Return the mean of `seconds`, and half the width of its 95% confidence interval.
 
-    The margin is `t * s / sqrt(n)`. Here `n` is the number of values, `s` their standard deviation, and `t` the 0.975
-    quantile of Student's t distribution with `n - 1` degrees of freedom.
+    The half width is `t * s / sqrt(n)`. Here `n` is the number of values, `s` their standard deviation, and `t` the
+    0.975 quantile of Student's t distribution with `n - 1` degrees of freedom. It is None for one value.
     """
     mean, deviation = mean_and_deviation(seconds)
     if deviation is None:
@@ -180,8 +180,8 @@ def _overlap_sentences(case: StepCase, result: InferenceResult) -> str:
 def block_times_s(case: StepCase, result: InferenceResult, step_s: float) -> tuple[float, float]:
     """Return the seconds of the attention block and of the MLP block of one layer, without communication.
 
-    `step_s` is the time of a step without communication. This time is divided between all operators in proportion to
-    their measured times. Each block includes half of the time of a layer's norms and residual sums.
+    `step_s` is the time of a step without communication. It is divided between all operators in proportion to their
+    measured times. The time of a layer's norms and residual sums is shared equally by both blocks.
     """
     computing = [
         operator for operator in case.operators if operator.bound != "network" and operator.direction == "forward"

@@ -312,7 +312,7 @@ def _direction(backward: bool) -> Direction:
 
 
 def _owner(name: str, module: nn.Module) -> Owner | None:
-    """Return the `Owner` to which the operators of this module are assigned.
+    """Return the `Owner` to which the operators of the module with this name are assigned.
 
     Return None for a list of modules, because a list has no operators.
     """

@@ -38,7 +38,7 @@ def predict_memory_bytes(
 def predict_step_seconds(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, processes: int) -> StepSeconds:
     """Return the predicted seconds of each phase of a training step.
 
-    `limits` are the limits of one device. Each of the `processes` processes has a device with these limits.
+    The step runs in `processes` processes. Each process has a device with the limits `limits`.
     """
     links = {name: _link(name, probe) for name, probe in limits.links.items()}
     machine = TorchMachine(_gpu(limits), links, limits.fresh_bytes_per_s)
@@ -69,7 +69,7 @@ def _torch_step(spec: TrainingSpec, technique: Technique, limits: DeviceLimits, 
 
 
 def _link(name: str, probe: LinkProbe) -> Link:
-    """Return a link of the hardware model with the bandwidth and latency that `probe` measured for a collective."""
+    """Return a link of the hardware model with this name, and with the bandwidth and latency that `probe` measured."""
     return Link(
         name,
         bytes_per_s=probe.bytes_per_s,

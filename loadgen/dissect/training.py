@@ -71,7 +71,7 @@ class TrainingSpec:
     def process_count(self, technique: Technique) -> int:
         """Return the number of processes for a technique.
 
-        The default is 2 for ZeRO, which splits states between processes, and 1 for other techniques.
+        The default is 2 for ZeRO, because it splits states between processes, and 1 for other techniques.
         """
         return self.processes or (2 if technique.zero else 1)
 
@@ -337,7 +337,7 @@ def _bytes(tensors: Any, device: str) -> float:
 def _local(tensor: Any) -> Tensor:
     """Return the tensor that this process stores.
 
-    For a sharded tensor, this is the local shard. For a quantised tensor, this is its tensor of integers.
+    A sharded tensor is replaced by its local shard, and a quantised tensor by its tensor of integers.
     """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return getattr(part, "int_data", part)

@@ -200,8 +200,10 @@ def build_document(result: TrainingResult) -> Document:
 
 
 def _cards(result: TrainingResult) -> list[Card]:
-    """Return the cards of the page: the fastest technique, the one with the least memory, and the largest errors of the
-    predictions."""
+    """Return the cards of the page.
+
+    They show the fastest technique, the technique with the least memory, and the largest errors of the predictions.
+    """
     from loadgen.analysis.report import Card
 
     measured = _measured(result)

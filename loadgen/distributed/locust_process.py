@@ -115,8 +115,8 @@ class Peer:
     def __init__(self, runner: Any, frames: Frames[Order], **handshake: Callable[[str, Payload], None]) -> None:
         """Register for Locust's messages.
 
-        `handshake` maps each handshake step to its handler. These handlers receive the messages of nodes that have not
-        proven yet that they know the shared token.
+        `handshake` maps each handshake step to its handler. The handlers receive messages from nodes that have not yet
+        proven that they know the shared token.
         """
         self.runner = runner
         self.frames = frames
@@ -150,7 +150,7 @@ class Peer:
     def enter(self, node: str, handshake: protocol.Handshake) -> None:
         """Open the sealed channel to a node, and report the node to the loadgen command.
 
-        In the finished `handshake`, the node has proven that it knows the shared token.
+        `handshake` is the finished handshake, which has proven that the node knows the shared token.
         """
         self.channels[node] = handshake.channel(self.role)
         self.frames.post(protocol.Joined(handshake.node))
@@ -301,9 +301,10 @@ class WorkerPeer(Peer):
 
 
 def main(role: str, host: str, port: int, fd: int) -> None:
-    """Run the Locust process until the loadgen command that started it ends. `fd` is the socket to this command.
+    """Run the Locust process until the loadgen command that started it ends.
 
-    On a worker machine, the process also ends when the master is lost.
+    `role` is that of the command: `master` or `worker`. `host` and `port` are the address of the master. `fd` is the
+    socket to the command. On a worker machine, the process also ends when the master is lost.
     """
     locust_runners.MASTER_HEARTBEAT_TIMEOUT = MASTER_SILENCE_S
     locust_runners.CONNECT_RETRY_COUNT = protocol.MASTER_LIMIT_S // locust_runners.CONNECT_TIMEOUT - 1

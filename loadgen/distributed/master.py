@@ -99,8 +99,10 @@ class Machine:
 
     @property
     def unsent_hint(self) -> str:
-        """Return the hint of the error for a lost machine. The hint names the folder in which that machine keeps its
-        unsent records."""
+        """Return the hint of the error for a lost machine.
+
+        The hint names the folder in which this machine keeps the records that it has not sent.
+        """
         return f"Its unsent records are on that machine, in {self.folder}"
 
 
@@ -109,8 +111,8 @@ def run(
 ) -> Footer:
     """Run the plan on worker machines, with `plan.workers` processes on each, and write `folder/run.jsonl`.
 
-    Raises DistributedError if the run cannot begin or the Locust process ends, and every error that `prepare.run`
-    raises.
+    `spread` contains the number of machines and the master's address. Raises DistributedError if the run cannot begin
+    or the Locust process ends, and every error that `prepare.run` raises.
     """
     if plan.soak:
         raise PlanError("--soak: a distributed run keeps no separate files", "Leave --soak or --distributed out.")
@@ -329,7 +331,7 @@ class Master:
         self._show("ended")
 
     def _show(self, phase: str) -> None:
-        """Report the progress of the run: its live counters and the latest figures of the server."""
+        """Report the phase and the progress of the run: its live counters and the latest figures of the server."""
         counts = self.counts()
         counts.set_server_gauges(self._sampler.latest.get("server", {}))
         self._on_progress(phase, counts)
@@ -337,7 +339,9 @@ class Master:
     def _gather(self, telemetry_parts: Sequence[Path], command_notes: Sequence[str]) -> Footer:
         """Merge the part files of all machines into the run file, and return its footer.
 
-        `command_notes` are messages about the commands of --at for the footer."""
+        `telemetry_parts` are the part files of this machine. `command_notes` are messages about the commands of --at
+        for the footer.
+        """
         start_ns, main = self._header.start_ns, self._folder / "run.jsonl"
         machines = self.present
         for machine in machines:

@@ -370,7 +370,7 @@ class Frames(Generic[T]):
 
 @contextlib.contextmanager
 def locust_process(role: Literal["master", "worker"], host: str, port: int) -> Iterator[Frames[Event]]:
-    """Start the Locust process of a loadgen command.
+    """Start the Locust process of a loadgen command, with the role of this command and the address of the master.
 
     Yield the command's end of the socket that connects the command with the Locust process. The Locust process ends
     with the context, and also if the command is killed.

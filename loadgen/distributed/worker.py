@@ -162,7 +162,8 @@ class MasterSession:
     def _begin(self, stamps: str, workers: Sequence[Worker]) -> int | None:
         """Report that this machine is ready and wait for the order to start.
 
-        Return the start time in ns (CLOCK_MONOTONIC), or None if the run was cancelled.
+        `stamps` is the least exact timestamp source of any worker. Return the start time in ns (CLOCK_MONOTONIC), or
+        None if the run was cancelled.
         """
         self.link.send(protocol.Ready(stamps, least_raised(worker.scheduling for worker in workers)))
         self.until(lambda: self.last(protocol.StartAt))
@@ -312,7 +313,8 @@ def _wait_for_name(master: Address, say: Say, interrupts: Interrupts, *, limit_s
 def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
     """Join the master and wait for an assignment.
 
-    Without `stay`, return if the master does not need this machine. With `stay`, wait for the next run.
+    `parts` is the folder of the part files. If the master does not need this machine, return, or with `stay` wait for
+    the next run.
     """
     session.until(lambda: session.joined)
     if not session.joined:
@@ -328,9 +330,9 @@ def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
 
 
 def _take_part(session: MasterSession, assign: protocol.Assign, parts: Path, say: Say) -> None:
-    """Prepare and run the tasks of this machine, and deliver its records.
+    """Carry out an assignment: prepare and run the tasks of this machine, and deliver its records.
 
-    If an error occurs before the start, the run is cancelled on all machines.
+    `parts` is the folder of the part files. If an error occurs before the start, the run is cancelled on all machines.
     """
     try:
         plan = Plan(**{**assign.plan, "workers": 1}).replaced(workers=assign.plan["workers"], cold=False)

@@ -21,10 +21,9 @@ Mistake = tuple[str, str]
 
 
 def check_audio(plan: Plan, dialect: Dialect) -> None:
-    """Raise PlanError if an option of the plan does not fit an endpoint for audio or text.
+    """Raise PlanError if an option of the plan does not fit its endpoint.
 
-    An endpoint for texts does not accept options about recordings. An endpoint for audio does not accept options about
-    tokens.
+    Endpoints for texts do not accept options about recordings. Endpoints for audio do not accept options about tokens.
     """
     if dialect.inputs == "recording":
         mistakes = [*_recording_mistakes(plan), *_token_mistakes(plan, dialect)]

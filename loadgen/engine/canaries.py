@@ -196,9 +196,9 @@ def suspect_marks(text: str, finish_reason: str) -> dict[str, int]:
     """Return the marks of a text that a working server rarely generates. `Record.marks` stores these marks.
 
     - `blank_text`: The text is empty or contains only white space.
-    - `looping_text`: The text ends in a loop: the same characters at least five times, 100 characters or more.
+    - `looping_text`: The text ends in a loop (see `ends_in_loop`).
     - `replacement_text`: The text contains U+FFFD, which stands for bytes that are not UTF-8.
-    - `cut_json`: The text begins like JSON and is not JSON, although the model ended it.
+    - `cut_json`: The text begins like JSON and is not JSON, although `finish_reason` says that the model ended it.
     """
     marks = {}
     if not text.strip():

@@ -112,8 +112,8 @@ class Health:
     def sample(self) -> dict[str, Any]:
         """Return the counters as telemetry values, and reset them.
 
-        `late_counts` is a histogram of the read delays. Bucket `b` counts the socket reads that were late by `2**(b/4)`
-        to `2**((b+1)/4)` us. Bucket -1 counts the reads that were late by less than 1 us.
+        `late_counts` is a histogram of the read delays. Bucket `b` counts the socket reads with a delay of `2**(b/4)`
+        to `2**((b+1)/4)` us. Bucket -1 counts the reads with a delay of less than 1 us.
         """
         values = {
             "cpu_ns": time.process_time_ns() - self._cpu_ns,
@@ -216,7 +216,8 @@ class LiveCounters(Structure):
             setattr(self, field, math.nan if value is None else float(value))
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Extend the time span from `first_sent_ns` to `last_end_ns`, so that it includes `sent_ns` and `end_ns`.
+        """Extend the time from `first_sent_ns` to `last_end_ns`, so that a request from `sent_ns` to `end_ns` lies in
+        it.
 
         All of these times are in ns from the run's start.
         """

@@ -40,7 +40,8 @@ class ClockPairs:
     def take(self) -> None:
         """Add a pair of clock readings.
 
-        Both clocks are read five times. The pair that took the least time is kept, because it is the most exact one.
+        Both clocks are read together five times. The pair that took the least time is kept, because it is the most
+        exact one.
         """
         readings = [(self._monotonic_ns(), self._realtime_ns(), self._monotonic_ns()) for _ in range(5)]
         before, realtime, after = min(readings, key=lambda reading: reading[2] - reading[0])
@@ -89,8 +90,7 @@ class SystemClock:
         return time.monotonic_ns()
 
     def at(self, instant_ns: int, callback: Callable[[], None]) -> None:
-        """Schedule `callback` for `instant_ns` (CLOCK_MONOTONIC). The callback runs at that time or as soon as possible
-        after it.
+        """Schedule `callback` for `instant_ns` (CLOCK_MONOTONIC). It runs then, or as soon as possible afterwards.
 
         Callbacks for the same time run in the order in which they were scheduled.
         """

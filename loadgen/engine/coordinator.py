@@ -227,7 +227,7 @@ def _wait_until(
     *,
     patience_s: float = math.inf,
 ) -> None:
-    """Wait until `reached` returns True for every worker that has not ended.
+    """Wait until `reached` returns True for every worker that has not ended. `show` is called during the wait.
 
     The first interrupt stops the workers that are still pending. `patience_s` seconds later, or at the second
     interrupt, the pending workers are killed.
@@ -253,7 +253,7 @@ def _wait_until(
 def _receive(worker: Worker) -> None:
     """Receive one message from a worker, and store the reported state in `worker`: ready, drained or done.
 
-    A worker with a closed pipe is done.
+    A worker that has closed its pipe is done.
     """
     try:
         word, value = worker.pipe.recv()

@@ -301,8 +301,8 @@ class Driver:
     def _refresh_group(self, now_ns: int) -> None:
         """Replace connections that the server has closed while a group of requests waits until it is due.
 
-        Servers close idle connections after a few seconds. This check is the last one for a group of more than
-        CHECKED_GROUP requests: the connections of such a group are not checked again when it is sent.
+        Servers close idle connections after a few seconds. A group of more than CHECKED_GROUP requests is checked only
+        here, and not again when it is sent.
         """
         if self._group and self._recorder.start_ns + self._group[0].due_ns - now_ns > GROUP_LOOK_NS:
             self._prepare([slot for slot in self._group if slot.exchange is None])
@@ -654,7 +654,10 @@ class Driver:
         self._arm_try()
 
     def _next(self, now_ns: int, *, is_retry: bool = False) -> bool:
-        """Schedule the next request of a closed loop. Return False if no request is left, otherwise True."""
+        """Schedule the next request of a closed loop. Return False if no request is left, otherwise True.
+
+        `is_retry` is True if the client has paused before this request.
+        """
         slot = self._queue.next_after_completion(now_ns)
         if slot is None:
             return False

@@ -300,7 +300,10 @@ class Decoder(nn.Module):
         return hidden
 
     def _positions(self, start: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of the rotary angles of `count` positions, beginning at `start`."""
+        """Return the cosines and sines of the rotary angles of `count` positions, beginning at `start`.
+
+        They have the device and the number format of the tensor `like`.
+        """
         indices = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
         steps = torch.arange(0, self.dimension, 2, device=like.device, dtype=torch.float32) / self.dimension
         angles = torch.outer(indices, THETA**-steps).repeat(1, 2)
@@ -346,9 +349,9 @@ def build_model(
 ) -> Llama:
     """Return a model with random weights. In a group of devices, return this device's part of the model.
 
-    `layers` is the number of layers. The default is the number of layers in `shape`. All devices of a group must use
-    the same torch seed, because each device has a copy of the whole embedding and all norms. Raises HardwareError if
-    the model cannot be built.
+    `layers` is the number of layers, by default that of `shape`. `architecture` names the class of the layers, and
+    `flash` selects attention without stored scores. All devices of a group must use the same torch seed, because each
+    device has a copy of the whole embedding and all norms. Raises HardwareError if the model cannot be built.
     """
     group = group or SingleProcess()
     if architecture not in LAYERS:

@@ -137,7 +137,7 @@ class RemovedPart(msgspec.Struct, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """The server of the run: what the plan states and what was detected before the run."""
+    """The server of the run, as the plan states it and as loadgen detected it."""
 
     name: str | None
     version: str | None
@@ -422,7 +422,7 @@ class LittlesLaw(msgspec.Struct, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """True if throughput times latency equals the number of complete requests in flight, within the tolerance."""
+        """True if the law holds within the tolerance."""
         return abs(self.in_flight - self.incomplete - self.expected) <= self.tolerance
 
     @property
@@ -1087,7 +1087,7 @@ class CommandEffect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCourse(msgspec.Struct, frozen=True, kw_only=True):
-    """The course of a long run: changes and drifts of its figures, and restarts of the server."""
+    """Changes and drifts of the figures of a long run, and restarts of the server."""
 
     changes: list[FigureChange] = []
     """Changes in order of time. Only runs with a constant load and at least 24 time windows are examined."""

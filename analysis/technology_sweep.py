@@ -52,7 +52,7 @@ def not_validated(sweep: TechnologySweep) -> str:
 
 
 def title_of(sweep: TechnologySweep) -> str:
-    """Return the title: purpose, model and GPUs."""
+    """Return the title of the page, which names the purpose, the model and the GPUs."""
     purpose = "Training" if sweep.purpose == "training" else "Serving"
     return f"{purpose} {sweep.model} in {sweep.format} on {sweep.gpus} x {sweep.gpu} of other technologies"
 

@@ -78,7 +78,10 @@ def readings(run: Run, source: Source) -> list[Reading]:
 
 
 def _all_readings(run: Run, source: Source) -> list[Reading]:
-    """Return the readings of one telemetry source in order of time, with all values."""
+    """Return the readings of one telemetry source in order of time.
+
+    Unlike `readings`, this function does not remove counters that mix several replicas.
+    """
     lines = {line.at_ns: line for line in run.telemetry if line.source == source}
     return [
         Reading(at_ns / NS_PER_S, line.values.get("moment", "run"), line.values, line.values.get("gap", ""))
@@ -187,8 +190,9 @@ Points = list[tuple[float, float | None]]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """The definition of a telemetry curve: where its values come from, its title and unit, and how values are
-    converted.
+    """The definition of a telemetry curve.
+
+    It states where the values come from, how they are converted, and the title and unit of the curve.
     """
 
     source: Source

@@ -96,7 +96,10 @@ def latency_windows(frame: Frame, metric: Metric, statistic: str, share: float |
 
 
 def samples_for(share: float | None) -> int:
-    """Return how many samples a window needs for a percentile. `share` is None for other statistics."""
+    """Return how many samples a window needs for a statistic.
+
+    `share` is the fraction of a percentile, such as 0.99, or None for another statistic.
+    """
     return MIN_REQUESTS if share is None else samples_needed(max(share, 1 - share))
 
 

@@ -123,7 +123,7 @@ class EdgeSearch:
         return None
 
     def _new_load(self, runs: Sequence[LoadObservation], load: float, factor: float) -> float:
-        """Return `load`, multiplied by `factor` until no earlier run has nearly the same load."""
+        """Return `load`, multiplied by `factor` until no run in `runs` has nearly the same load."""
         while any(abs(np.log(run.load / load)) < NEAR for run in runs):
             load *= factor
         return load
@@ -134,7 +134,7 @@ class EdgeSearch:
         return float(low), float(middle), float(high)
 
     def _weights(self, runs: Sequence[LoadObservation]) -> Floats:
-        """Return, for each load of the search grid, the probability that this load is the capacity."""
+        """Return, for each load of the search grid, the probability that it is the capacity, given these runs."""
         distance = np.log(self._grid / self._estimate)
         near = np.exp(-((distance / PILOT_SPREAD) ** 2) / 2)
         rough = np.exp(-np.abs(distance) / ROUGH_SPREAD)

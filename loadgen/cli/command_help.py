@@ -219,8 +219,9 @@ def _drop_dissimilar(error: Any) -> None:
 
 
 def _with_placeholder(names: str) -> str:
-    """Return the names of an option, with typer's type name (such as `<str>`) replaced by a placeholder (such as
-    `TEXT`).
+    """Return the names of an option with a placeholder for its value.
+
+    The placeholder, such as `TEXT`, replaces typer's type name, such as `<str>`.
     """
     for pattern, placeholder in PLACEHOLDERS.items():
         names = re.sub(pattern, placeholder, names)

@@ -1,4 +1,4 @@
-"""The commands `hardware compare` and `hardware bounds`: why a GPU is faster, and what binds each kernel."""
+"""The commands `hardware compare` and `hardware bounds`: why a GPU is faster, and what limits each kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors and output that the commands of the hardware model have in common."""
+"""Errors and output that the commands of the hardware model share."""
 
 from __future__ import annotations
 

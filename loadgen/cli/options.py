@@ -330,7 +330,7 @@ def confidence_level(text: str | float) -> float:
 
 
 def _own_options(function: Callable[..., Any]) -> Iterator[Parameter]:
-    """Yield the command-line options of a function, which are its Annotated parameters, as keyword-only parameters."""
+    """Yield the Annotated parameters of a function, which are its command-line options, as keyword-only parameters."""
     for parameter in signature(function, eval_str=True).parameters.values():
         if get_origin(parameter.annotation) is Annotated:
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)

@@ -72,7 +72,7 @@ class Draft:
         return self.values[option][0] if option in self.values else None
 
     def leave_out(self, option: str, reason: str) -> None:
-        """Add a note that an option has no equivalent in loadgen, with the reason."""
+        """Note that an option has no equivalent in loadgen, because of `reason`."""
         self.notes.append(f"{option} is left out: {reason}.")
 
 
@@ -548,7 +548,7 @@ def _traffic_scenario(draft: Draft, value: str) -> None:
 
 
 def _special(name: str) -> Callable[[Draft, str], None]:
-    """Return a handler that stores the value of an option as `name`. `_compose` translates the stored values later."""
+    """Return a handler that stores an option's value under `name`. `_compose` translates the stored values later."""
     return lambda draft, value: draft.special.update({name: value})
 
 
@@ -639,7 +639,7 @@ def _json_value(value: str) -> Any:
 
 
 def _compose(draft: Draft) -> None:
-    """Complete the draft: combine options that only have a meaning together, and choose the loadgen command."""
+    """Complete the draft: combine options that depend on each other, and choose the loadgen command."""
     _compose_url(draft)
     _compose_load(draft)
     _compose_lengths(draft)

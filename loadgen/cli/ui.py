@@ -147,7 +147,7 @@ def _with_plan_file(file: Path | None, settings: dict[str, Any]) -> tuple[dict[s
 
 
 def _setting_words(settings: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Return the arguments of Locust for these settings of the plan."""
+    """Return these settings of the plan as command-line arguments of Locust."""
     from loadgen.interactive import locust_option
 
     settings = dict(settings)

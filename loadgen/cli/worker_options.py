@@ -1,4 +1,4 @@
-"""Checks the options about separate workers for prompts (disaggregated serving)."""
+"""Checks the options for separate prefill workers (disaggregated serving)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def refuse_with_prefill_workers(options: Mapping[str, bool]) -> None:
 
 
 def check_worker_options(prefill_workers: int, decode_workers: int | None, chunked_prefill: str | None) -> None:
-    """Raise PlanError if an option of `loadgen simulate` about separate workers has no effect."""
+    """Raise PlanError if an option of `loadgen simulate` has no effect.
+
+    `--chunked-prefill` has no effect with separate prefill workers, and `--decode-workers` has none without them.
+    """
     if prefill_workers:
         refuse_with_prefill_workers({"--chunked-prefill": chunked_prefill is not None})
     elif decode_workers is not None:

@@ -148,7 +148,7 @@ def time_call(device: str, step: Callable[[], Any]) -> float:
 
 
 def _probe(device: str, step: Callable[[], Any], statistic: Statistic = min) -> float:
-    """Measure the seconds of `step` in several attempts after one warm-up, and return their `statistic`."""
+    """Return the seconds that `step` takes: the `statistic` of several attempts after one warm-up."""
     step()
     end = time.perf_counter() + PROBE_S
     seconds = [time_call(device, step)]

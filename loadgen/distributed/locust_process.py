@@ -188,8 +188,10 @@ class Peer:
 
 
 class MasterPeer(Peer):
-    """The master's side of a distributed run: admits worker machines, exchanges timestamps with them, and reports lost
-    machines."""
+    """The master's side of a distributed run.
+
+    Admits worker machines, exchanges timestamps with them, and reports lost machines.
+    """
 
     role = protocol.MASTER
 

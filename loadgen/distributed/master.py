@@ -58,8 +58,10 @@ MIN_DRIFT_NS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class MachinePlan:
-    """Settings of a distributed run: how many machines take part, where the master listens, and how long it waits for
-    machines."""
+    """Settings of a distributed run.
+
+    They state how many machines take part, where the master listens, and how long it waits for machines.
+    """
 
     machines: int
     bind: Address
@@ -157,8 +159,10 @@ def plan_of_machines(plan: Plan, header_plan: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(slots=True)
 class Master:
-    """The master of one distributed run. It handles the events of its Locust process and tracks the state of each
-    machine."""
+    """The master of one distributed run.
+
+    It handles the events of its Locust process and tracks the state of each machine.
+    """
 
     _link: Frames[Event]
     _header: Header
@@ -239,8 +243,9 @@ class Master:
             self._until(lambda: None in self._places or self._all("ready"), deadline, message)
 
     def _all(self, state: Literal["drawn", "ready"]) -> bool:
-        """Return True if every share of the plan has a machine in this state: `drawn` (prompts built) or `ready`
-        (connected).
+        """Return True if every share of the plan has a machine in this state.
+
+        The states are `drawn` (prompts built) and `ready` (connected).
         """
         return all(machine is not None and getattr(machine, state) for machine in self._places)
 
@@ -595,7 +600,6 @@ def converted(offset: ClockOffset, start_ns: int, line: bytes, *, closed: bool =
 
 
 def _live_counters(message: protocol.Progress) -> LiveCounters:
-    """Return the live counters that a worker machine has reported."""
     counts = LiveCounters(*message.counts[: len(INTEGER_NAMES)])
     counts.tokens_per_s = message.tokens_per_s
     counts.ttft.merge(message.ttft)

@@ -216,8 +216,7 @@ class LiveCounters(Structure):
             setattr(self, field, math.nan if value is None else float(value))
 
     def span(self, sent_ns: int, end_ns: int) -> None:
-        """Extend the time from `first_sent_ns` to `last_end_ns`, so that a request from `sent_ns` to `end_ns` lies in
-        it.
+        """Extend the time from `first_sent_ns` to `last_end_ns` by the time from `sent_ns` to `end_ns`.
 
         All of these times are in ns from the run's start.
         """

@@ -196,7 +196,10 @@ class GraphRequests:
         return self._slots(slot.progress, slot.progress.started(slot.node, sent_ns))
 
     def after_end(self, slot: ScheduledRequest, end_ns: int, answer: str) -> list[ScheduledRequest]:
-        """Return the requests that become due because the response to `slot` was complete at `end_ns`."""
+        """Return the requests that become due because the response to `slot` was complete at `end_ns`.
+
+        `answer` is the text of this response. `end_ns` is in ns from the run's start.
+        """
         assert slot.progress is not None
         return self._slots(slot.progress, slot.progress.ended(slot.node, end_ns, answer))
 

@@ -178,7 +178,7 @@ def _has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of a command that has ended. If a signal ended the command, return its negative number."""
+    """Return the exit code of a command that has ended. If a signal ended it, return the negative signal number."""
     result = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert result is not None
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status

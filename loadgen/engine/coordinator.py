@@ -1,5 +1,7 @@
-"""The coordinator: forks the workers, starts them together, watches them, and merges their part files into the run
-file."""
+"""The coordinator of a run.
+
+It forks the workers, starts them together, watches them, and merges their part files into the run file.
+"""
 
 from __future__ import annotations
 

@@ -250,7 +250,6 @@ class Driver:
                 break
 
     def _pool_of(self, slot: ScheduledRequest) -> Pool:
-        """Return the pool with the connections to the replica of a request."""
         if isinstance(self._pool, ReplicaPools):
             return self._pool.pools[slot.replica or 0]
         return self._pool

@@ -250,7 +250,7 @@ class LadderLayer(DecoderLayer):
 
     @staticmethod
     def final_hidden(carried: Any) -> Tensor:
-        """Return the hidden state plus the results of all all-reduces in flight."""
+        """Return the hidden state plus the results of the all-reduces in flight."""
         hidden, *pending = carried
         for wait in pending:
             hidden = hidden + wait()

@@ -386,7 +386,7 @@ class _TraceWriter:
         return node
 
     def _count_repeated(self, blocks: Sequence[int], input_tokens: int) -> None:
-        """Count the prompt tokens in those leading blocks of a prompt that an earlier prompt contained too.
+        """Count the prompt tokens in the leading blocks that a prompt shares with earlier prompts.
 
         The number is added to `repeated_tokens` of the facts about the trace.
         """

@@ -75,7 +75,7 @@ class Arrivals(msgspec.Struct, frozen=True):
         The number is finite in each of these cases:
 
         - The maximum number of requests `n` is not None.
-        - The `duration` is not None, and not all requests are due at time 0.
+        - The `duration` is not None, and the process is not a burst with all requests at time 0.
         - The arrival process has an end, as a trace does.
         """
         return n is not None or self.facts.finite or (duration is not None and not self.facts.burst)

@@ -35,7 +35,7 @@ class Cancellation(msgspec.Struct, frozen=True):
     after_tokens: int = 0
 
     def chooses(self, seed: int, number: int) -> bool:
-        """Return True if the request with this number is abandoned. The choice depends only on the seed and number."""
+        """Return True if request `number` is abandoned. The choice depends only on `seed` and `number`."""
         return random_stream(seed, f"cancel/{number}")() * 100 < self.percent
 
     @property

@@ -487,7 +487,7 @@ class Dataset(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, kind: str) -> Callable[[str], Self]:
-        """Return a function that creates a dataset of this kind from a file name (`FILE` in `sharegpt:FILE`)."""
+        """Return a function that creates a dataset of format `kind` from a file name (`FILE` in `sharegpt:FILE`)."""
         return lambda rest: cls(kind, Path(parse_path_and_options(rest, ())[0]))
 
     def samples(self) -> Iterator[Sample]:

@@ -99,7 +99,7 @@ def wire_id(prefix: str, number: int) -> str:
 
 
 def number_of_wire_id(text: str) -> int:
-    """Return the number of the request with this id on the wire. Raises ValueError for an id of another form."""
+    """Return the number of the request whose id on the wire is `text`. Raises ValueError for an id of another form."""
     last = text.rpartition("-")[2]
     return -int(last[1:]) if last.startswith("w") else int(last)
 

@@ -308,7 +308,7 @@ def wrong_type(location: str, value: Any, *error_types: str) -> ErrorReply:
 
 
 def missing_fields(body: Mapping[str, Any], *names: str) -> ErrorReply:
-    """Return the validation error for a body that has none of the required fields `names`."""
+    """Return the validation error for a body that lacks all of the required fields `names`."""
     return validation_error(*(_problem(f"body.{name}", "missing", body) for name in names))
 
 

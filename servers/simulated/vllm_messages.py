@@ -1,6 +1,7 @@
 """The route /v1/messages (Anthropic's Messages API) of a simulated vLLM.
 
-The content of a response is one block of text. The source in vLLM 0.32.0 is entrypoints/anthropic.
+The content of a response is one block of text, unless the answer contains reasoning or a tool call. The source in vLLM
+0.32.0 is entrypoints/anthropic.
 """
 
 from __future__ import annotations

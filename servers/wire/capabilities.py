@@ -12,15 +12,16 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 
 def take_capability(number: int) -> None:
-    """Make a capability of this thread effective if it is in the permitted set. `number` must be below 32.
+    """Make capability `number` of this thread effective, if the capability is in the permitted set.
 
-    `setcap` with `+p` gives an executable file a permitted capability. A process that runs the file must make the
-    capability effective before it can use the capability."""
+    `number` must be below 32. `setcap` with `+p` gives an executable file a permitted capability. A process that runs
+    the file must make the capability effective before it can use the capability.
+    """
     _change(number, take=True)
 
 
 def give_up_capability(number: int) -> None:
-    """Remove a capability of this thread permanently. Its number must be below 32.
+    """Remove capability `number` of this thread permanently. `number` must be below 32.
 
     Files and sockets that were opened with the capability stay open. Raises OSError if the kernel refuses the change.
     """

@@ -96,7 +96,7 @@ class DiskSpill:
         return number
 
     def take(self, number: int) -> bytes:
-        """Return the block with this number, and remove it from the file."""
+        """Return block `number`, and remove it from the file."""
         self._free.append(number)
         return os.pread(self._file, BLOCK_BYTES, number * BLOCK_BYTES)
 

@@ -68,7 +68,10 @@ class TcpStream:
         return result
 
     def covers(self, offsets: Sequence[int]) -> bool:
-        """Return True if the timestamps of these ascending stream offsets are known and no segment is out of order."""
+        """Return True if the timestamps for all of `offsets` are known, and no segment is out of order.
+
+        `offsets` contains ascending stream offsets.
+        """
         return (
             not (self.out_of_order or self.has_gap)
             and self.discarded_end < offsets[0]
@@ -81,7 +84,10 @@ class TcpStream:
         return self.ends[-1] if self.ends else self.discarded_end
 
     def discard_before(self, offset: int) -> None:
-        """Discard the timestamps up to this stream offset. They can no longer be requested afterwards."""
+        """Discard the timestamps of bytes before the stream offset `offset`.
+
+        These timestamps can no longer be requested afterwards.
+        """
         count = bisect_right(self.ends, offset)
         if count:
             self.discarded_end = self.ends[count - 1]
@@ -162,9 +168,10 @@ class TcpStreamTable:
         return key in self._streams
 
     def watch(self, key: int, opened_ns: int) -> TcpStream:
-        """Start a new stream for the connection with this key, which was opened at `opened_ns` (CLOCK_REALTIME).
+        """Start a new stream for the connection `key`, which was opened at `opened_ns` (CLOCK_REALTIME).
 
-        If an earlier connection had the same key, the caller must add the segments of that connection first."""
+        If an earlier connection had the same key, the caller must first add the segments of the earlier connection.
+        """
         stream = self._streams[key] = TcpStream(opened_ns)
         self._incomplete.discard(key)
         self._first_sequence[key], self._syn_ack_ns[key] = self.syn_acks.pop(key, (UNKNOWN, 0))
@@ -172,7 +179,7 @@ class TcpStreamTable:
         return stream
 
     def data_bytes(self, segments: Segments) -> int:
-        """Return the number of data bytes in those segments that belong to watched connections."""
+        """Return the number of data bytes in `segments`. Only segments of watched connections count."""
         watched = (segments.length > 0) & (self._contiguous_end[segments.key] != UNKNOWN)
         return int(segments.length[watched].sum())
 

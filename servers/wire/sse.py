@@ -279,9 +279,10 @@ class _Events:
 
 
 def _named_payload(name: bytes, data: bytes) -> bytes:
-    """Return the payload of an event with this name and data.
+    """Return the payload of an event with the name `name` and the data `data`.
 
-    The payload of a heartbeat is empty. A heartbeat is an event with a name other than `message` and without JSON."""
+    The payload of a heartbeat is empty. A heartbeat is an event with a name other than `message` and without JSON.
+    """
     heartbeat = name not in (b"", b"message") and not data.lstrip().startswith((b"{", b"["))
     return b"" if heartbeat else data
 

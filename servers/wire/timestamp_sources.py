@@ -361,9 +361,9 @@ def missing_requirement(requested: str, name: str, server: Mapping[str, Any] = {
 
 
 def least_exact_source(names: Iterable[str]) -> str:
-    """Return the least exact of these timestamp sources. This source limits the exactness of the whole run.
+    """Return the name of the least exact timestamp source in `names`, because it limits the exactness of a run.
 
-    `names` are the names of the sources. An unknown name counts as `user`, the source of user-space timestamps.
+    An unknown name counts as `user`, the source of user-space timestamps.
     """
     ranking = [*SOURCES]
     ranks = [ranking.index(name) if name in ranking else len(ranking) - 1 for name in names]

@@ -150,18 +150,18 @@ class RowStore:
         self._database.execute("CREATE UNIQUE INDEX names ON rows (name)")
 
     def add(self, line: int, session: str, name: str, text: str) -> bool:
-        """Add a row. Return False, and add nothing, if there is a row with this name."""
+        """Add a row. If there is already a row with this `name`, add nothing and return False."""
         values = line, session, name, text
         cursor = self._database.execute("INSERT OR IGNORE INTO rows VALUES (?, ?, ?, ?)", values)
         return cursor.rowcount == 1
 
     def session_of(self, name: str) -> str | None:
-        """Return the session of the row with this name, or None if there is no such row."""
+        """Return the session of the row `name`, or None if there is no such row."""
         row = self._database.execute("SELECT session FROM rows WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
     def row(self, name: str) -> tuple[int, str] | None:
-        """Return the line number and the text of the row with this name, or None if there is no such row."""
+        """Return the line number and the text of the row `name`, or None if there is no such row."""
         row = self._database.execute("SELECT line, text FROM rows WHERE name = ?", (name,)).fetchone()
         return None if row is None else (int(row[0]), str(row[1]))
 

@@ -506,9 +506,9 @@ class TextWriter(msgspec.Struct, frozen=True):
 def text_writer(words: Words, survey: TextSurvey, seed: int, count: CountTokens | None = None) -> TextWriter:
     """Return a writer for the texts that are recorded in `survey`.
 
-    All texts differ in their first words, or in the first words after their shared spans. `count` counts the tokens of
-    texts. This function must be given if token counts are not additive. Raises PromptError if a length cannot be
-    reached, or if there are not enough different texts of a length.
+    All texts differ in their first words, or in the first words after their shared spans. `count` is a function that
+    counts the tokens of texts. It is required if token counts are not additive. Raises PromptError if a length cannot
+    be reached, or if there are not enough different texts of a length.
     """
     _, wheel = words.cheapest()
     depth = next((depth for depth in range(1, LEAD_LIMIT) if len(wheel) ** depth >= survey.total), LEAD_LIMIT)

@@ -280,7 +280,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
     @property
     def is_endless(self) -> bool:
-        """True if the sessions of a file start again and again, and their number is not limited."""
+        """True if the workload repeats the sessions of a file without end, and their number is not limited."""
         return isinstance(self.spec.workload, SessionFile) and self.spec.workload.loop and self.spec.n is None
 
     def graphs(self, *, once: bool = False) -> Iterator[SessionGraph]:

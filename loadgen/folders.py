@@ -135,7 +135,7 @@ def run_folder(out: Path | None, server: str, label: str) -> Iterator[Path]:
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
     """Create and yield a new folder: `name`, or `name-2`, `name-3`, ... if that name is taken.
 
-    An empty folder is removed at the end. Raises OutputError if the folder cannot be created.
+    If the folder is still empty at the end, it is removed. Raises OutputError if the folder cannot be created.
     """
     created = _missing_folders(parent)
     folder = _make_new(parent, name)

@@ -128,7 +128,8 @@ def all_endpoints() -> Iterable[str]:
 def check_connection_use(value: Any) -> Any:
     """Return the value of `connections` unchanged. Raises ValueError for a number.
 
-    In other load testers, the option is a number of connections. The error message therefore recommends --concurrency.
+    A number is a common mistake, because the option of other load testers is a number of connections. The error message
+    therefore recommends --concurrency.
     """
     if str(value).isdecimal():
         raise ValueError(
@@ -139,9 +140,10 @@ def check_connection_use(value: Any) -> Any:
 
 
 def canonical_model(text: str) -> str:
-    """Return a model name unchanged, and a split over several models in its canonical form.
+    """Return the canonical form of a split over several models. The name of a single model is returned unchanged.
 
-    Raises ValueError for an invalid split."""
+    Raises ValueError for an invalid split.
+    """
     try:
         return str(model_mix.parse(text) or text)
     except WorkloadError as error:
@@ -563,7 +565,7 @@ class Plan:
                 yield f"--lengths {self.lengths} needs a tokenizer: name one with --tokenizer"
 
     def _soak_mistakes(self) -> Iterator[str]:
-        """Yield a message for each mistake about the records of a long run."""
+        """Yield a message for each mistake that involves --keep-records."""
         if self.keep_records_s is None:
             return
         if not self.soak:

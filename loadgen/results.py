@@ -54,7 +54,7 @@ def parse_expressions(
     """Parse the objectives of a run (`assertions`) and the objectives of its requests (`goodput`).
 
     Raises PlanError, whose message lists every mistake. `junit` and `confidence` without `assertions` are a mistake,
-    except if `recorded` is True, because a recorded run may contain objectives.
+    unless `recorded` is True, because a recorded run may contain objectives.
     """
     if confidence is not None and not assertions and not recorded:
         raise PlanError(

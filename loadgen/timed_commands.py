@@ -1,4 +1,4 @@
-"""Parses commands that run at an instant of a run (--at), such as `10m kubectl delete pod vllm-0`."""
+"""Parses the commands of --at, which start at a given time of the run, such as `10m kubectl delete pod vllm-0`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPTION = "--at"
 
 
 class TimedCommand(msgspec.Struct, frozen=True):
-    """A shell command and the instant of the run at which it starts."""
+    """A shell command, and the time of the run at which it starts."""
 
     at_s: float
     """Seconds from the start of the run."""

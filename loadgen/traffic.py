@@ -268,13 +268,14 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 
 
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
-    """Return the properties of the load of one class of traffic, which is the share `share` of `load`.
+    """Return the properties of the part of `load` that one class of traffic gets. `share` is this part as a number up
+    to 1.
 
     The rate is multiplied by the share. If the arrivals of the whole load are Poisson, those of the class are Poisson
     too. For other arrival processes, the distribution of the gaps in the class is unknown.
 
-    The load is returned unchanged if it is a closed loop, whose clients were already divided among the classes, or if
-    `share` is 0, because the class has its own load.
+    A closed loop is returned unchanged, because its clients were already divided among the classes. If `share` is 0,
+    the class has its own load, which is returned unchanged.
     """
     if not share or load.clients:
         return load

@@ -155,8 +155,8 @@ def run(
     name of each class of traffic to the folder of a run of this class alone, relative to `folder`. This mapping is also
     stored in the run file.
 
-    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError if the plan or the server is not suitable,
-    before any request is sent. Raises OutputError if the run file cannot be written.
+    Raises LoadgenError, loadgen.servers.errors.ServerError or PromptError if the plan or the server is not suitable. In
+    this case no request has been sent. Raises OutputError if the run file cannot be written.
     """
     from loadgen.engine import coordinator
     from loadgen.engine.telemetry_sampler import open_sampler
@@ -216,8 +216,8 @@ def prepare(
 ) -> Iterator[Prepared]:
     """Find the server of a plan and build everything that the run needs. Raises the errors that `run` raises.
 
-    `on_progress` is called with the number of prompts that have been counted or built so far.
-    If a simulated server is started for the run, it stops when the context ends.
+    `on_progress` is called with the number of prompts that have been counted or built so far. If a simulated server is
+    started for the run, it stops when the context manager exits.
     """
     from loadgen.servers.target import resolve_target
     from loadgen.servers.wire.addresses import describe_addresses, select_addresses
@@ -351,7 +351,7 @@ def with_seed_of_run(plan: Plan, say: Say | None) -> Plan:
 
 
 def _check_files(plan: Plan) -> None:
-    """Check the files with requests and arrivals that a plan names. The run reads the files again."""
+    """Check the files with requests and arrivals that a plan names."""
     for traffic_class, schedule in scheduled_classes(plan):
         sources = (traffic_class.plan.prompt_source, traffic_class.plan.arrival_process)
         if any(getattr(source, "path", None) for source in sources):
@@ -747,7 +747,7 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 
 
 def with_file_endpoint(plan: Plan) -> Plan:
-    """Return the plan. If it names no endpoint, the result names the endpoint that the plan's file requires.
+    """Return the plan with the endpoint that its file requires, unless the plan already names an endpoint.
 
     A file with lists of chat messages requires the chat endpoint, and a file with recordings requires the endpoint for
     transcriptions. For a file of whole requests, the path of the first request determines the endpoint. The responses

@@ -26,7 +26,7 @@ class RawFacts(msgspec.Struct):
     """Facts about the requests of a file: the dialect of each path, and how many bodies get additional fields."""
 
     dialects: dict[str, Dialect] = {}
-    """The dialect of each path in the file. Its own path may have the query of the server's URL in addition."""
+    """Dialects by path in the file. The path in the dialect may also have the query of the server's URL."""
     requests: int = 0
     added_stream: int = 0
     """Number of bodies to which `stream` is added."""
@@ -60,7 +60,7 @@ class RawFacts(msgspec.Struct):
 def raw_requests_of(plan: Plan) -> RawRequests | None:
     """Return the workload of a plan if it is a file of whole requests (`requests:FILE`), otherwise None.
 
-    If the plan names a path or an endpoint, requests without `url` are sent to this path or endpoint.
+    If the plan names a path or an endpoint, it applies to lines of the file that have no `url`.
     """
     source = plan.prompt_source
     if not isinstance(source, RawRequests):

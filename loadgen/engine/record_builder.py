@@ -71,7 +71,7 @@ def build_records(
 ) -> list[Record]:
     """Decode the responses of these exchanges, and return a Record for each.
 
-    `dialect` is the dialect of every exchange whose attribute `dialect` is not set.
+    `dialect` applies to every exchange that has no dialect of its own.
 
     `replica_header` is the response header that names the replica, in lower case. Without it, the replica is the
     address of the connection, if the server has several addresses. With `server_timing`, complete Records get the times

@@ -40,7 +40,7 @@ END_POLL_S = 0.1
 
 
 class RecordKeeper:
-    """The process that compresses and removes files of Records, for the coordinator of a run."""
+    """A separate process that compresses and removes files of Records. The coordinator of a run starts and ends it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

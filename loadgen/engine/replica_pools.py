@@ -65,7 +65,7 @@ class ReplicaPools:
     def ended(self, slot: ScheduledRequest, error_kind: str, http_status: int | None, now_ns: int) -> None:
         """Note that a request has ended at `now_ns` (CLOCK_MONOTONIC), or that it will not be sent.
 
-        The error kind and the HTTP status tell whether the replica is down.
+        The error kind and the HTTP status show whether the replica is down.
         """
         if self._least_busy is not None and slot.counted and slot.replica is not None:
             slot.counted = False

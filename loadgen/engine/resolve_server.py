@@ -215,7 +215,8 @@ def needs_seed(plan: Plan) -> bool:
 
 
 def with_seed(plan: Plan, say: Say | None = None) -> Plan:
-    """Return the plan with the seed of its run. Repeats and steps of the run derive their seeds from this seed.
+    """Return the plan with the seed of its run. The repeats of a run and the steps of a sweep derive their seeds from
+    it.
 
     If the user states no seed, a run on a real server gets a new random seed, because the server's prefix cache may
     hold the prompts of earlier runs. A run on a simulated server gets the fixed seed, so that it can be reproduced.

@@ -41,8 +41,8 @@ class Interrupts:
     def _count(self, number: int, _frame: object) -> None:
         """Count a signal. After the first SIGHUP, further SIGHUPs are ignored.
 
-        When a terminal closes, both the kernel and the shell send SIGHUP. Because only one SIGHUP is counted, the run
-        ends normally and writes its results.
+        When a terminal closes, both the kernel and the shell send SIGHUP. If both signals were counted, the workers
+        would be killed, because a second interrupt kills them.
         """
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -72,7 +72,7 @@ def vocabulary_cache(facts: ServerFacts, counting_path: str, candidates: Sequenc
 
 
 def _is_usable(vocabulary: WordCosts) -> bool:
-    """Return True if texts can be built with a vocabulary that was read from a file."""
+    """Return True if a vocabulary that was read from a file is valid, so that texts can be built with it."""
     costs = vocabulary.costs
     return (
         0 < len(costs) <= WORDS_LIMIT

@@ -509,8 +509,8 @@ def _canary_asker(
 ) -> CanaryAsker:
     """Return the object that sends the canaries (prompts with a known answer).
 
-    Its drivers are appended to `drivers`, so that they can be stopped. A driver that is built after the order to stop
-    sends nothing.
+    Its drivers are appended to `drivers`, so that they can be stopped. A new driver sends nothing if the coordinator
+    has already ordered the worker to stop.
     """
     from loadgen.engine.record_buffer import RecordBuffer
 

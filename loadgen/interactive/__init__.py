@@ -27,7 +27,7 @@ def interactive_plan(settings: Mapping[str, Any]) -> Plan:
 
 
 def _check_classes(tables: Iterable[Mapping[str, Any]]) -> None:
-    """Raise PlanError if a class of traffic has a separate load, or a setting that interactive runs cannot use."""
+    """Raise PlanError if a class of traffic has its own load, or a setting that interactive runs cannot use."""
     for table in tables:
         name = table["name"]
         if "weight" not in table:

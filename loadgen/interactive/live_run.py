@@ -468,9 +468,10 @@ class LiveFigures:
             pause()
 
     def since(self, span: str) -> Mapping[str, int]:
-        """Return, for each metric, the number of samples that were added before the time span `span`.
+        """Return, for each metric, the number of samples that were added before a time span began.
 
-        `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run`.
+        `span` is `last` (the last LAST_S seconds), `level` (since the number of users last changed) or `run` (the whole
+        run).
         """
         begins = {"last": self._seen[0], "level": self._level_seen}
         return begins.get(span, dict.fromkeys(self.samples, 0))

@@ -196,7 +196,7 @@ class LoadgenUser(User):  # type: ignore[misc] # Locust has no types
         return self._ask(self._next_target(False), prompt, output_tokens, endpoint)
 
     def _ask(self, target: LiveTarget, prompt: str | None, output_tokens: int | None, endpoint: str | None) -> Record:
-        """Send one request of the class of traffic that `target` belongs to, and return its Record.
+        """Send one request of the class of traffic of `target`, and return its Record.
 
         The arguments `prompt`, `output_tokens` and `endpoint` are those of `ask`.
         """
@@ -324,7 +324,9 @@ class UserConnection:
         self._ended = Event()
 
     def open(self) -> None:
-        """Open a connection before the first request. Errors are ignored: the first request tries again."""
+        """Open a connection before the first request. If this fails, no error is raised, and the first request tries
+        again.
+        """
         with contextlib.suppress(OSError):
             self._idle = self._connect()
 

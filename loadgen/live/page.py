@@ -51,9 +51,8 @@ def render(
 ) -> str:
     """Return the page as HTML.
 
-    A saved page contains all snapshots. With `live`, the page receives them as server-sent events
-    from the relative URL `events`.
-    `nonce` is the value that the page's Content-Security-Policy requires.
+    A saved page contains all snapshots. A live page (`live`) receives them as server-sent events from the relative URL
+    `events`. `nonce` is the value that the page's Content-Security-Policy requires.
     """
     data = {"title": title, "snapshots": [msgspec.to_builtins(one) for one in snapshots], "note": note, "live": live}
     # "<" could end the script element that contains the data.
@@ -76,7 +75,7 @@ class LivePage:
         self._sent_s = 0.0
 
     def begin(self, end: PlannedEnd) -> None:
-        """Begin to show a new run."""
+        """Begin to show a new run. `end` contains the limits that end the run."""
         self._title = ""
         self._history = History()
         self._taker = SnapshotTaker(end, time.monotonic)

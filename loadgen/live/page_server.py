@@ -104,7 +104,9 @@ class LivePageHandler(BaseHTTPRequestHandler):
     allowed_hosts: frozenset[str]
 
     def do_GET(self) -> None:
-        """Answer a GET request. Requests for another host are refused, because a foreign web page could send them."""
+        """Answer a GET request. A request with a foreign Host header is refused, because another web page may have sent
+        it.
+        """
         if self.headers.get("Host", "") not in self.allowed_hosts:
             self._answer(403, "This page is only for this machine.\n", "text/plain")
         elif self.path == "/":

@@ -129,7 +129,8 @@ def _panel(taker: SnapshotTaker, console: Console, draw: Callable[[Any], None]) 
 class PromptCount:
     """Returns the text that the terminal shows before a run starts.
 
-    Building many prompts takes long, so the text then counts the prompts. Otherwise the text is the phase of the run.
+    Building many prompts takes long. During this time, the text is the number of prompts built so far. Otherwise, it is
+    the phase of the run.
     """
 
     def __init__(self, planned: int | None) -> None:
@@ -151,9 +152,7 @@ class PromptCount:
 
 
 def plain_line(snapshot: LiveSnapshot, preparing: str) -> str:
-    """Return all figures of a snapshot in one line. Before the run starts, show the text `preparing` instead of
-    figures.
-    """
+    """Return all figures of a snapshot in one line, or the text `preparing` before the run starts."""
     time_text = f"{snapshot.elapsed_s:6.1f} s  "
     if snapshot.phase in PREPARING:
         return time_text + preparing
@@ -174,8 +173,9 @@ def plain_line(snapshot: LiveSnapshot, preparing: str) -> str:
 def status_line(snapshot: LiveSnapshot, width: int, preparing: str, *, unicode: bool) -> str:
     """Return the most important figures in one line that is shorter than `width` characters.
 
-    Before the run starts, the line shows the text `preparing` instead. Without `unicode`, the progress bar consists of
-    ASCII characters. A narrow line has no TPOT and no progress bar, and its end is cut off.
+    Before the run starts, the line shows the text `preparing` instead of figures. Without `unicode`, the progress bar
+    consists of ASCII characters. If there is little room, the TPOT and the progress bar are left out, and the end of
+    the line is cut off.
     """
     time_text = f"{snapshot.elapsed_s:6.1f} s  "
     if snapshot.phase in PREPARING:
@@ -277,9 +277,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _figures(snapshot: LiveSnapshot) -> dict[str, str]:
-    """Return a dict from names to texts with the latest latencies and the token rate.
+    """Return texts with the latest latencies and the token rate, by name.
 
-    An example is the entry `TTFT` with the text `TTFT p50 80 ms p99 120 ms`.
+    For example, the text for `TTFT` is `TTFT p50 80 ms p99 120 ms`.
     """
     from loadgen.analysis.format import duration
 

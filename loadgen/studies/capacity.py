@@ -116,7 +116,8 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     figures: list[float | None] = []
     """Predicted value for each objective if `gpus` GPUs share the requested rate."""
     commands: dict[str, str] = {}
-    """Command lines: `limits` and `simulate` of loadgen, and `server`, which starts the engine."""
+    """Command lines by name: `limits` and `simulate` of loadgen, and `server`, which starts the engine. If there are
+    separate workers, a command for each kind of worker replaces `server`."""
 
     @property
     def layout(self) -> str:
@@ -257,8 +258,8 @@ class SimulatedServer:
         """Return the largest integer `power` for which the objectives are met at the rate `RATE_STEP**power`.
 
         The rate is in requests per second. The model is simulated at this rate, and its latencies are multiplied by
-        `slowdown` before they are compared with the objectives. The result then applies to a server that is slower by
-        this factor, at the rate `RATE_STEP**power / slowdown`.
+        `slowdown` before they are compared with the objectives. The result applies to a server that is slower than the
+        model by this factor, at the rate `RATE_STEP**power / slowdown`.
 
         The search begins at the exponent `start`. Return None if the objectives are not met at any rate. Raises
         PlanError if they are met at every rate up to `RATE_STEP**MAX_POWER`.
@@ -308,15 +309,15 @@ class SimulatedServer:
         found.
 
         The search begins with the pools `start` and enlarges them until they meet the objectives. It tries a larger
-        prefill pool and a larger decode pool, and keeps the one that reduces the excess over the objectives more. If
-        neither helps, it enlarges both. Finally the search makes the pools smaller as long as they meet the objectives.
+        prefill pool and a larger decode pool, and keeps the one that comes closer to the objectives. If neither helps,
+        it enlarges both. Finally the search makes the pools smaller as long as they meet the objectives.
         """
         parts = max(1, math.ceil((start.prefill + start.decode) / MAX_WORKERS))
         prefill, decode = math.ceil(start.prefill / parts), math.ceil(start.decode / parts)
         rate = per_s * slowdown / parts
 
         def excess(prefill: int, decode: int) -> float:
-            """Return the largest ratio of a figure to its bound, or infinity if a figure is missing."""
+            """Return the largest ratio of a figure to its bound, or infinity if a figure is missing or a bound is 0."""
             figures = self.figures_at(rate, WorkerPools(prefill, decode))
             if None in figures or any(objective.bound <= 0 for objective in objectives):
                 return math.inf

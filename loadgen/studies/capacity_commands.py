@@ -63,7 +63,7 @@ class CommandContext:
 
 
 def commands_of(option: CapacityOption, context: CommandContext, in_flight: float) -> dict[str, str]:
-    """Return the command lines of an option by name.
+    """Return the command lines of an option by name, such as `limits` and `simulate`.
 
     `in_flight` is the expected number of requests in flight on all replicas together.
     """
@@ -149,7 +149,10 @@ def _simulate(option: CapacityOption, context: CommandContext) -> str:
 
 
 def _server(option: CapacityOption, context: CommandContext) -> dict[str, str]:
-    """Return the command that starts the engine, or one command for each kind of worker."""
+    """Return the commands that start the engine, by name.
+
+    There is one command, or one for each kind of worker if prefill and decode have separate workers.
+    """
     if option.prefill_workers is None:
         return {"server": _server_command(option, context, "")}
     prefill, decode = (_server_command(option, context, worker) for worker in ("prefill", "decode"))

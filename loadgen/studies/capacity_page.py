@@ -112,7 +112,7 @@ def capacity_document(report: CapacityReport) -> Document:
 
 
 def _gpu_order(options: Sequence[CapacityOption], points: Sequence[ParetoPoint]) -> list[str]:
-    """Return the GPU types on the page without repetitions, in the order of the best options."""
+    """Return each GPU type on the page once. The types of the best options come first."""
     return list(dict.fromkeys([option.gpu for option in options] + [point.option.gpu for point in points]))
 
 
@@ -232,7 +232,7 @@ def _pareto_section(report: CapacityReport) -> Section:
 
 
 def _pareto_data(report: CapacityReport, colours: Mapping[str, str]) -> dict[str, Any]:
-    """Return the input of capacity.js."""
+    """Return the data from which capacity.js draws the Pareto set."""
     points = report.result.pareto
     priced = _is_priced(points)
     currency = points[0].option.currency

@@ -93,9 +93,10 @@ class Limit:
     """Maximum requests per second of one prefill worker. None without separate workers."""
 
     def min_replicas(self, rate_per_s: float) -> tuple[int, int]:
-        """Return the minimum number of replicas or decode workers for a request rate, and that of prefill workers.
+        """Return the minimum numbers of replicas and of prefill workers for a request rate.
 
-        The second number is 0 if prefill and decode do not have separate workers.
+        If prefill and decode have separate workers, the first number counts decode workers. Otherwise, the second
+        number is 0.
         """
         prefill = 0 if self.prefill_per_s is None else math.ceil(rate_per_s / self.prefill_per_s)
         return max(1, math.ceil(rate_per_s / self.per_s)), prefill
@@ -152,7 +153,7 @@ def _lower_bound_s(objective: Objective, deployment: Deployment, facts: RequestF
 
 
 def _length(objective: Objective, lengths: Any) -> float:
-    """Return the statistic that an objective uses, such as the mean or the p99, of `lengths` in tokens."""
+    """Return the mean, the p99 or another statistic of `lengths` in tokens. The objective determines the statistic."""
     if objective.percentile is not None:
         return float(np.quantile(lengths, objective.percentile, method="lower"))
     return float(getattr(lengths, objective.statistic)())
@@ -178,9 +179,10 @@ class LoadCurve:
     """Requests per second of one prefill worker that is busy for the allowed share of the time."""
 
     def highest_per_s(self, objectives: Sequence[Objective], slack: float = 1.0) -> float | None:
-        """Return the highest rate at which the mean latencies meet the bounds of all objectives, multiplied by `slack`.
+        """Return the highest rate at which the mean latencies meet the bounds of all objectives.
 
-        The result is interpolated between the points of the curve. Return None if even a single request misses a bound.
+        The bounds are multiplied by `slack` before the comparison. The result is interpolated between the points of the
+        curve. Return None if even a single request misses a bound.
         """
         excess = np.zeros(len(self.in_flight))
         for objective in objectives:

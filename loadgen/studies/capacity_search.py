@@ -1,4 +1,4 @@
-"""Searches the configuration that serves a load at the lowest cost, and the Pareto set of speed and cost.
+"""Searches for the configuration that serves a load at the lowest cost, and for the Pareto set of speed and cost.
 
     all combinations ──engine and model──> considered ──memory, --max-gpus, physical limit──> survivors
     survivors ──formula──> ranked by cost ──virtual time, the cheapest first──> options and Pareto set
@@ -59,11 +59,11 @@ from loadgen.studies.price_list import GpuPrice, Purchase, ReplicaPool, cheapest
 ALWAYS_SIMULATED = 8
 """If no more configurations than this number remain after pruning, all of them are simulated."""
 MARGIN = 1.15
-"""A configuration is excluded by formula only if each replica and worker could carry this multiple of its rate by
-formula, and the configuration would still be too large or too expensive."""
+"""A configuration is excluded if it would be too large or too expensive even with this multiple of the rate that the
+formula predicts for each replica and worker."""
 WITH_INTERVAL = 8
 WORKERS_WITH_INTERVAL = 2
-"""Number of options, the cheapest first, for which the interval is computed: all options, and those with separate
+"""Numbers of the cheapest options for which the interval is computed: among all options, and among those with separate
 workers, whose simulation takes longer."""
 MAX_SIMULATED = 24
 """Maximum number of configurations that are simulated, if their costs hardly differ."""
@@ -85,9 +85,9 @@ EXPENSIVE = "more expensive by formula"
 """Reasons why a configuration is not simulated."""
 
 COSTS_MORE = "costs more than others"
-"""Reason of a single configuration that was not simulated, because others are cheaper."""
+"""Reason of a configuration that was not simulated, because other configurations are cheaper."""
 NO_PRICE = "without a price"
-"""Reason of configurations that were not simulated, because only the GPU types of others have a price."""
+"""Reason of a configuration that was not simulated, because its GPU type has no price, but other types have one."""
 OnProgress = Callable[[str], None]
 
 
@@ -277,7 +277,7 @@ class CapacitySearch:
         return gpu_hour([price for price in self.prices if price.gpu == configuration.gpu], spot=self.spot)
 
     def _score(self, candidates: Sequence[_Candidate], facts: RequestFacts) -> None:
-        """Compute the curve, the rate and the cost of each candidate with the formula."""
+        """Compute the load curve, the rate and the cost of each candidate with a formula."""
         for number, candidate in enumerate(candidates):
             if number % 20 == 0:
                 self.progress(f"formula: {number} of {len(candidates)}")
@@ -285,7 +285,7 @@ class CapacitySearch:
         self._counts.scored = len(candidates)
 
     def _score_one(self, candidate: _Candidate, facts: RequestFacts) -> None:
-        """Compute the curve, the rate and the cost of a candidate with the formula.
+        """Compute the load curve, the rate and the cost of a candidate with a formula.
 
         Exclude the candidate if even a single request misses an objective, or if too many GPUs are needed.
         """
@@ -390,7 +390,10 @@ class CapacitySearch:
             add_worker_interval(option, server, self.rate_per_s, self.objectives)
 
     def _finish(self, option: CapacityOption, candidate: _Candidate, facts: RequestFacts) -> None:
-        """Set the cost and the commands of an option."""
+        """Set the cost and the commands of an option.
+
+        If the option needs more GPUs than --max-gpus, set the reason why it is not possible instead.
+        """
         if not option.gpus:
             return
         if self.space.max_gpus is not None and option.gpus > self.space.max_gpus:
@@ -463,10 +466,10 @@ class CapacitySearch:
         return frontier
 
     def _point_pools(self, candidate: _Candidate, index: int) -> list[ReplicaPool] | None:
-        """Return a pool with one replica, or the pools of decode workers and prefill workers at a point of the curve.
+        """Return the pools of a point: one replica, or whole numbers of decode workers and prefill workers.
 
-        `index` is the index of the point. Return None if the point needs more GPUs than --max-gpus, or more than
-        MAX_PARETO_WORKERS separate workers.
+        `index` is the index of the point in the candidate's curve. Return None if the point needs more GPUs than
+        --max-gpus, or more than MAX_PARETO_WORKERS separate workers.
         """
         configuration, curve = candidate.configuration, candidate.curve
         assert curve is not None
@@ -540,8 +543,8 @@ def is_overloaded(due_ns: Any, end_ns: Any) -> bool:
 def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS) -> WorkerPools | None:
     """Return whole numbers of prefill and decode workers whose ratio is close to `prefill_workers` per decode worker.
 
-    There are always enough prefill workers. Of all pairs of at most `max_workers` workers, the one with the least
-    excess is returned. Return None if no pair is small enough.
+    There are always enough prefill workers for the decode workers. Of all pairs with at most `max_workers` workers, the
+    one that wastes the least capacity is returned. Return None if there is no such pair.
     """
     best = None
     waste = math.inf

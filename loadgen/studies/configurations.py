@@ -93,7 +93,7 @@ class Configuration:
         return " ".join(parts)
 
     def serving(self, space: SearchSpace) -> ServingOptions:
-        """Return the serving options of this configuration and of the search."""
+        """Return the ServingOptions that combine this configuration with the settings of the search."""
         return ServingOptions(
             self.expert_parallel,
             self.attention_data,

@@ -59,7 +59,7 @@ class GpuPrice:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """The price per hour of a number of GPUs. The region is included, and `spot` is True for a spot price."""
+    """The price per hour of a number of GPUs in one region. `spot` is True for a spot price."""
 
     amount: float
     """Cost of all GPUs per hour, including spare replicas."""
@@ -162,10 +162,10 @@ def _read_number(row: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def spare_replicas(replicas: int, down_share: float, availability: float = AVAILABILITY) -> int | None:
-    """Return how many spare replicas are needed so that at least `replicas` replicas work with this probability.
+    """Return how many spare replicas are needed so that at least `replicas` replicas work with the given probability.
 
-    Each replica is down for the share `down_share` of the time, independently of the others. Return None if MAX_SPARES
-    or more spare replicas are needed.
+    The probability is `availability`. Each replica is down for the share `down_share` of the time, independently of the
+    others. Return None if MAX_SPARES or more spare replicas are needed.
     """
     if down_share == 1:
         return None

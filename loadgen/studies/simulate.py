@@ -467,10 +467,11 @@ def _twin_accuracy(twin: Twin, server_model: ServerModel, deployment: Deployment
 def _host_constants(
     values: Mapping[str, float], engine: Engine, measured: Deployment, predicted: Deployment
 ) -> dict[str, float]:
-    """Return the constants of a twin for the time on the host (CPU), converted from one deployment to another.
+    """Convert a twin's constants for the time on the host (CPU) from the deployment `measured` to the deployment
+    `predicted`.
 
     The hardware tables contain typical host times for each kind of model, such as dense models and mixtures of experts.
-    The twin's constants are multiplied by the ratio of the typical times of the deployments `predicted` and `measured`.
+    The twin's constants are multiplied by the ratio of the typical times of the two deployments.
     """
     before, after = (typical_host_s(engine, PLAIN_SERVING.apply(deployment)) for deployment in (measured, predicted))
     return {name: values[name] * after[name] / before[name] for name in before}
@@ -792,7 +793,7 @@ class VirtualRun:
     def _report_progress(self) -> None:
         """Call the progress callback with the current counts.
 
-        If the callback returns a reason to end the run, the reason is stored.
+        If the callback returns a reason to end the run, the reason is stored, and the run ends.
         """
         assert self._progress is not None
         now_ns = self._engine.now_ns

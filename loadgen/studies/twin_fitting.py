@@ -606,7 +606,7 @@ def figures(run: ObservedRun, ttft_s: Floats, tpot_s: Floats, ended_s: float) ->
 def simulate_run(run: ObservedRun, twin: Twin, draw: int | None = None) -> dict[str, float | None]:
     """Return the figures that a twin predicts for the requests of a measured run.
 
-    The requests keep their measured send times. `draw` selects one bootstrap draw of the constants.
+    The requests keep their measured send times. `draw` selects one bootstrap draw of the twin's constants.
     """
     ttft_s, tpot_s, ended_s = replay_on_twin(run, twin, draw)
     return figures(run, ttft_s, tpot_s, ended_s)

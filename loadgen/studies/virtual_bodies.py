@@ -31,7 +31,7 @@ def describe_counting(plan: Plan) -> str:
 
 
 class BodyReader:
-    """Finds the prompt, as token ids, and the requested response length in the bodies of whole requests."""
+    """Reads the bodies of whole requests: the prompt as token ids, and the requested length of the response."""
 
     def __init__(self, plan: Plan) -> None:
         self._file = plan.workload_file
@@ -40,8 +40,8 @@ class BodyReader:
     def counted(self, request: Request) -> Request:
         """Return the request with token ids as its prompt, and with the requested length of its response.
 
-        Bodies that begin with the same prompt text have the same ids there, so that the prefix cache recognises it.
-        Raises WorkloadError for a body without a prompt, and for a route that generates no text.
+        If two prompts begin with the same text, their ids begin alike, so that the prefix cache recognises the shared
+        part. Raises WorkloadError for a body without a prompt, and for a route that generates no text.
         """
         where = f"{self._file}, request {request.id + 1}"
         if request.path.rpartition("/")[2] in OTHER_ROUTES:

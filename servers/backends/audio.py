@@ -193,7 +193,7 @@ def decode_transcript(payloads: Sequence[bytes]) -> Answer:
 
 
 def _is_whole(event: TranscriptEvent, payloads: Sequence[bytes]) -> bool:
-    """Return True if an event is a whole transcript, that is, the only payload of its response and has a text."""
+    """Return True if an event is a whole transcript: it has a text, and it is the only payload of its response."""
     return len(payloads) == 1 and event.text is not None and not event.error
 
 

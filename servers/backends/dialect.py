@@ -52,7 +52,7 @@ REFUSABLE = {
 
 
 def no_calls(_payloads: Sequence[bytes]) -> Sequence[Any]:
-    """Return no tool calls, for an API without tools."""
+    """Return no tool calls. Dialects of an API without tools use this function."""
     return ()
 
 

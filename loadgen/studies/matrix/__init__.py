@@ -89,7 +89,9 @@ class _Strict(BaseModel):
 
 
 class _Named(_Strict):
-    """A named item of the plan. In the plan file, it may be written as a string if it has no other fields."""
+    """An item of the plan that has a name. In the plan file, a string stands for an item with this name and no other
+    fields.
+    """
 
     name: str = Field(pattern=NAME_PATTERN)
     options: dict[str, Any] = {}
@@ -116,7 +118,7 @@ class Server(_Named):
 
 
 class HostChoice(_Named):
-    """A host on which servers run: an entry of the hosts file, or this machine under a platform name."""
+    """A host on which servers run: a host of the hosts file, or this machine, which then needs a `platform`."""
 
     platform: str = Field("", max_length=60)
     """Platform name in the report. A host that has a platform but is not in the hosts file is this machine."""
@@ -226,7 +228,7 @@ class MatrixPlan(_Strict):
     hosts_file: Path | None = None
     """Path relative to the folder of the plan file."""
     options: dict[str, Any] = {}
-    """Launch options of all servers. The options of a server, a host, a model and a case override these options, in
+    """Launch options of all servers. The options of a server, a host, a model and an override replace these options, in
     this order."""
     run: dict[str, Any] = {}
     repeats: int = Field(3, ge=1, le=100)
@@ -595,7 +597,10 @@ def _launch_options(plan: MatrixPlan, setup: _Setup) -> dict[str, Any]:
 
 
 def _workload_settings(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run settings of a workload. Settings in the plan override those of the catalog."""
+    """Return the run settings of a workload.
+
+    If the workload is based on a workload of the catalog, settings in the plan override those of the catalog.
+    """
     settings = from_catalog(str(workload["catalog"])) if "catalog" in workload else {}
     settings.pop("label", None)  # the matrix sets the label
     settings |= {key: value for key, value in workload.items() if key not in ("name", "catalog", "sweep")}

@@ -181,7 +181,7 @@ def stop_leftover_server(matrix: Matrix, book: Journal, say: Callable[[str], Non
 
 
 def _leftover_line(lines: Sequence[JournalLine]) -> JournalLine | None:
-    """Return the `up` line in the journal of the server that was started last, or None if this server was stopped."""
+    """Return the journal line that was written when the last server was started, or None if this server was stopped."""
     for line in reversed(lines):
         if line["type"] in ("up", "down"):
             return line if line["type"] == "up" else None

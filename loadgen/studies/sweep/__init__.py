@@ -86,7 +86,7 @@ Measure = Callable[[Plan, Path, "OnProgress"], "Footer"]
 
 
 class StepEnd(NamedTuple):
-    """What the overload detector found out in a step of a sweep. The run file of the step does not contain this."""
+    """The findings of the overload detector at the end of a step of a sweep. The run file does not contain them."""
 
     overloaded: bool
     """True if the step was ended as an overload."""
@@ -102,9 +102,7 @@ SettingsFor = Callable[[float], StepSettings]
 
 
 class Watch(NamedTuple):
-    """Functions with which the caller shows the progress of a sweep, chooses the settings of each step, and tells the
-    time.
-    """
+    """Functions of the caller that show the progress of a sweep, return the settings of a step, and read the clock."""
 
     show: OnProgress
     """Shows the progress of a run."""

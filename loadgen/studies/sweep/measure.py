@@ -596,7 +596,7 @@ def predict_sweep(
 ) -> dict[str, Any]:
     """Return the predicted results of a sweep: the capacity, and the figures at each load.
 
-    The sweep is simulated with the server `model`. The result is stored in the sweep's journal.
+    The sweep is simulated with the server `model`. The search settings in the sweep's journal contain the result.
     """
     from loadgen.analysis.sweep import expected_point
 

@@ -175,8 +175,8 @@ class OverloadDetector:
     def _rejects(self, elapsed_s: float, counts: LiveCounters) -> bool:
         """Return True if the number of rejected requests shows an overload.
 
-        This is so if the run has lasted at least MIN_OVERLOAD_S, at least MIN_BACKLOG requests were rejected, and the
-        rejected requests are more than the share REJECTED_FRACTION of the requests sent.
+        Three conditions must hold: the run has lasted at least MIN_OVERLOAD_S, the server has rejected at least
+        MIN_BACKLOG requests, and these are more than the fraction REJECTED_FRACTION of the requests sent.
         """
         enough = counts.rejected >= MIN_BACKLOG and counts.rejected > REJECTED_FRACTION * counts.sent
         return enough and elapsed_s >= MIN_OVERLOAD_S

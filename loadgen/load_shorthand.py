@@ -56,8 +56,7 @@ def expand(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_urls(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a plan with a list of URLs split: `url` is the first URL, and `more_urls` contains the
-    further URLs.
+    """Return the settings of a plan, with a list of URLs split into the settings `url` and `more_urls`.
 
     For example, `url=["http://a", "http://b"]` becomes `url="http://a"` and `more_urls=["http://b"]`. Settings from a
     run file are split already, and are returned unchanged. Raises PlanError for an empty list, and for `more_urls`

@@ -195,7 +195,7 @@ def register_secret(text: str, *, source: str = "") -> None:
 def register_environment_key() -> None:
     """Register the API key in LOADGEN_API_KEY as a secret.
 
-    Commands then hide the key in their output, even if the user passes it to a wrong option.
+    As a result, commands hide the key in their output, even if the user passes it to a wrong option.
     """
     key = os.environ.get(API_KEY_VARIABLE, "")
     if len(key) >= MIN_SECRET_LENGTH:

@@ -507,7 +507,8 @@ def merged_schedule(schedules: Sequence[Schedule]) -> Schedule:
 def describe_traffic(header: Header, loads: Sequence[DraftLoad], ready: Sequence[PreparedLoad]) -> None:
     """Store the facts about the classes of traffic in the header of a run.
 
-    `loads` and `ready` contain the load of each class, before and after its prompts were built.
+    For each class, `loads` contains the load before its prompts were built, and `ready` contains the load with its
+    prompts.
     """
     header.traffic = [
         traffic_facts(

@@ -1,8 +1,8 @@
 """Remembers in the user's cache folder which seeds were sent to which server.
 
-If a server has the prompts of a run in its prefix cache, the report can then say that an earlier run sent them. The
-file holds a hash of each URL and seed, and the time of the last run with them. It contains no addresses and no secrets.
-Without a usable file, only this sentence of the report is missing.
+If a server has the prompts of a run in its prefix cache, the report can say that an earlier run sent them. The file
+holds a hash of each URL and seed, and the time of the last run with them. It contains no addresses and no secrets. If
+there is no usable file, only this sentence of the report is missing.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class SessionProgress:
         return any(edge.after == "start" for _, edge in self._children.get(index, ()))
 
     def independent_children(self, index: int) -> list[int]:
-        """Return the children of the node `index` whose prompts contain no responses, and can therefore be built early."""
+        """Return the children of the node `index` whose prompts contain no responses and can be built early."""
         children = dict.fromkeys(child for child, _ in self._children.get(index, ()))
         return [child for child in children if self.graph.nodes[child].context is None and self.waits(child)]
 

@@ -106,8 +106,9 @@ CONNECT_LIMIT_S = 30.0
 class WorkerTask(msgspec.Struct, frozen=True):
     """The task of one worker process: the requests that it sends, their schedule, and the part file it writes.
 
-    If the plan has classes of traffic, each worker process sends requests of one class. The client then never delays
-    the requests of one class because it is busy with another one."""
+    If the plan has classes of traffic, each worker process sends requests of one class. The client therefore never
+    delays requests of one class because it is busy with another class.
+    """
 
     number: int
     """Number of the process in the run, from 0. Its Records contain the number."""

@@ -480,7 +480,7 @@ class LiveFigures:
         """Add one second to the charts.
 
         The new point contains the latency percentiles of the requests that ended in this second, the number of users,
-        and the further values in `values_now`.
+        and the values in `values_now`.
         """
         self.digest()
         second = self.points[-1]["at"] + 1 if self.points else 0

@@ -10,8 +10,8 @@
             self.ask("Summarise: ...", output_tokens=64, endpoint="chat")
 
 A locustfile runs under `loadgen ui --locustfile FILE` and under plain `locust -f FILE`. In both cases this module adds
-loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module as the locustfile. The form on
-Locust's start page then defines the prompts that the users send.
+loadgen's options, page and run file. Without --locustfile, `loadgen ui` uses this module as the locustfile. In this
+case, the form on Locust's start page defines the prompts that the users send.
 
 Users wait in gevent. loadgen.servers.wire.transport sends requests, reads responses and takes timestamps:
 

@@ -169,7 +169,7 @@ def configuration_of(option: CapacityOption) -> Configuration:
 
 
 def option_of(configuration: Configuration, **fields: object) -> CapacityOption:
-    """Return a CapacityOption for a configuration. `fields` sets further fields, such as `gpus`."""
+    """Return a CapacityOption for a configuration. `fields` contains values of additional fields, such as `gpus`."""
     workers = {"prefill_workers": 0, "decode_workers": 0} if configuration.disaggregated else {}
     return CapacityOption(
         gpu=configuration.gpu,

@@ -319,7 +319,7 @@ def _fitted(rows: Callable[[int], list[tuple[str, ...]]]) -> str:
 
 
 def _listed(reasons: Sequence[str]) -> list[str]:
-    """Return the first MAX_REASONS reasons as indented lines. If there are more, a further line states how many."""
+    """Return the first MAX_REASONS reasons as indented lines. If there are more, the last line states how many."""
     lines = []
     for reason in reasons[:MAX_REASONS]:
         lines += textwrap.wrap(reason, LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="    ")

@@ -980,7 +980,7 @@ class VirtualRun:
         session.
 
         If the prompt continues a conversation, its ids begin with the ids of this conversation. If a later prompt
-        continues the conversation after the response, the ids are also stored.
+        continues the conversation, the ids of this prompt and of its response are stored.
         """
         graph = progress.graph
         node = graph.nodes[arrival.node]

@@ -402,9 +402,8 @@ class FitProblem:
     def transferred_constants(self) -> dict[str, float]:
         """Return the values of the constants for other hardware or another model.
 
-        A fitted value includes errors of the hardware model that are specific to the measured server, and properties of
-        the host and of the engine that also apply to other servers. The values returned here are therefore nearer to
-        those of the hardware tables:
+        A fitted value includes errors of the hardware model for the measured server. These errors do not apply to other
+        servers. The values returned here are therefore nearer to those of the hardware tables:
 
         - All runs together count as one observation of TTFT and one of TPOT, with the errors MODEL_ERRORS.
         - The prior has the width `transfer_spread`. It is small for the rates of kernels, because unusual kernel rates
@@ -430,8 +429,8 @@ class FitProblem:
     def _transfer_prior(self) -> Floats:
         """Return the logarithms of the constants that the hardware tables predict.
 
-        The constant `path_s`, the time from the server's front end to the first step, is limited to the shortest
-        measured TTFT, because this time is part of every TTFT.
+        The constant `path_s` is the time from the server's front end to the first step. It is at most the shortest
+        measured TTFT, because every TTFT includes this time.
         """
         assert self.deployment is not None
         start = dict(zip(self.constants, np.exp(self._prior).tolist(), strict=True))

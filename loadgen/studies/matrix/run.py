@@ -286,7 +286,7 @@ class StartRunner:
     def _measure(self, repeat: Repeat, plan: Plan, server: RunningServer, position: int) -> bool:
         """Execute one run or one sweep. Return True if the run or sweep was interrupted.
 
-        `position` is the number of earlier runs and sweeps since the server was started.
+        `position` is 0 for the first run or sweep after the server was started, 1 for the second, and so on.
         """
         name = f"{repeat.cell.workload}, repeat {repeat.number}"
         folder = self._matrix.folder / repeat.folder

@@ -47,10 +47,11 @@ DEFAULTS = StepSettings()
 class BacklogRule(NamedTuple):
     """A rule for the minimum fraction of requests that must have ended.
 
-    Let `sent` be the number of requests that were sent in the second half of the run so far, and `ended` the number of
-    requests that ended in this half. The server cannot keep up if `ended < min_fraction * sent`. The rule applies once
-    the run is longer than `first_latencies` times the latency of the first response, because the throughput of the
-    server may rise until that time.
+    The rule compares two numbers: `sent` requests were sent in the second half of the run so far, and `ended` requests
+    ended in this half. The server cannot keep up if `ended < min_fraction * sent`.
+
+    The rule applies only if the run is longer than `first_latencies` times the latency of the first response. Before
+    that time, the throughput of the server may still be rising.
     """
 
     first_latencies: float

@@ -594,8 +594,8 @@ def _cv(gaps_s: Floats) -> float | None:
 def late_percentile_s(counts: Counter[int], share: float) -> float | None:
     """Return the `share`-quantile of the read delays in seconds, or None if there are no delays.
 
-    `counts` is a histogram with four buckets per factor of two. The result is the upper end of a bucket, so it is up to
-    19% too large.
+    A read delay is the time between the arrival of bytes and their read. `counts` is a histogram of the delays with
+    four buckets per factor of two. The result is the upper end of a bucket, so it is up to 19% too large.
     """
     bucket = _quantile_bucket(counts, share)
     return None if bucket is None else round_to_ns(math.exp2((bucket + 1) / BUCKETS_PER_OCTAVE) * 1e-6)

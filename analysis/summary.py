@@ -496,9 +496,7 @@ class SendLateness(msgspec.Struct, kw_only=True):
 
 
 class QueueWait(msgspec.Struct, kw_only=True):
-    """The number of requests that waited because of `--concurrency`, and exact percentiles of their waits in
-    seconds.
-    """
+    """The number of requests that waited because of `--concurrency`, and exact percentiles of their waits in s."""
 
     requests: int
     p50: float
@@ -841,8 +839,9 @@ class MemoryReserved(msgspec.Struct, kw_only=True):
 
 
 class Memory(msgspec.Struct, kw_only=True):
-    """Memory in use before, during and after the run: on the GPUs, by the server's processes, on the host and in the KV
-    cache.
+    """Memory in use before, during and after the run.
+
+    It covers the GPUs, the server's processes, the host and the KV cache.
     """
 
     gpus: list[GpuMemory]
@@ -942,7 +941,7 @@ class TimePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """The times that the server states about its requests, and the remainder of the measured latency."""
+    """The times that the server states about its requests, and the part of the latency that they do not explain."""
 
     latency: Literal["ttft", "e2e"]
     """The latency that is split into parts: E2E for responses that are not streamed, else TTFT."""

@@ -331,8 +331,8 @@ class _Measurement:
     def result(self) -> Result:
         """Pass messages to the callbacks until the measuring process has ended, then return the results of the run.
 
-        Raises the error that ended the process. An interrupt after the first message about progress is not raised, and
-        the results cover the requests so far.
+        Raises the error that ended the process. After an interrupt, no error is raised if the run has already reported
+        progress. The results cover the requests so far.
         """
         running = True
         while running:

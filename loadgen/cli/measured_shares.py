@@ -62,8 +62,8 @@ def parse_acceptance(text: str | None, draft_tokens: int) -> float | None:
 def _drafted_per_step(speculation: Speculation) -> int | None:
     """Return the number of drafted tokens per step of a run, or None if it is unknown.
 
-    Some servers report only the acceptance length and the acceptance rate. In this case, the number is `(length - 1) /
-    rate`: a step emits the accepted tokens and one more token.
+    Some servers report only the acceptance length (mean tokens per step) and the acceptance rate. A step emits the
+    accepted tokens and one more token, so the number is `(acceptance length - 1) / acceptance rate`.
     """
     if speculation.draft_tokens and speculation.steps:
         return max(1, round(speculation.draft_tokens / speculation.steps))

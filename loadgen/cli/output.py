@@ -111,8 +111,8 @@ def exit_code(summaries: Sequence[Summary], inconclusive: InconclusiveAs = None)
     - 6: an objective is inconclusive.
     - 0: none of these reasons applies.
 
-    Requests that this machine could not send come before the codes 4 and 1, because in this case failed objectives and
-    incomplete requests say nothing about the server.
+    The check of requests that this machine could not send comes before the codes 4 and 1. In this case, failed
+    objectives and incomplete requests say nothing about the server.
     """
     verdicts = {objective.verdict for summary in summaries for objective in summary.objectives}
     objectives_code = verdicts_code(verdicts, inconclusive)

@@ -1,6 +1,6 @@
 """The command `sweep`: find the largest load at which a server meets its objectives.
 
-`write_frontier` writes and prints the results of one or more sweeps, also for `loadgen report`.
+`write_frontier` writes and prints the results of one or more sweeps. The command `report` uses this function too.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def check(
 
 
 def _write_replays(page: Path | None, fitted_twin: Twin, runs: Sequence[ObservedRun]) -> None:
-    """Simulate the runs to which a twin was fitted, and write the page that compares both.
+    """Simulate the runs to which a twin was fitted, and write the page that compares the simulations with the runs.
 
     Do nothing if `page` is None.
     """

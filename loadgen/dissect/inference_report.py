@@ -95,10 +95,10 @@ def layer_s(case: StepCase, result: InferenceResult) -> float:
 
 
 def sum_ratios(case: StepCase) -> dict[str, float]:
-    """Return ratios that compare the sum of measured times with the measured time of the whole, by name.
+    """Return ratios that show whether the measured times agree. Each ratio has a name.
 
-    For example, the times of all operators of a layer are added and divided by the time of the layer. A ratio of 1
-    means that both times agree.
+    A ratio is the sum of the times of all parts, divided by the time of the whole. For example, the times of all
+    operators of a layer are added and divided by the time of the layer. A ratio of 1 means that both times agree.
 
     - The ratios of the forward pass come from its fastest repeat, which other programs disturbed least.
     - The ratio for torch.profiler divides the time that OpProfiler measured by the time that torch.profiler measured.

@@ -114,7 +114,7 @@ def run(
     """Run the plan on worker machines, with `plan.workers` processes on each, and write `folder/run.jsonl`.
 
     `spread` contains the number of machines and the master's address. Raises DistributedError if the run cannot begin
-    or the Locust process ends, and every error that `prepare.run` raises.
+    or if the Locust process ends too early. Also raises every error that `prepare.run` raises.
     """
     if plan.soak:
         raise PlanError("--soak: a distributed run keeps no separate files", "Leave --soak or --distributed out.")

@@ -118,7 +118,7 @@ class Unable(Message, frozen=True):
 class Progress(Message, frozen=True):
     """Live counters of a worker machine.
 
-    The machine sends them when the order to start arrives, and later twice a second.
+    The machine sends them when the order to start arrives, and twice a second from then on.
     """
 
     counts: list[int]

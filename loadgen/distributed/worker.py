@@ -313,8 +313,8 @@ def _wait_for_name(master: Address, say: Say, interrupts: Interrupts, *, limit_s
 def _join(session: MasterSession, parts: Path, say: Say, *, stay: bool) -> None:
     """Join the master and wait for an assignment.
 
-    `parts` is the folder of the part files. If the master does not need this machine, return, or with `stay` wait for
-    the next run.
+    `parts` is the folder of the part files. If the master does not need this machine, the function returns. With
+    `stay`, it waits for the next run instead.
     """
     session.until(lambda: session.joined)
     if not session.joined:

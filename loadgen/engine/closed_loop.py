@@ -156,7 +156,7 @@ class GraphRequests:
     """The later requests of sessions that are graphs (loadgen.workloads.session_graph).
 
     The file with the sessions states when each of these requests becomes due: a certain time after the start or end of
-    another request. `slot_of` encodes a request, given its due time.
+    other requests. `slot_of` encodes a request, given its due time.
     """
 
     def __init__(self, slot_of: Callable[[SessionProgress, int, int], ScheduledRequest]) -> None:

@@ -75,7 +75,7 @@ class CommandRunner:
     """Runs the commands of one run. Call `begin` when the run starts and `end` when it ends."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Prepare to run `texts`: times and commands, as the user wrote them (loadgen.timed_commands)."""
+        """Prepare to run the commands in `texts`. Each text contains a time and a command (loadgen.timed_commands)."""
         self._commands = [parse(text) for text in texts]
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -287,7 +287,7 @@ class Driver:
             self._prepare(closed)
 
     def _drop_closed(self) -> list[ScheduledRequest]:
-        """Close the connections of the next group of requests that the server has already closed.
+        """Close connections that the server has already closed, if they belong to the next group of requests.
 
         Return the requests that had these connections.
         """

@@ -1,8 +1,8 @@
 """Exports a run as tables for pandas, polars, DuckDB or a spreadsheet: Parquet or CSV, one file per table.
 
-Rows are written while the run file is read. Only about 0.3 kB per Record stays in memory. The measurement window is
-chosen from this data. A file gets its final name only when all tables are complete, so an interrupted export leaves no
-incomplete table.
+Rows are written while the run file is read. Only the data that is needed to choose the measurement window stays in
+memory, about 0.3 kB per Record. A file gets its final name only when all tables are complete, so an interrupted export
+leaves no incomplete table.
 """
 
 from __future__ import annotations

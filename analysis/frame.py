@@ -213,7 +213,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def later_tokens(self) -> Floats:
-        """The number of streamed tokens after the first chunk of each row; NaN if there are none."""
+        """The number of streamed tokens after the first chunk of each row, or NaN for a row without such tokens."""
         later = self.streamed_tokens - self.first_tokens
         return np.where(later > 0, later, np.nan)
 
@@ -359,7 +359,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def gap_counts(self) -> Integers:
-        """The number of gaps between the chunks of each row; 0 for rows that the mask `sampled` does not select."""
+        """The number of gaps between the chunks of each row.
+
+        The number is 0 for rows that the mask `sampled` does not select.
+        """
         return np.where(self.sampled, np.maximum(self.chunk_counts - 1, 0), 0)
 
     @property

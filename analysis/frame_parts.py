@@ -80,7 +80,8 @@ def find_part(frame: Frame, name: str) -> Frame | None:
 def select_rows(frame: Frame, rows: Booleans) -> Frame:
     """Return the Frame of the rows in a mask. This Frame keeps the window and the time span of the whole run.
 
-    Columns about sessions and the counts of timestamp sources are left out, because they describe only whole runs.
+    Columns about sessions, counts of timestamp sources and counts of invalid outputs are left out, because they
+    describe only whole runs.
     """
     counts = frame.chunk_counts
     chunks = np.repeat(rows, counts)

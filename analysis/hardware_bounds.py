@@ -67,8 +67,9 @@ def notes(sizes: Mapping[str, str]) -> list[str]:
 def accuracy_lines(bounds: Labelled) -> list[str]:
     """Return one sentence per GPU about the errors of predicted kernel durations, compared with measured durations.
 
-    The measured kernels are those of serving dense models. The kernels of training and of mixtures of experts are not
-    validated. The errors include measurements in all number formats."""
+    The errors include measurements in all number formats. The measured kernels are those of serving dense models. For
+    training and for mixtures of experts, the only sentence says that their kernels are not validated.
+    """
     from loadgen.servers.hardware.validation import describe, kernel_accuracies
 
     training = "forward" in _phases(bounds)
@@ -94,7 +95,11 @@ def _kernels(bounds: Labelled, phase: str) -> list[list[KernelBound]]:
 
 
 def _phase_text(bounds: Labelled, phase: str, size: str) -> str:
-    """Return the table of one phase: one column per GPU, and four blocks of rows with one row per kernel."""
+    """Return the table of one phase as text, with one column per GPU.
+
+    The table has a block of rows for each property of the kernels, such as their time. Each block has one row per
+    kernel.
+    """
     kernels = _kernels(bounds, phase)
 
     def block(heading: str, cell: Callable[[KernelBound], str]) -> list[tuple[str, ...]]:
@@ -251,7 +256,7 @@ def _grid_data(bounds: Labelled, phase: str) -> dict[str, Any]:
 
 
 def _grid_chart(bounds: Labelled, phase: str) -> dict[str, Any]:
-    """Return the chart that shows the kernels and GPUs as a grid. Each cell is drawn as a bar of height 1."""
+    """Return the chart that shows the kernels and GPUs as a grid. Each cell is drawn as a bar."""
     kernels = _kernels(bounds, phase)
     traces = [
         {

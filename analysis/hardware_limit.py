@@ -116,6 +116,7 @@ class _Measured(NamedTuple):
 def limit_of(run: Run, frame: Frame, latencies: Mapping[str, Distribution], rate: float | None) -> HardwareLimit | None:
     """Return the hardware limit of a run, or None if the GPU, the model or the load is unknown.
 
+    The result is also None if requests share prefixes, or if the model does not fit into the memory of the GPUs.
     `latencies` contains the measured latency distributions by metric name. `rate` is the measured output throughput in
     tokens/s.
     """

@@ -106,7 +106,7 @@ class Objective(msgspec.Struct, frozen=True):
     second."""
     unit: Unit
     part: str = ""
-    """Class of traffic or model whose requests the figure describes. Empty: all requests."""
+    """Class of traffic, model or replica whose requests the figure describes. Empty: all requests."""
     drift: bool = False
     """True if the bound applies to the change of the figure per hour, as a share of its level."""
 

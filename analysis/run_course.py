@@ -1,7 +1,7 @@
 """Describes how a long run went: changes and drifts of its figures, and restarts of the server.
 
-Only runs with a constant load are examined, because any other load changes the figures on purpose. A run must be long
-enough for MIN_WINDOWS time windows. Small changes and drifts are omitted.
+Changes and drifts are only searched for in runs with a constant load, because any other load changes the figures on
+purpose. Such a run must be long enough for MIN_WINDOWS time windows. Small changes and drifts are omitted.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _restarts_of(values: Sequence[tuple[float, Mapping[str, Any]]], url: str) ->
     """Return the restarts of one server or replica.
 
     `values` contains the time of each reading in seconds, and the metrics that were read. A server has restarted if its
-    metric with the start time of the process has changed. If the server does not publish this metric, a restart is
-    recognised when all of its counters fall.
+    metric with the start time of the process has a later value than before. If the server does not publish this metric,
+    a restart is recognised when all of its counters fall.
     """
     known = [(at_s, start_s) for at_s, reading in values if (start_s := number_in(reading, START_TIME))]
     if known:

@@ -267,8 +267,8 @@ def compare(
 def _side_names(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> tuple[str, str]:
     """Return names for A and B that are different and as short as possible.
 
-    Normally the name of a side is the name of its folder. If A and B come from the same folder, the names also contain
-    the repeats, or the start times of the runs.
+    Normally, a name is the name of the folder that contains the runs. If A and B come from the same folder, the numbers
+    of the repeats or the start times of the runs are added.
     """
 
     def name(group: Sequence[ComparedRun], name_of: Callable[[ComparedRun], str]) -> str:

@@ -145,7 +145,8 @@ def samples_of(run: ComparedRun, metric: Metric) -> Samples:
 def _gap_samples(frame: Frame) -> Samples:
     """Return the gaps between tokens, in the order of the times at which the gaps end.
 
-    A chunk of c tokens contributes the gap before the chunk and c - 1 gaps of 0.
+    A chunk of c tokens contributes the gap before the chunk and c - 1 gaps of 0. If a run has clearly more than
+    TOKENS_MAX tokens, only every k-th request is used.
     """
     sampled = frame.sampled
     every = max(1, round(float(frame.arrived_tokens[sampled].sum()) / TOKENS_MAX))
@@ -226,9 +227,11 @@ def piece_error(a: ComparedRun, b: ComparedRun, *, shift: bool = False) -> float
     """Return the standard deviation of `log(t_B / t_A)` over pieces of the runs A and B.
 
     Both runs are divided into PIECES pieces, and a piece is the same share of the work in both runs. Run A takes the
-    time t_A for a piece, and run B takes t_B. If `shift` is true, one change of pace is removed first (see
-    `_change_of_pace`). Return NaN if a run has too few chunks or engine steps, and infinity if too few pieces have a
-    positive length.
+    time t_A for a piece, and run B takes t_B. The estimate is repeated with longer pieces, which consist of several
+    neighbouring pieces. The result is the largest estimate, scaled to one piece. If `shift` is true, one change of pace
+    is removed first (see `_change_of_pace`).
+
+    Return NaN if a run has too few chunks or engine steps, and infinity if too few pieces have a positive length.
     """
     steps_min = STEPS_MIN_WITH_SHIFT if shift else STEPS_MIN
     for run in (a, b):

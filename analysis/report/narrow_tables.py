@@ -28,10 +28,11 @@ def column_gap(columns: int) -> int:
 
 
 def fit(table: Table, width: int) -> list[Table]:
-    """Return tables of at most `width` characters: the table itself, or several tables with its columns.
+    """Return tables of at most `width` characters: the table, possibly with shortened row names, or several tables.
 
-    Cells that show the name of a run must already contain this name as their text. A table remains wider than `width`
-    if its row names and a single other column do not fit.
+    If there are several tables, the columns are divided among them. Cells that show the name of a run must already
+    contain this name as their text. A table remains wider than `width` if its row names and a single other column do
+    not fit.
     """
     widths = _min_widths(table)
     if _total(widths) <= width:

@@ -167,7 +167,8 @@ def _unbroken(text: str) -> str:
 def _grouped(blocks: Iterable[Block]) -> list[tuple[str, list[Block]]]:
     """Group consecutive blocks that the page shows side by side: scorecards, or charts narrower than the page.
 
-    Return pairs of a group kind (`Scorecard`, `charts`, or empty) and the blocks of the group."""
+    Return pairs of the kind of a group and its blocks. The kind is `Scorecard`, `charts`, or empty.
+    """
 
     def group_key(block: Block) -> str:
         if isinstance(block, ChartRef):

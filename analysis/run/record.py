@@ -45,9 +45,10 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 class Record(msgspec.Struct, tag_field="type", tag="request", kw_only=True, omit_defaults=True, gc=False):
     """The raw facts of one request.
 
-    Every `_ns` field except `late_ns_max` is a timestamp in ns on CLOCK_MONOTONIC, relative to `start_ns` in the run's
-    header. The requests of a burst are due at 0. Connections that were opened before the start of the run have negative
-    timestamps. None means that the event never happened."""
+    The fields `late_ns_max` and `tool_ns` are durations in ns. Every other `_ns` field is a timestamp in ns on
+    CLOCK_MONOTONIC, relative to `start_ns` in the run's header. The requests of a burst are due at 0. Connections that
+    were opened before the start of the run have negative timestamps. None means that the event never happened.
+    """
 
     id: Integer
     state: State

@@ -214,7 +214,7 @@ class Header(msgspec.Struct, tag_field="type", tag="header", kw_only=True):
 
     @property
     def server_title(self) -> str:
-        """Display name of the server backend. For an unknown backend, the name in the header or in the plan."""
+        """Display name of the server backend. An unknown backend has the name in the header or in the plan."""
         return str(self._of_server("title") or self.server.get("name") or self.plan.get("server") or "")
 
     @property
@@ -584,7 +584,7 @@ def _take_block(run: Run, block: bytes, on_block: Callable[[Sequence[CompactReco
 
 
 def _take_lines(run: Run, block: bytes, seen: IdSet, on_record: Callable[[Record], object]) -> None:
-    """Decode the lines of a block one by one, and pass the Records to `on_record`. Damaged lines are counted."""
+    """Decode the lines of a block one by one, count the damaged lines, and pass the Records to `on_record`."""
     for line in block.split(b"\n"):
         if not line or line.isspace():
             continue

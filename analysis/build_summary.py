@@ -27,7 +27,7 @@ from loadgen.analysis.frame import Booleans, Frame, sum_known
 from loadgen.analysis.frame_parts import frame_parts
 from loadgen.analysis.hardware_limit import limit_of
 from loadgen.analysis.held_back import find_held_back
-from loadgen.analysis.itl_distribution import describe_metrics
+from loadgen.analysis.itl_distribution import describe_metrics, start_gap_metrics
 from loadgen.analysis.metrics import METRICS, Metric
 from loadgen.analysis.network_path import describe_path
 from loadgen.analysis.prediction import read_prediction
@@ -78,16 +78,29 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
     """
     if frame is None:
         frame = frame_of_run(run)
-    latencies = describe_metrics(latency_metrics(), frame)
-    health = client_health.health(run, frame, latencies)
     info = run_info(run, frame)
+    missing = int((frame.inside & ~frame.complete).sum())
+    metrics = latency_metrics()
+    with start_gap_metrics(metrics, frame) as gap_metrics:  # Other figures are computed in the meantime.
+        first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
+        delivery = stats.check_delivery(
+            frame.due_ns[first_turns],
+            frame.first_sent_ns[first_turns],
+            info.arrivals,
+            info.load,
+            released_ns=frame.released_ns[first_turns],
+        )
+        latencies_adjusted = {
+            metric.name: stats.describe_adjusted(metric.values(frame), missing) for metric in metrics if metric.adjusted
+        }
+        held_back = find_held_back(frame)
+        counters = check_counters(run, frame)
+        requests = request_counts(run, frame)
+        latencies = describe_metrics(metrics, frame, gap_metrics)
+    health = client_health.health(run, frame, latencies)
     machines = [machine_clock(run, frame, facts) for facts in run.header.client.get("machines", ())]
     skew_s = _figure(METRICS["skew_s"], frame)
-    first_turns = frame.measured & (frame.turn == 0)  # Later turns follow responses, so they have no due times.
     throughput = _throughput(frame, health)
-    counters = check_counters(run, frame)
-    requests = request_counts(run, frame)
-    missing = int((frame.inside & ~frame.complete).sum())
     model_parts = sorted(frame_parts(frame, frame.models), key=lambda part: part[0])
     return summary.Summary(
         run=info,
@@ -103,21 +116,11 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
             independent=False,
             note=f"{ONE_BURST if info.load.burst else IN_FLIGHT} {INTERVALS}",
         ),
-        latencies_adjusted={
-            metric.name: stats.describe_adjusted(metric.values(frame), missing)
-            for metric in latency_metrics()
-            if metric.adjusted
-        },
+        latencies_adjusted=latencies_adjusted,
         burst=summary.BurstSkew(
             skew_s=skew_s, skew_range_s=skew_range_s(machines, frame) if machines and skew_s is not None else None
         ),
-        delivery=stats.check_delivery(
-            frame.due_ns[first_turns],
-            frame.first_sent_ns[first_turns],
-            info.arrivals,
-            info.load,
-            released_ns=frame.released_ns[first_turns],
-        ),
+        delivery=delivery,
         memory=memory_use(run),
         server_counters=counters,
         abandoned=abandoned_requests(run, requests.abandoned),
@@ -133,7 +136,7 @@ def summarise(run: Run, frame: Frame | None = None) -> summary.Summary:
         ],
         replica_difference=compare_replicas(frame),
         mixed_replicas=count_mixed_replicas(run),
-        held_back=find_held_back(frame),
+        held_back=held_back,
         speculation=find_speculation(
             frame,
             counters,

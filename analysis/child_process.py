@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import pickle
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 Value = TypeVar("Value")
+
+PIPE_BYTES = 1 << 20
+"""Size of the pipe for the result. A large pipe needs fewer switches between the two processes."""
 
 
 def can_fork() -> bool:
@@ -31,6 +36,8 @@ class ChildProcess(Generic[Value]):
 
     def __init__(self, function: Callable[[], Value]) -> None:
         receiving, sending = os.pipe()
+        with suppress(OSError):  # Unprivileged users may have reached their limit for the memory of all pipes.
+            fcntl.fcntl(sending, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         gc.freeze()  # a garbage collection in the child would copy the memory of every object
         self._child = os.fork()
         if not self._child:

@@ -68,24 +68,29 @@ def lists_of_texts(records: Sequence[CompactRecord]) -> ChunkLists | None:
     if read is None:
         return None
     counts, instants = read
-    token_texts = [bytes(record.chunk_tokens) for record in records]
-    others = [row for row, text in enumerate(token_texts) if text != _ones(counts[row])]
     tokens: NDArray[np.unsignedinteger] = np.ones(len(instants), np.uint8)
-    if others:
-        read = _integers([token_texts[row] for row in others], 0, TOKENS_LIMIT)
-        if read is None or not np.array_equal(read[0], counts[others]):
-            return None
-        if read[1].max(initial=0) >= 1 << 8:
-            tokens = tokens.astype(np.uint32)
-        is_other = np.zeros(len(counts), np.bool_)
-        is_other[others] = True
-        tokens[np.repeat(is_other, counts)] = read[1]
+    texts_by_count = {count: _ones(count) for count in set(counts.tolist())}
+    texts_of_ones = [texts_by_count[count] for count in counts.tolist()]
+    token_texts = [bytes(record.chunk_tokens) for record in records]
+    others = {
+        row: text for row, (text, ones) in enumerate(zip(token_texts, texts_of_ones, strict=True)) if text != ones
+    }
+    if not others:
+        return ChunkLists(counts, instants, tokens)
+    read = _integers([*others.values()], 0, TOKENS_LIMIT)
+    if read is None or not np.array_equal(read[0], counts[[*others]]):
+        return None
+    if read[1].max(initial=0) >= 1 << 8:
+        tokens = tokens.astype(np.uint32)
+    is_other = np.zeros(len(counts), np.bool_)
+    is_other[[*others]] = True
+    tokens[np.repeat(is_other, counts)] = read[1]
     return ChunkLists(counts, instants, tokens)
 
 
 def _ones(count: int) -> bytes:
     """Return the JSON text of a list of `count` ones, as loadgen writes it."""
-    return b"[" + (b"1," * int(count))[:-1] + b"]"
+    return b"[" + (b"1," * count)[:-1] + b"]"
 
 
 def _integers(texts: Sequence[bytes], smallest: int, largest: int) -> tuple[Integers, Integers] | None:

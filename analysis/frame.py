@@ -529,10 +529,12 @@ class FrameBuilder:
         Return False, and add nothing, if the chunks of a Record are not valid.
         """
         chunks = lists_of_texts(records)
-        if chunks is not None:
+        if chunks is None:
+            return False
+        if self._pending:
             self.close()
-            self._add(records, chunks)
-        return chunks is not None
+        self._add(records, chunks)
+        return True
 
     def frame(self) -> Frame:
         """Return the Frame of all added Records."""

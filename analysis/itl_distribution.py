@@ -6,10 +6,12 @@ If a run has too many gaps between chunks to sort, the gaps are processed block 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
+from loadgen.analysis.child_process import ChildProcess, can_fork
 from loadgen.analysis.chunk_columns import OrderStatistics
 from loadgen.analysis.frame import NS_PER_S, Floats, Frame, Integers, offsets_of
 from loadgen.analysis.metrics import Metric
@@ -25,28 +27,56 @@ from loadgen.analysis.stats import (
     sum_of_squares,
 )
 
+Distributions = dict[str, Distribution]
+"""Distribution of each metric, by metric name."""
 
-def describe_metrics(metrics: Iterable[Metric], frame: Frame) -> dict[str, Distribution]:
+
+@contextmanager
+def start_gap_metrics(metrics: Sequence[Metric], frame: Frame) -> Iterator[Callable[[], Distributions]]:
+    """Describe the metrics of gaps between chunks in a second process, if there are too many gaps to sort.
+
+    Yield a function that waits for the second process and returns the distributions of these metrics. The function
+    returns an empty dictionary if there is no second process, or if it failed.
+    """
+    gap_metrics = [metric for metric in metrics if metric.zero_counts(frame) is not None]
+    if not gap_metrics or not can_fork():
+        yield dict
+        return
+    with ChildProcess(lambda: describe_metrics(gap_metrics, frame)) as child:
+        yield lambda: child.result() or {}
+
+
+def describe_metrics(
+    metrics: Sequence[Metric], frame: Frame, gap_metrics: Callable[[], Distributions] = dict
+) -> Distributions:
     """Return the distribution of each metric, by metric name.
 
-    If every chunk holds one token, the inter-token latency (ITL) and the inter-chunk latency (ICL) have the same
-    samples. Their distribution is then computed only once.
+    `gap_metrics` returns distributions that are already known (`start_gap_metrics`). It is called after the other
+    metrics have been described. If every chunk holds one token, the inter-token latency (ITL) and the inter-chunk
+    latency (ICL) have the same samples. Their distribution is then computed only once.
     """
+    sorted_metrics = [metric for metric in metrics if metric.zero_counts(frame) is None]
     one_token_chunks = bool((frame.later_counts == frame.gap_counts).all())
-    distributions: dict[str, Distribution] = {}
-    known = dict[str, Distribution]()
+    known = Distributions()
+
+    def key(metric: Metric) -> str:
+        return "gaps" if one_token_chunks and metric.per in ("chunk", "token") else metric.name
+
+    for metric in sorted_metrics:
+        if key(metric) not in known:
+            known[key(metric)] = describe(metric.values(frame), metric.groups(frame), sorted_values(metric, frame))
+    distributions = {metric.name: known[key(metric)] for metric in sorted_metrics} | gap_metrics()
     ranked: OrderStatistics | None = None
     for metric in metrics:
-        key = "gaps" if one_token_chunks and metric.per in ("chunk", "token") else metric.name
-        if key not in known:
+        if metric.name in distributions:
+            continue
+        if key(metric) not in known:
             zeros = metric.zero_counts(frame)
-            if zeros is None:
-                known[key] = describe(metric.values(frame), metric.groups(frame), sorted_values(metric, frame))
-            else:
-                ranked = ranked_gaps(frame, 0) if ranked is None else ranked
-                known[key] = describe_gaps(frame, zeros, ranked)
-        distributions[metric.name] = known[key]
-    return distributions
+            assert zeros is not None
+            ranked = ranked_gaps(frame, 0) if ranked is None else ranked
+            known[key(metric)] = describe_gaps(frame, zeros, ranked)
+        distributions[metric.name] = known[key(metric)]
+    return {metric.name: distributions[metric.name] for metric in metrics}
 
 
 def sorted_values(metric: Metric, frame: Frame) -> Floats:

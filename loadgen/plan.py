@@ -616,7 +616,7 @@ class Plan:
                 yield f"{option}: --workload {self.workload} sends each body as it is; leave {option} out"
 
     def _traffic_mistakes(self) -> Iterator[str]:
-        """Yield a message if the plan states a load for all classes together, but no class takes a share of this load.
+        """Yield a message if the plan states a load for all classes together, but no class has a share of this load.
 
         Raises PlanError for mistakes in the tables of the classes.
         """
@@ -642,7 +642,7 @@ class Plan:
             yield f"--at {instant}: no requests are sent after {max(durations_s):g} s; name an earlier time"
 
     def _end_mistakes(self) -> Iterator[str]:
-        """Yield a message if the load would never end, or if `--repeat-file` has no file to repeat."""
+        """Yield a message if the load would never end, or if the workload cannot be combined with `--repeat-file`."""
         if self.traffic and not traffic.has_own_load(self):
             return
         if self.repeat_file and isinstance(self.prompt_source, SessionFile):

@@ -249,7 +249,7 @@ def _metadata(hint: Any) -> Iterator[Any]:
 def validate_fields(plan: type[Plan], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of every field of the Plan: the validated entry of `values`, or else the field's default.
 
-    Raises PlanError with one line per mistake. Each line names the command-line option.
+    Raises PlanError with one line per mistake. Each line names the option or the unknown setting.
     """
     known = fields_of(plan)
     result = dict[str, Any]()
@@ -304,9 +304,10 @@ def option_name(field: str) -> str:
 
 
 def keyword_signature(plan: type[Plan]) -> Signature:
-    """Return the signature of the Plan's constructor, with a keyword argument for each field.
+    """Return the signature of the Plan's constructor, with a keyword argument for `rate` and for each field.
 
-    Notebooks and IDEs use the signature to complete and explain the arguments."""
+    Notebooks and IDEs use the signature to complete and explain the arguments.
+    """
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for name, field in fields_of(plan).items()

@@ -53,8 +53,9 @@ def parse_expressions(
 ) -> tuple[Sequence[Objective], Sequence[Objective]]:
     """Parse the objectives of a run (`assertions`) and the objectives of its requests (`goodput`).
 
-    Raises PlanError, whose message lists every mistake. `junit` and `confidence` without `assertions` are a mistake,
-    unless `recorded` is True, because a recorded run may contain objectives.
+    Raises PlanError for invalid objectives, and if the folder of `junit` does not exist. Also raises PlanError for
+    `junit` or `confidence` without `assertions`, unless `recorded` is True, because a recorded run may contain
+    objectives.
     """
     if confidence is not None and not assertions and not recorded:
         raise PlanError(

@@ -183,9 +183,9 @@ def run(
 def check_disk(plan: Plan, prepared: Prepared, folder: Path, say: Say) -> None:
     """Raise OutputError if the disk of the folder is clearly too small for the run.
 
-    For a run with --soak, also report how fast the files of the run grow. If the request rate is not known before the
-    run, as in a closed loop, only the size per request is reported. If the number of requests is not known either,
-    nothing is checked.
+    For a run with --soak, also report how fast the files of the run grow. If the due times are not known before the
+    run, as in a closed loop, only the size per request is reported. In this case, the disk is not checked if the number
+    of requests is unknown or old Records are removed during the run.
     """
     if not plan.soak:
         folders.check_room(folder, prepared.bytes)
@@ -682,8 +682,8 @@ def check_inputs(plan: Plan) -> None:
 def build_schedule(plan: Plan) -> Schedule:
     """Return the schedule of a plan: the due times of an open loop, or the clients of a closed loop.
 
-    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read, and PlanError if the number of
-    workers exceeds the maximum number of requests in flight.
+    Raises loadgen.workloads.spec_syntax.WorkloadError for a trace that cannot be read. Raises PlanError if the number
+    of workers exceeds the maximum number of requests in flight, or if a file has fewer times than the plan needs.
     """
     from loadgen.engine.request_queue import Schedule
 
@@ -748,9 +748,9 @@ def announce_trace(plan: Plan, schedule: Schedule, say: Say) -> None:
 
 
 def with_file_endpoint(plan: Plan) -> Plan:
-    """Return the plan with the endpoint that its file requires, unless the plan already names an endpoint.
+    """Return the plan with the endpoint that its workload requires, unless the plan already names an endpoint.
 
-    A file with lists of chat messages requires the chat endpoint, and a file with recordings requires the endpoint for
+    A file with lists of chat messages requires the chat endpoint, and recordings require the endpoint for
     transcriptions. For a file of whole requests, the path of the first request determines the endpoint. The responses
     to whole requests may have any length, because loadgen does not change the bodies of these requests.
     """
@@ -794,8 +794,8 @@ def check_prompt_file(
     The first text describes the file, and is empty if the plan uses no file. The second text states that the prompts
     are repeated, and is empty if they are not.
 
-    Raises WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file has fewer
-    prompts than the plan needs.
+    Raises WorkloadError for a malformed file and for text that cannot be sent. Raises PlanError if the file is empty or
+    has fewer prompts than the plan needs.
     """
     source = plan.prompt_source
     if not plan.uses_file:

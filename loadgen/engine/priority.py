@@ -109,8 +109,8 @@ def _raise(requested: str, own_session: bool, later: Callable[..., Any]) -> Sche
     """Raise the priority and return the resulting scheduling facts.
 
     If `requested` is `realtime`, the scheduling policy is changed too. If `own_session` is True, the priority of the
-    session's autogroup is raised too. `later` registers functions that restore the previous priority when
-    `raised_priority` ends.
+    session's autogroup is raised too. Nothing is changed if the user has already chosen a real-time policy. `later`
+    registers functions that restore the previous priority when `raised_priority` ends.
     """
     refused = ""
     autogroup_nice = None

@@ -156,7 +156,7 @@ def with_detected_server(plan: Plan, say: Say | None = None) -> Plan:
 
     If the URL is that of an endpoint, such as `.../v1/chat/completions`, the plan uses this endpoint. If the plan names
     no backend, the server at the URL is probed. With `--expect-replicas`, the function first waits until enough
-    replicas answer. Raises loadgen.servers.errors.ServerError.
+    replicas answer. Raises loadgen.servers.errors.ServerError, and PlanError for URLs that cannot be used together.
     """
     if not plan.server and plan.simulated:
         return plan.replaced(server=SIMULATED_SERVER)
@@ -200,7 +200,10 @@ def _check_addresses(urls: Sequence[str], say: Say | None) -> None:
 
 
 def _wait_for_replicas(plan: Plan, say: Say) -> None:
-    """Wait until the expected number of replicas answers. Raises UnreachableError if too few answer in time."""
+    """Wait until the expected number of replicas answers.
+
+    Raises UnreachableError if too few answer in time, and PlanError if the server has no URL.
+    """
     from loadgen.servers.expected_replicas import wait_for_replicas
 
     urls = plan.urls or ((_url_of(plan) or "",) if plan.server else ())
@@ -599,8 +602,9 @@ def server_for(
     the server and ends with the text that `about` returns. `about` receives the facts about the server, or None for the
     built-in simulated server.
 
-    If no server answers, a built-in simulated server is started. It serves up to `streams` requests at a time, with a
-    context of `tokens` tokens, and stops when the context manager exits.
+    If no server is found, a built-in simulated server is started, unless the plan has objectives, which require a real
+    server. The simulated server serves up to `streams` requests at a time, with a context of `tokens` tokens. It stops
+    when the context manager exits.
 
     Raises loadgen.servers.errors.ServerError.
     """

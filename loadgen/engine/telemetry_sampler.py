@@ -425,7 +425,7 @@ class SamplerProcess:
         self._stdout.close()
 
     def _request(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Send a message to the sampler process and return the answer, or None if the process has ended."""
+        """Send a message to the sampler process and return the answer, or None if no answer arrives in time."""
         with contextlib.suppress(OSError):
             self._stdin.write(json.dumps(message).encode() + b"\n")
             self._stdin.flush()

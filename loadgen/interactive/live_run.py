@@ -306,7 +306,8 @@ class LiveTarget(msgspec.Struct):
 def find_target(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> LiveTarget:
     """Find the server of the plan, or start the built-in simulated one, as `loadgen burst` does.
 
-    The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError.
+    The simulated server runs until `stack` is closed. Raises loadgen.servers.errors.ServerError, and PlanError for a
+    plan with several URLs.
     """
     if plan.more_urls:
         raise PlanError("loadgen ui measures one server", "Name one URL. loadgen burst, run and sweep take several.")

@@ -191,8 +191,9 @@ def enough_requests(in_flight: float) -> int:
 
 
 class SimulatedServer:
-    """A server with one configuration, simulated in virtual time. Results are cached by request rate and number of
-    workers.
+    """A server with one configuration, simulated in virtual time.
+
+    Results are cached by request rate and number of workers.
     """
 
     def __init__(

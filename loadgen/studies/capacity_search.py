@@ -287,7 +287,8 @@ class CapacitySearch:
     def _score_one(self, candidate: _Candidate, facts: RequestFacts) -> None:
         """Compute the load curve, the rate and the cost of a candidate with a formula.
 
-        Exclude the candidate if even a single request misses an objective, or if too many GPUs are needed.
+        Without --exhaustive, the candidate is excluded if even a single request misses an objective, or if too many
+        GPUs are needed.
         """
         configuration = candidate.configuration
         policy = ENGINES[configuration.engine].preset().policy
@@ -322,8 +323,7 @@ class CapacitySearch:
     def _pools(
         self, configuration: Configuration, replica_per_s: float, prefill_per_s: float | None
     ) -> list[ReplicaPool]:
-        """Return the pool of replicas that the load needs. With separate workers, return decode workers and prefill
-        workers.
+        """Return the pool of replicas that the load needs, or the pools of separate decode workers and prefill workers.
 
         `replica_per_s` and `prefill_per_s` are the arrivals per second that one replica or worker can serve.
         """

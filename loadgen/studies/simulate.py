@@ -347,6 +347,7 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
     - The hardware or the model is unknown.
     - The model does not fit into memory.
     - The endpoint of the plan generates no tokens.
+    - The server model has a twin and an option that this twin does not support.
     """
     dialect = endpoint_dialect(plan.server, plan.endpoint)
     if not dialect.has_output_length:

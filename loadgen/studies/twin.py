@@ -171,7 +171,8 @@ class Twin(msgspec.Struct, kw_only=True, frozen=True):
         """Return the deployment of the twin, or None if the twin was fitted without hardware.
 
         Each argument after `engine` replaces a value of the fitted deployment. Raises HardwareError for hardware that
-        is not in the tables. Raises PlanError if there are such arguments but the twin was fitted without hardware.
+        is not in the tables. Raises PlanError if the twin was fitted without hardware and one of these arguments, other
+        than `hardware`, is given.
         """
         if not self.gpu:
             if gpu or model or tensor or number_format or changes:

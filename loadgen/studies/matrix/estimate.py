@@ -239,7 +239,10 @@ def count_gpus(start: Start) -> tuple[int, str]:
 
 
 def _modelled_run(start: Start, run: Plan) -> Estimate | None:
-    """Return the simulated duration of a run, or None if the server, the GPU or the model is unknown."""
+    """Return the simulated duration of a run, or None if the run cannot be simulated.
+
+    A run cannot be simulated, for example, if the server, the GPU or the model is unknown.
+    """
     from loadgen.studies import simulate
 
     options: Mapping[str, Any] = start.options

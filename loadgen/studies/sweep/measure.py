@@ -572,9 +572,9 @@ def _client_verdict(summary: Summary, *, stability: bool) -> str:
 def work_variation(plan: Plan, *, random_arrivals: bool) -> float:
     """Return the coefficient of variation of the work that arrives at the server.
 
-    It includes the variation of the prompt and output lengths. With `random_arrivals`, it also includes the variation
-    of Poisson arrivals. If the lengths are not known before the run, for example because prompts come from a file,
-    their coefficient of variation is assumed to be 1.
+    It includes the variation of the prompt lengths or of the output lengths, whichever is larger. With
+    `random_arrivals`, it also includes the variation of Poisson arrivals. If the lengths are not known before the run,
+    for example because prompts come from a file, their coefficient of variation is assumed to be 1.
     """
     inputs = _variation(plan.input_lengths, plan.seed, "input")
     outputs = _variation(plan.output_lengths.lengths, plan.seed, "output")

@@ -174,7 +174,9 @@ class JsonClient:
         return response.status, value
 
     def note_mark(self, value: object) -> None:
-        """Remember that the server is simulated, if the decoded JSON of a response contains the mark of one."""
+        """Look for the field that simulated servers add to their responses, and remember that the server is simulated.
+
+        `value` is the decoded JSON of a response."""
         self.mark = self.mark or in_value(value)
 
     def request(self, path: str, body: object = None, headers: Mapping[str, str] = NO_HEADERS) -> JsonResponse:

@@ -501,9 +501,9 @@ def _note_marks(
 def _last_usage(
     payloads: Sequence[bytes], usages: Sequence[Usage | None], runs: Sequence[int]
 ) -> tuple[UsageDetails, int]:
-    """Return the last nonempty `usage` object of a stream, and the number of events that were dropped after its event.
+    """Return the last nonempty `usage` object of a stream, and the number of events that were dropped after it.
 
-    `runs[i]` is the number of repeated events that were dropped after event i.
+    `usages[i]` is the `usage` object of event i. Events that repeat event i are dropped, and `runs[i]` is their number.
     """
     for index in reversed(range(len(usages))):
         usage = usages[index]

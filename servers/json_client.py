@@ -174,7 +174,7 @@ class JsonClient:
         return response.status, value
 
     def note_mark(self, value: object) -> None:
-        """Look for the field that simulated servers add to their responses, and remember that the server is simulated.
+        """Remember that the server is simulated if `value` has the field that only simulated servers send.
 
         `value` is the decoded JSON of a response."""
         self.mark = self.mark or in_value(value)

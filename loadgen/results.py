@@ -178,9 +178,9 @@ def index_runs(runs: Sequence[Path], folder: Path, page: Path) -> tuple[list[Ind
 
 
 def _group_of(run: Path, folder: Path, page: Path) -> RunFolder | None:
-    """Return the outermost folder between `folder` and a run that is a matrix, a sweep or a set of repeats.
+    """Return the outermost matrix, sweep or folder of repeats that lies below `folder` and contains a run.
 
-    Return None if there is no such folder. `page` is the index page, from which links are relative.
+    Return None if there is none. `page` is the index page, from which links are relative.
     """
     from loadgen.analysis.index_page import RunFolder
 

@@ -768,10 +768,11 @@ def with_file_endpoint(plan: Plan) -> Plan:
 
 
 def until_file_ends(plan: Plan, progress: Callable[[int], None] = lambda _: None) -> Plan:
-    """Return the plan with `n` set to the number of entries in the prompt file, if the run lasts until the file ends.
+    """Return the plan. If its run lasts until the prompt file ends, `n` is set to the number of requests in the file.
 
-    An entry is a prompt or a session. If the plan limits the run in another way, or uses no file, the plan is returned
-    unchanged. Raises WorkloadError for a malformed file. Raises PlanError if there are fewer requests than workers.
+    A request takes one entry of the file (a prompt or a session), or `batch_size` prompts. If the plan limits the run
+    in another way, or uses no file, the plan is returned unchanged. Raises WorkloadError for a malformed file. Raises
+    PlanError if there are fewer requests than workers.
     """
     if plan.arrival_process.ends(plan.n, plan.duration_s) or not plan.uses_file:
         return plan

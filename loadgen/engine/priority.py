@@ -240,8 +240,8 @@ def _policy() -> int:
 def _set_policy(policy: int, priority: int = 0) -> None:
     """Set the scheduling policy of this thread. Raises OSError if that is not permitted.
 
-    A thread without CAP_SYS_NICE cannot clear the flag SCHED_RESET_ON_FORK once it is set. In this case the policy is
-    set together with the flag.
+    A thread without CAP_SYS_NICE cannot clear the flag SCHED_RESET_ON_FORK once it is set. In this case the flag
+    remains set.
     """
     try:
         os.sched_setscheduler(0, policy, os.sched_param(priority))

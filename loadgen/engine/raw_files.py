@@ -114,9 +114,9 @@ def _entries(source: RawRequests, count: int | None) -> Iterator[RawLine]:
 def dialect_of_path(path: str, source: RawRequests, plan: Plan, dialect: Dialect, server: ServerFacts) -> Dialect:
     """Return the dialect for requests to `path`, a path that occurs in a file of whole requests.
 
-    If no endpoint of the server has this path, the result is `dialect`, the dialect of the run. In this case a
-    PlanError is raised if the user named neither an endpoint nor a path. Also raises PlanError for the path of an
-    endpoint whose requests are not JSON.
+    If no endpoint of the server has this path, but the user named an endpoint or a path, the result is `dialect`, the
+    dialect of the run. Raises PlanError if the user named neither of them, and for the path of an endpoint whose
+    requests are not JSON.
     """
     result = dialect_for_path(BACKENDS[plan.server].dialects, path)
     if result is None and source.implied_paths:

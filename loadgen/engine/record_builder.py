@@ -373,8 +373,8 @@ def _full_reads(sizes: Sequence[int], first_token_read: int) -> int:
 def _bounds(exchange: Exchange, record: Record) -> array[int]:
     """Return the start and end of each piece of the body, as offsets in the received bytes.
 
-    Each HTTP chunk is a piece. A body without chunked transfer coding is a single piece.
-    If the framing is malformed, the error is stored in the Record.
+    Each HTTP chunk is a piece. A body without chunked transfer coding is a single piece. If the framing is malformed,
+    the error is stored in the Record.
     """
     try:
         return exchange.framing.body_bounds(exchange.raw)

@@ -41,8 +41,8 @@ class Interrupts:
     def _count(self, number: int, _frame: object) -> None:
         """Count a signal. After the first SIGHUP, further SIGHUPs are ignored.
 
-        When a terminal closes, both the kernel and the shell send SIGHUP. If both signals were counted, the workers
-        would be killed, because a second interrupt kills them.
+        When a terminal closes, both the kernel and the shell send SIGHUP. If the second signal were counted, the
+        workers would be killed, because a second interrupt means that the user does not want to wait for them.
         """
         if number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

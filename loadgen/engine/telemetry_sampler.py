@@ -254,8 +254,8 @@ class Sampler:
         """Read one source, store the reading, and return its values.
 
         `moment` is the phase of the run, such as `idle` or `end`. If the reading fails, the result is empty, and the
-        stored reading contains the reason as `gap`. If only some replicas can be read, the stored reading also contains
-        their values.
+        value `gap` of the stored reading is the reason. If only some replicas can be read, the stored reading also
+        contains their values.
         """
         began_ns = time.monotonic_ns()
         gap: dict[str, Any] = {}

@@ -220,7 +220,9 @@ class SimulatedServer:
 
     @property
     def accuracy(self) -> dict[str, Accuracy]:
-        """Errors of the predicted latencies in published measurements of this engine, GPU and kind of model."""
+        """The errors of predicted latencies, as compared with published measurements of this engine, GPU and kind of
+        model.
+        """
         separate = WorkerPools(1, 1) if self.configuration.disaggregated else None
         return model_accuracy(self.configuration.engine, CURRENT, self.deployment, separate)
 

@@ -119,7 +119,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The values that a search combines, and limits on the combinations."""
+    """The values that a search combines, such as GPU types and engines, and limits on the combinations."""
 
     gpus: Sequence[str]
     formats: Sequence[str] = ("bf16",)

@@ -174,7 +174,9 @@ class Dialect(msgspec.Struct, frozen=True):
 
     @property
     def has_output_length(self) -> bool:
-        """True if a request states how many tokens to generate. Transcripts, speech and embeddings have no length."""
+        """True if a request states how many tokens to generate, which is not possible for transcripts, speech and
+        embeddings.
+        """
         return self.streams and self.inputs != "recording"
 
     @property

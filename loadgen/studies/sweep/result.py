@@ -58,8 +58,8 @@ def read_sweep(folder: Path) -> SweepResult:
 def write_sweeps(sweeps: Mapping[str, tuple[Path, SweepResult]], page: Path) -> list[str]:
     """Write sweep.json for each sweep, and one page for all sweeps. Return the content of each sweep.json.
 
-    `sweeps` maps the name of each sweep on the page to its folder and its result. Raises OutputError if
-    a file cannot be written.
+    `sweeps` maps the name of each sweep on the page to its folder and its result. Raises OutputError if a file cannot
+    be written.
     """
     import msgspec
 

@@ -137,6 +137,11 @@ def _check_json(text: str, schema: Any, noun: str, *, cut: bool) -> OutputVerdic
             "valid" if isinstance(document, dict) else "invalid",
             "" if isinstance(document, dict) else f"{noun} are no object",
         )
+    return _check_schema(document, schema, noun)
+
+
+def _check_schema(document: Any, schema: Any, noun: str) -> OutputVerdict:
+    """Compare a document with a JSON schema. A schema that cannot be used is a fault of the request."""
     if schema in ({}, True):
         return OutputVerdict("valid")
     if not can_check_schemas():
@@ -144,7 +149,12 @@ def _check_json(text: str, schema: Any, noun: str, *, cut: bool) -> OutputVerdic
     find_error = _validator(msgspec.json.encode(schema, order="sorted"))
     if find_error is None:
         return OutputVerdict("unchecked", "the schema of the request is not valid")
-    problem = find_error(document)
+    from referencing.exceptions import Unresolvable
+
+    try:
+        problem = find_error(document)
+    except Unresolvable:
+        return OutputVerdict("unchecked", "the schema of the request refers to a schema outside the request")
     return OutputVerdict("invalid", f"{noun} do not fit the schema: {problem}") if problem else OutputVerdict("valid")
 
 
@@ -153,13 +163,12 @@ def _validator(schema_json: bytes) -> Callable[[Any], str] | None:
     """Return a function that takes a document and describes its first mistake, or None if the schema is invalid.
 
     The function returns "" for a document without mistakes. A description names the keyword of the schema and the place
-    in the document, but no values of the document. Nothing is loaded from the network. If the check needs another
-    schema, the function returns a message about this schema.
+    in the document, but no values of the document. Nothing is loaded from the network: the function raises
+    `referencing.exceptions.Unresolvable` if the check needs a schema that is neither in the request nor built in.
     """
     from jsonschema import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
     from jsonschema_specifications import REGISTRY
-    from referencing.exceptions import Unresolvable
 
     schema = msgspec.json.decode(schema_json)
     kind = validator_for(schema, default=Draft202012Validator)
@@ -170,10 +179,7 @@ def _validator(schema_json: bytes) -> Callable[[Any], str] | None:
     validator = kind(schema, registry=REGISTRY)
 
     def first_error(document: Any) -> str:
-        try:
-            error = next(iter(validator.iter_errors(document)), None)
-        except Unresolvable:
-            return "it refers to an unknown schema"
+        error = next(iter(validator.iter_errors(document)), None)
         return "" if error is None else one_line(f"`{error.validator}` at {error.json_path}", 120)
 
     return first_error

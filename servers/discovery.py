@@ -399,7 +399,7 @@ def exceeded_request_limit(facts: ServerFacts, n: int, batch_size: int = 1) -> s
 
 
 def _exceeded_at_once(facts: ServerFacts, n: int, batch_size: int) -> list[tuple[str, str]]:
-    """Return the exceeded limits on concurrent requests, and on the inputs of concurrent requests.
+    """Return the exceeded limits on the number of concurrent requests and on the total number of their inputs.
 
     `n` requests with `batch_size` inputs each are sent at the same time. The result has the form that `_exceeded`
     returns.

@@ -67,9 +67,9 @@ def in_payload(payload: bytes) -> Mark | None:
 
 
 def in_value(value: Any) -> Mark | None:
-    """Return the mark in a decoded JSON value, or None if the value contains no mark.
+    """Return the mark of a simulated server in a decoded JSON response, or None if the response contains no mark.
 
-    The mark is a field of the value, a field of the first model in the value, or part of an id."""
+    The mark is a field of the response, a field of the first model in a list of models, or part of an id."""
     if isinstance(value, list):
         value = value[0] if value else None
     if not isinstance(value, dict):

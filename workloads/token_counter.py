@@ -184,9 +184,10 @@ def _corrected(
 def _sampling_counter(server: ServerTokenCounter, store: VocabularyStore | None) -> TokenCounter | None:
     """Return a token counter for texts that consist of words of one token each.
 
-    The words are found by bisection: short texts with many words are sent to the server, which reports their token
-    counts. Usually a single text is enough. `store` holds the words that an earlier run found. Return None if too few
-    such words are found, or if the server does not report token counts.
+    To find such words, a short text of candidate words is sent to the server. If the server reports as many tokens as
+    the text has words, every word is one token. Otherwise, both halves of the text are tested in the same way. `store`
+    holds the words that an earlier run found. Return None if too few words are found, or if the server does not report
+    token counts.
     """
     words = server.words or COMMON_WORDS
     frame = words[0]

@@ -203,7 +203,7 @@ def _read_other(draft: Draft, option: str, value: str | None, rest: list[str]) -
 
 
 def _read_argument(draft: Draft, word: str, *, allowed: bool) -> None:
-    """Add to the draft a word that belongs to no option: a URL, a plan file or an unknown word.
+    """Add to the draft a word of the command line that follows no option: a URL, a plan file or an unknown word.
 
     A plan file is accepted only if `allowed` is True.
     """

@@ -554,15 +554,14 @@ class ClockOffset:
         return self.after.offset_ns - self.before.offset_ns
 
     def correction(self, start_ns: int, instant_ns: int) -> int:
-        """Return the correction in ns that must be added to a time that a worker machine recorded.
+        """Return the ns to add to a time that a worker machine recorded, because its clock has drifted.
 
-        `instant_ns` is the recorded time in ns since the start of the run. `start_ns` is the start on the master's
-        clock.
+        `instant_ns` is the recorded time in ns since the start of the run. `start_ns` is the start of the run on the
+        master's clock.
 
-        The machine's start time was computed with the offset of the exchange `before`. Since this exchange, the
-        machine's clock has drifted. The drift up to the exchange `after` is `drift_ns`, and is assumed to be uniform.
-        With `span_ns` as the time between both exchanges, the correction is `-drift_ns * passed_ns / span_ns`. Here
-        `passed_ns` is the time from `before` to the recorded time, limited to `0..span_ns`.
+        The two machines exchanged timestamps at the times `before` and `after`. Between these times, the clock of the
+        worker machine drifted by `drift_ns`, at a rate that is assumed to be constant. The correction is the part of
+        the drift from `before` until the recorded time, with the opposite sign.
         """
         span_ns = self.after.at_ns - self.before.at_ns
         passed_ns = min(max(start_ns + instant_ns - self.before.at_ns, 0), span_ns)

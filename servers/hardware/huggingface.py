@@ -76,9 +76,11 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attention(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of mixtures.csv that describe attention.
+    """Return the columns of mixtures.csv that describe the attention of the model with this config.json.
 
-    A model with ordinary attention in every layer has only the column `gated`."""
+    The columns depend on the kind of attention: latent attention (MLA), sliding windows, or linear attention. For a
+    model without these kinds, the only column is `gated`, which is 1 if a gate multiplies the result of attention.
+    """
     if config.get("kv_lora_rank"):
         return {
             "q_rank": _first(config, "q_lora_rank", default=0),

@@ -225,7 +225,7 @@ def new_sweep(
 
     - `virtual_model` describes the server of a simulated sweep. It is None if the sweep measures a real server.
     - With `adaptive`, the sweep chooses how long its steps last.
-    - `speed` is the clock speed of a simulated server that is measured.
+    - `speed` is the speed of the server's clock relative to real time. It differs from 1 only for simulated servers.
     """
     virtual = None
     if virtual_model is not None:

@@ -137,7 +137,7 @@ def _largest_ns_within(bound_s: float) -> int:
 
 
 def ranked_gaps(frame: Frame, zeros: int) -> OrderStatistics:
-    """Return the order statistics of all gaps between chunks in seconds, and of `zeros` samples with the value 0."""
+    """Return the order statistics, in seconds, of all gaps between chunks and of `zeros` further samples that are 0."""
     largest = int(frame.chunk_ns.steps.max(initial=0))
     count = int(frame.gap_counts.sum()) + zeros
     return OrderStatistics(lambda: (block for _, block in frame.gap_blocks()), count, zeros, largest, NS_PER_S)

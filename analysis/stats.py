@@ -159,10 +159,9 @@ def percentiles(samples: Floats, *shares: float) -> list[float]:
 def samples_needed(share: float) -> int:
     """Return the minimum sample size for the `share`-quantile.
 
-    The minimum for p50, p90, p95, p99 and p99.9 is 11, 64, 130, 662 and 6636. The rule is that of MLPerf
-    (mlcommons/inference, early stopping, at 99% confidence). The rule limits the probability that fewer than two of n
-    samples lie beyond the quantile. This probability must be at most 1%, and the result is the smallest such n. With
-    q = share, the probability is
+    The minimum is 11 for p50, 64 for p90, 130 for p95, 662 for p99 and 6636 for p99.9. The rule is that of MLPerf
+    (mlcommons/inference, early stopping, at 99% confidence): the result is the smallest n for which fewer than two of
+    n samples lie beyond the quantile with a probability of at most 1%. With q = share, this probability is
 
         q**n + n * (1 - q) * q**(n - 1)
     """

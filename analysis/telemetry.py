@@ -67,7 +67,7 @@ class Reading(NamedTuple):
 
 
 def readings(run: Run, source: Source) -> list[Reading]:
-    """Return the readings of one telemetry source in order of time. Lines with the same time count once.
+    """Return the readings of one telemetry source in order of time. Of several lines with the same time, one is used.
 
     If the readings of the server mix the counters of several replicas, they are returned without counters.
     """

@@ -268,8 +268,7 @@ def shared_due_times(classes: Sequence[TrafficClass], due_ns: Sequence[int], see
 
 
 def scaled_load(load: LoadFacts, share: float) -> LoadFacts:
-    """Return the properties of the part of `load` that one class of traffic gets. `share` is this part as a number up
-    to 1.
+    """Return the properties of the part of `load` that one class of traffic gets: the fraction `share`, at most 1.
 
     The rate is multiplied by the share. If the arrivals of the whole load are Poisson, those of the class are Poisson
     too. For other arrival processes, the distribution of the gaps in the class is unknown.

@@ -127,9 +127,9 @@ class Samples(NamedTuple):
 def samples_of(run: ComparedRun, metric: Metric) -> Samples:
     """Return the samples of the latency `metric` of a run, divided into strata or batches.
 
-    In a burst, the latency of a request depends on its position. Latencies in seconds are therefore divided into strata
-    of neighbouring requests. All other samples are divided into batches. This includes times per token in a burst,
-    because requests that are in flight together receive tokens at the same pace.
+    In a burst, a latency of a whole request, such as TTFT or E2E, depends on the position of the request in the burst.
+    These latencies are divided into strata of neighbouring requests. Times per token do not depend on the position, so
+    they are divided into batches, as are all latencies of other loads.
     """
     frame = run.frame
     if metric.per != "request":

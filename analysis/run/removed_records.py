@@ -8,7 +8,7 @@ from loadgen.analysis.run.record import Count, Integer
 
 
 class RemovedWindow(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Figures of the requests of a removed file of Records that ended in one time window.
+    """Figures of removed Records: those in one file whose requests ended in the same time window.
 
     Latencies are those of complete requests, in ns. A latency is None if no request of the window has it.
     """

@@ -244,7 +244,7 @@ class MasterPeer(Peer):
         self.frames.post(protocol.ClockSeries(node))
 
     def _exchange(self, node: str, times: Iterable[int], gap_s: float) -> None:
-        """Exchange timestamps with a connected machine, once per element of `times`.
+        """Exchange timestamps with a connected machine, as many times as `times` has elements.
 
         Each exchange ends or times out before the next one starts. `gap_s` is the pause between two exchanges. The
         series ends early if the machine disconnects.

@@ -313,7 +313,9 @@ def gpu(name: str, file: Path | None = None) -> Gpu:
     """Return the figures of a GPU by name, from the user's TOML file `file` or from gpus.csv.
 
     The user's file takes precedence. If no listed GPU has the name, a name such as `A100 (3nm, HBM4)` stands for a
-    hypothetical GPU (loadgen.servers.hardware.technology). Raises HardwareError for an unknown name. The message suggests the nearest name and lists all names.
+    hypothetical GPU (loadgen.servers.hardware.technology).
+
+    Raises HardwareError for an unknown name. The message suggests the nearest name and lists all names.
     """
     try:
         return find_entry("GPU", name, "gpus", _gpu_from_row, file)

@@ -291,7 +291,7 @@ def link_change(old: Gpu, new: Gpu, gpus: int) -> FactorChange[Gpu]:
 
 
 def network_change(old: Gpu, new: Gpu) -> FactorChange[Gpu]:
-    """Return the change that replaces the GPU's link to GPUs of other machines by the link of the GPU `new`.
+    """Return the change that gives the GPU `old` the network link of the GPU `new`, which leads to other machines.
 
     The result shows the bandwidths of both links, each as the sum of both directions.
     """

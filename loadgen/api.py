@@ -140,7 +140,7 @@ def run(
 
     - `out`: the run's folder, which must be new. The default is runs/<time>-<server>-<label>.
     - `progress`: called ten times a second with a phase and the current counts. The phases are `connecting`, `running`,
-      `stopping` after an interrupt, and `ended`.
+      `stopping` after an interrupt, `compressing` after the last request of a long run (`soak`), and `ended`.
     - `say`: called with one line of text per step, such as the detected server.
     - `objectives`: expressions as for `--assert`, in place of those of the plan. They are stored in the run file, and
       `read` checks them again.

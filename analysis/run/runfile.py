@@ -362,6 +362,11 @@ class RunWriter:
         except OSError as error:
             self.error = error
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """Number of bytes in the buffer that the last flush could not write, for example because the disk is full."""
+        return len(self._pending) if self.error is not None else 0
+
     def _open(self, path: Path) -> int:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         with suppress(OSError):  # Readers test this lock to see whether the run is in progress.

@@ -144,7 +144,7 @@ class Health:
 
 COUNTER_NAMES = (
     *("due", "sent", "streaming", "complete", "truncated", "failed", "rejected", "dropped", "abandoned"),
-    *("tokens", "prepared"),
+    *("tokens", "prepared", "unwritten_bytes"),
 )
 """Names of the counters that are summed over all workers."""
 INTEGER_NAMES = (*COUNTER_NAMES, "first_sent_ns", "last_end_ns")
@@ -161,6 +161,7 @@ class LiveCounters(Structure):
     - `tokens`: number of tokens that have arrived. The tokens of responses that are not recorded yet are estimated from
       the number of bytes that have arrived.
     - `prepared`: number of requests whose prompts have been built.
+    - `unwritten_bytes`: size of the Records that wait in memory because they could not be written to disk.
     - `first_sent_ns`, `last_end_ns`: when the first request was sent and the last one ended, in ns from the run's
       start; 0 if there is none.
     - `tokens_per_s`: rate at which tokens have arrived lately (loadgen.engine.live_figures.TokenRate).
@@ -192,6 +193,7 @@ class LiveCounters(Structure):
     abandoned: int
     tokens: int
     prepared: int
+    unwritten_bytes: int
     first_sent_ns: int
     last_end_ns: int
     tokens_per_s: float

@@ -41,6 +41,9 @@ CONNECTION_CHECK_NS = 5_000
 In this time every worker reads the order, checks each of its connections once more, and begins to watch the clock.
 """
 POLL_S = 0.1
+MAX_UNWRITTEN_BYTES = 256 << 20
+"""Maximum size in bytes of the Records that wait in memory because they could not be written to disk, in all workers. A
+run with more of them ends, because Records in memory would be lost if a worker ran out of memory."""
 BUSY_LIMIT_S = 5.0
 """Maximum time in seconds for a worker to follow an interrupt before the start.
 
@@ -78,8 +81,8 @@ def run(
     """Run all tasks and write `folder/run.jsonl`. Raises OutputError if the run file cannot be written.
 
     - `on_progress` is called ten times a second with a phase and the live counters. The phases are `connecting`,
-      `running`, `stopping` after an interrupt, and `ended`. If it returns a reason, the run ends as if it had been
-      interrupted.
+      `running`, `stopping` after an interrupt, `compressing` after the last request of a --soak run, and `ended`. If it
+      returns a reason, the run ends as if it had been interrupted.
     - `sampler` opens the Sampler that reads the server, the GPUs and the host during the run.
     - `timed_commands` are the commands of --at, as the user wrote them. The plan in the header has no secrets.
     - `keep_records_s` is how long the Records of a --soak run are kept, in seconds. None: until the end.
@@ -92,6 +95,7 @@ def run(
     ended_ns: int | None = None
     telemetry_parts: Sequence[Path] = ()
     notes: list[str] = []
+    final_counts = LiveCounters()
 
     def sample_idle() -> None:
         nonlocal telemetry
@@ -112,10 +116,16 @@ def run(
         return header.start_ns
 
     def show(phase: str, workers: Sequence[Worker]) -> None:
+        nonlocal final_counts
         counts = sum_counters(worker.counts for worker in workers)
         counts.set_server_gauges(telemetry.latest.get("server", {}))
+        if phase == "ended":
+            final_counts = counts
+            return
         keeper.watch()
         reason = on_progress("stopping" if phase == "running" and interrupts.count else phase, counts)
+        if counts.unwritten_bytes > MAX_UNWRITTEN_BYTES:
+            reason = f"the disk of {folder} took no more Records, so the run was ended"
         if reason and not interrupts.count:
             interrupts.count += 1
             notes.append(reason)
@@ -133,7 +143,8 @@ def run(
         finally:
             telemetry.stop()
             commands.end()
-            removed_parts = keeper.end(notes, interrupts)
+            removed_parts = keeper.end(notes, interrupts, lambda: on_progress("compressing", final_counts))
+        on_progress("ended", final_counts)
         return merge_parts(
             exits,
             header,

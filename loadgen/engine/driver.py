@@ -871,6 +871,7 @@ class Recorder:
         values["clock_disagreement_ns"] = self._clocks.disagreement_ns
         self._sink.add(Telemetry(source="client", at_ns=now_ns - self.start_ns, worker=self._worker, values=values))
         self._sink.flush()
+        self.counts.unwritten_bytes = self._sink.unwritten_bytes
 
     def watch(self, in_flight: Set[Exchange], *, counts: bool = True) -> None:
         """Collect new timestamps from the timestamp source, and spill long unfinished responses to disk.

@@ -11,6 +11,8 @@ class RecordBuffer:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.unwritten_bytes = 0
+        """Always 0. The attribute exists because RunWriter has it."""
 
     def add(self, item: Record | Telemetry) -> None:
         """Store a Record. Telemetry is ignored, because the warm-up is not part of the results."""

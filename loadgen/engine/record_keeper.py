@@ -3,11 +3,15 @@
 The work is done by a separate process of the lowest priority, so that it takes CPU time only when no measuring process
 needs it. The process ends when its standard input is closed: at the end of the run, or when the coordinator dies.
 
+Before a file is removed, figures of its Records are written. If the disk is full, these figures still fit into space
+that the process has reserved.
+
     python -m loadgen.engine.record_keeper FOLDER KEEP_NS
 """
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import os
 import select
@@ -15,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,6 +42,11 @@ MAX_STARTS = 3
 FAILED = "the process that compresses files of Records failed, so some are not compressed"
 ENDED_EARLY = "an interrupt ended the compression of files of Records, so some are not compressed"
 END_POLL_S = 0.1
+RESERVED_BYTES = 256 << 10
+"""Space in bytes that is reserved on the disk for the figures of removed Records. The figures of a file take up to 20
+kB."""
+KEEP_SIZE = 1
+"""Flag of fallocate(2): reserve space behind the end of a file, without a change of the size of the file."""
 
 
 class RecordKeeper:
@@ -62,12 +72,13 @@ class RecordKeeper:
             self._process.stdin.close()
             self._start()
 
-    def end(self, notes: list[str], interrupts: Interrupts) -> list[Path]:
+    def end(self, notes: list[str], interrupts: Interrupts, on_wait: Callable[[], object] = lambda: None) -> list[Path]:
         """Let the process compress the remaining files, and wait for it. Return the file with the figures of removed
         Records.
 
-        The result is an empty list if no Records were removed. A further interrupt ends the process at once. If the
-        process fails or is ended early, a message is added to `notes`, but no Record is lost.
+        `on_wait` is called at the beginning of the wait, and then every END_POLL_S seconds. The result is an empty list
+        if no Records were removed. A further interrupt ends the process at once. If the process fails or is ended
+        early, a message is added to `notes`, but no Record is lost.
         """
         if self._process is None:
             return []
@@ -77,6 +88,7 @@ class RecordKeeper:
         before = interrupts.count
         limit_s = time.monotonic() + END_LIMIT_S
         while process.poll() is None and interrupts.count == before and time.monotonic() < limit_s:
+            on_wait()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_POLL_S)
         if process.poll() is None:
@@ -87,6 +99,8 @@ class RecordKeeper:
             for unfinished in self._folder.glob(".records-*.part"):
                 unfinished.unlink(missing_ok=True)
         part = self._folder / PART
+        if part.exists() and not part.stat().st_size:  # The process has reserved space, but removed no file.
+            part.unlink()
         return [part] if part.exists() else []
 
     def _start(self) -> None:
@@ -97,18 +111,21 @@ class RecordKeeper:
 def keep_records(folder: Path, keep_ns: int) -> None:
     """Compress files of Records, and remove those older than `keep_ns`, until standard input is closed.
 
-    If `keep_ns` is 0, no file is removed.
+    If `keep_ns` is 0, no file is removed. Old files are removed first, because the disk may have no space for a
+    compressed file until then.
     """
+    if keep_ns:
+        reserve_space(folder / PART)
     ended = False
     while not ended:
         ended = bool(select.select([sys.stdin], [], [], POLL_S)[0])
+        if keep_ns and not ended:
+            with suppress(OutputError, RunFileError, OSError):
+                remove_old(folder, keep_ns)
         for file in record_files(folder):
             if not file.name.endswith(COMPRESSED):
                 with suppress(OSError):  # If the disk is full, the next attempt may succeed.
                     compress(file)
-        if keep_ns and not ended:
-            with suppress(OutputError, RunFileError, OSError):
-                remove_old(folder, keep_ns)
 
 
 def compress(file: Path) -> Path:
@@ -148,7 +165,8 @@ def remove_old(folder: Path, keep_ns: int) -> None:
     """Remove every file of Records that was last written more than `keep_ns` ago.
 
     Before a file is removed, the figures of its Records are appended to a part file. If the figures cannot be written,
-    or the file cannot be removed, the part file is truncated to its previous length, and the error is raised.
+    or the file cannot be removed, the part file is truncated to its previous length, and the error is raised. Space for
+    further figures is reserved after each removal, so that a full disk does not prevent the next removal.
     """
     part = folder / PART
     for file in record_files(folder):
@@ -165,6 +183,20 @@ def remove_old(folder: Path, keep_ns: int) -> None:
             with suppress(OSError):
                 os.truncate(part, size)
             raise
+        finally:
+            reserve_space(part)
+
+
+def reserve_space(file: Path) -> None:
+    """Reserve RESERVED_BYTES behind the end of a file, so that lines can be appended even if the disk is full.
+
+    The size of the file does not change, and the file is created if it does not exist. Nothing is reserved if the disk
+    is full or the file system cannot reserve space.
+    """
+    with suppress(OSError, AttributeError), file.open("ab") as stream:  # AttributeError: the system has no fallocate
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+        fallocate(stream.fileno(), KEEP_SIZE, file.stat().st_size, RESERVED_BYTES)
 
 
 if __name__ == "__main__":

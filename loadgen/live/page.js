@@ -9,10 +9,11 @@
   const percent = value => `${digits(value * 100)}%`;
   const incomplete = snapshot => snapshot.truncated + snapshot.failed + snapshot.rejected + snapshot.dropped;
   const ended = snapshot => snapshot.complete + incomplete(snapshot);
+  const over = snapshot => snapshot.phase === "ended" || snapshot.phase === "compressing";
   const inFlight = snapshot => Math.max(0, snapshot.sent + snapshot.dropped - ended(snapshot));
   const CHARTS = [
     { title: "Requests in flight", text: whole, minimum: 4, lines: [["in flight", inFlight, "first"], ["running on the server", s => s.server_running, "third"], ["waiting on the server", s => s.server_waiting, "second"]] },
-    { title: "Output tokens per second", text: whole, lines: [["last seconds", s => s.phase === "ended" ? null : s.tokens_per_s, "first"]] },
+    { title: "Output tokens per second", text: whole, lines: [["last seconds", s => over(s) ? null : s.tokens_per_s, "first"]] },
     { title: "Time to first token, so far", text: duration, lines: [["p50", s => s.ttft_p50_s, "first"], ["p99", s => s.ttft_p99_s, "second"]] },
     { title: "Time to first answer, so far", text: duration, lines: [["p50", s => s.ttfa_p50_s, "first"], ["p99", s => s.ttfa_p99_s, "second"]] },
     { title: "Time per output token, so far", text: duration, lines: [["p50", s => s.tpot_p50_s, "first"], ["p99", s => s.tpot_p99_s, "second"]] },
@@ -34,7 +35,7 @@
     const rows = [
       ["In flight", whole(inFlight(last)), `${whole(last.streaming)} streaming`],
       ["Ended", last.planned === null ? whole(ended(last)) : `${whole(ended(last))} of ${whole(last.planned)}`, `${whole(last.complete)} complete`],
-      ["Output throughput", `${whole(last.tokens_per_s)} tokens/s`, last.phase === "ended" ? "mean of the run" : "last seconds"],
+      ["Output throughput", `${whole(last.tokens_per_s)} tokens/s`, over(last) ? "mean of the run" : "last seconds"],
       ["TTFT p50", duration(last.ttft_p50_s), `p99 ${duration(last.ttft_p99_s)}`],
       ["TPOT p50", duration(last.tpot_p50_s), `p99 ${duration(last.tpot_p99_s)}`],
     ];
@@ -43,6 +44,7 @@
     if (last.kv_used !== null) rows.push(["KV cache", percent(last.kv_used), ""]);
     const states = ["failed", "truncated", "rejected", "dropped"].filter(state => last[state]).map(state => `${whole(last[state])} ${state}`);
     rows.push(["Incomplete", whole(incomplete(last)), states.join(", "), incomplete(last) > 0]);
+    if (last.unwritten_bytes) rows.push(["Records", `${digits(last.unwritten_bytes / 1e6)} MB`, "wait in memory: is the disk full?", true]);
     return rows.map(([name, value, small, bad]) => node("div", {}, node("dt", {}, name),
       node("dd", bad ? { class: "bad" } : {}, ...withUnit(value), node("span", { class: "note" }, small))));
   }
@@ -95,8 +97,8 @@
     document.getElementById("foot").textContent = note;
     if (!last) return;
     const byTime = last.duration_s !== null;
-    document.getElementById("bar").firstElementChild.style.width = `${(phase === "ended" ? 1 : last.done || 0) * 100}%`;
-    const left = byTime && phase !== "ended" ? `, ${Math.max(0, Math.ceil(last.duration_s - last.running_s))} s left` : "";
+    document.getElementById("bar").firstElementChild.style.width = `${(over(last) ? 1 : last.done || 0) * 100}%`;
+    const left = byTime && !over(last) ? `, ${Math.max(0, Math.ceil(last.duration_s - last.running_s))} s left` : "";
     document.getElementById("progress").textContent = `${last.elapsed_s.toFixed(1)} s${left}`;
     document.getElementById("tiles").replaceChildren(...tiles(last));
     document.getElementById("charts").replaceChildren(...CHARTS.map(chart).filter(Boolean));

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PREPARING = ("building prompts", "connecting")
 """Phases of a run before its first request is sent."""
+OVER = ("compressing", "ended")
+"""Phases of a run after its last request has ended."""
 MAX_SNAPSHOTS = 2_400
 """Maximum number of snapshots in the history of a page: ten minutes at four per second."""
 INTERVAL_S = 0.25
@@ -49,7 +51,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     abandoned: int = 0
     tokens_per_s: float = 0.0
-    """Tokens per second in the last seconds. In the phase `ended`, the mean of the run."""
+    """Tokens per second in the last seconds. After the last request, the mean of the run."""
     ttft_p50_s: float | None = None
     ttft_p99_s: float | None = None
     tpot_p50_s: float | None = None
@@ -62,6 +64,8 @@ class LiveSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Number of requests in the server's queue, according to its metrics."""
     kv_used: float | None = None
     """Used share of the server's KV cache, from 0 to 1."""
+    unwritten_bytes: int = 0
+    """Size of the Records that wait in memory because they could not be written to disk."""
 
     @property
     def ended(self) -> int:
@@ -150,7 +154,7 @@ class SnapshotTaker:
             rejected=counts.rejected,
             dropped=counts.dropped,
             abandoned=counts.abandoned,
-            tokens_per_s=counts.mean_tokens_per_s if phase == "ended" else counts.tokens_per_s,
+            tokens_per_s=counts.mean_tokens_per_s if phase in OVER else counts.tokens_per_s,
             ttft_p50_s=ttft_p50_s,
             ttft_p99_s=ttft_p99_s,
             tpot_p50_s=tpot_p50_s,
@@ -160,6 +164,7 @@ class SnapshotTaker:
             server_running=_whole(counts.server_running),
             server_waiting=_whole(counts.server_waiting),
             kv_used=None if math.isnan(counts.kv_used) else counts.kv_used,
+            unwritten_bytes=counts.unwritten_bytes,
         )
         # The counters of the workers are read one after the other, so a stream may have ended meanwhile.
         streaming = min(snapshot.streaming, snapshot.in_flight)

@@ -34,6 +34,10 @@ BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 """Characters of a sparkline from the lowest to the highest value, for terminals with Unicode and without it."""
 STOPPING = "Stopping. The results so far are kept. Press Ctrl-C again to stop at once."
 RUNNING = "Ctrl-C stops the run and keeps the results so far."
+COMPRESSING = "Compressing the files of records. Ctrl-C leaves the rest as they are."
+UNWRITTEN = "wait in memory: is the disk full?"
+LAST_LINES = {"stopping": STOPPING, "compressing": COMPRESSING}
+"""The last line of the panel in each phase. It is RUNNING in other phases."""
 
 Show = Callable[[str, "LiveCounters"], None]
 """Shows the progress of a run. Takes the phase and the live counters."""
@@ -166,6 +170,7 @@ def plain_line(snapshot: LiveSnapshot, preparing: str) -> str:
             for state in ("complete", "truncated", "failed", "rejected", "dropped")
         ),
         *([f"{snapshot.abandoned} abandoned"] if snapshot.abandoned else []),
+        *([f"{_size(snapshot.unwritten_bytes)} of records {UNWRITTEN}"] if snapshot.unwritten_bytes else []),
     ]
     return f"{time_text}{snapshot.phase}: {', '.join([*counts, *_figures(snapshot).values(), *_server(snapshot)])}"
 
@@ -183,6 +188,10 @@ def status_line(snapshot: LiveSnapshot, width: int, preparing: str, *, unicode: 
     room = width - 3 - len(time_text)
     figures = _figures(snapshot)
     incomplete = [f"{snapshot.incomplete:,} incomplete"] if snapshot.incomplete else []
+    if snapshot.unwritten_bytes:
+        incomplete.insert(0, "disk full?")
+    if snapshot.phase == "compressing":
+        incomplete.insert(0, snapshot.phase)
     text = "  ".join([snapshot.remaining_text, *figures.values(), *incomplete])
     if len(text) + MIN_BAR_COLUMNS > room and figures.pop("TPOT", ""):
         text = "  ".join([snapshot.remaining_text, *figures.values(), *incomplete])
@@ -207,7 +216,7 @@ def panel_lines(
         room = width - LABEL_COLUMNS - VALUE_COLUMNS - len(row.note) - 7
         plot = sparkline(row.history, min(sparkline_columns, room), blocks)
         lines.append((f"  {row.label:<{LABEL_COLUMNS}}{row.value:>{VALUE_COLUMNS}}  {plot}  {row.note}", row.alert))
-    lines.append((f"  {STOPPING if snapshot.phase == 'stopping' else RUNNING}", False))
+    lines.append((f"  {LAST_LINES.get(snapshot.phase, RUNNING)}", False))
     return [(line.rstrip()[: width - 1], alert) for line, alert in lines]
 
 
@@ -239,6 +248,8 @@ def panel_rows(snapshot: LiveSnapshot, snapshots: Sequence[LiveSnapshot]) -> lis
     incomplete = snapshot.incomplete
     note = snapshot.incomplete_text
     rows.append(PanelRow("incomplete", f"{incomplete:,}", history("incomplete"), note, alert=bool(incomplete)))
+    if snapshot.unwritten_bytes:
+        rows.append(PanelRow("records", _size(snapshot.unwritten_bytes), (), UNWRITTEN, alert=True))
     return rows
 
 
@@ -270,6 +281,10 @@ def progress_bar(snapshot: LiveSnapshot, columns: int, *, unicode: bool) -> str:
     completed, remaining = "━╌" if unicode else "#-"
     full = round(snapshot.done * columns)
     return f"{completed * full}{remaining * (columns - full)}  "
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
 
 
 def _mean(values: Sequence[float]) -> float | None:

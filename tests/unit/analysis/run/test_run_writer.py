@@ -35,5 +35,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             part.add(record)
         part.flush()
         assert part.error is not None
+        assert part.unwritten_bytes == len(LINES)
         rescued.add(part.close())
     assert [path.read_bytes() for path in rescued if path and path.parent == tmp_path] == [LINES, LINES]

@@ -15,7 +15,16 @@ import pytest
 
 from loadgen.analysis.run.errors import OutputError
 from loadgen.engine import record_keeper
-from loadgen.engine.record_keeper import ENDED_EARLY, FAILED, MAX_STARTS, PART, RecordKeeper, remove_old
+from loadgen.engine.record_keeper import (
+    ENDED_EARLY,
+    FAILED,
+    MAX_STARTS,
+    PART,
+    RESERVED_BYTES,
+    RecordKeeper,
+    remove_old,
+    reserve_space,
+)
 from loadgen.engine.signals import Interrupts
 from tests.support.runs import complete, write
 
@@ -126,6 +135,36 @@ def test_a_partial_line_of_figures_is_taken_back(tmp_path: Path, monkeypatch: py
         remove_old(file.parent, HOUR_NS)
     assert file.exists()
     assert (file.parent / PART).read_bytes() == b""
+
+
+def test_space_for_figures_is_reserved_again_after_each_removal(tmp_path: Path) -> None:
+    """The reserved space does not count in the size of the file. Without it, a full disk would prevent a removal."""
+    file = old_file(tmp_path / "run")
+    part = file.parent / PART
+    reserve_space(part)
+    assert part.stat().st_size == 0
+    assert part.stat().st_blocks * 512 >= RESERVED_BYTES
+    remove_old(file.parent, HOUR_NS)
+    size = part.stat().st_size
+    assert size > 0
+    assert part.stat().st_blocks * 512 >= size + RESERVED_BYTES
+
+
+def test_a_process_that_removed_nothing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file with reserved space is deleted at the end of a run in which no Record was old enough."""
+    keeper = keeper_with(monkeypatch, tmp_path, "sys.stdin.read()")
+    reserve_space(tmp_path / PART)
+    assert keeper.end([], Interrupts()) == []
+    assert not (tmp_path / PART).exists()
+
+
+def test_the_wait_for_the_last_compression_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The screen can therefore show what happens after the last request."""
+    keeper = keeper_with(monkeypatch, tmp_path, "sys.stdin.read(); time.sleep(0.5)")
+    watch_until(keeper, tmp_path, 1)
+    waits: list[int] = []
+    keeper.end([], Interrupts(), lambda: waits.append(1))
+    assert waits
 
 
 def test_unfinished_files_of_a_failed_process_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,27 @@ def test_the_panel_explains_a_second_interrupt() -> None:
     assert "Ctrl-C again" in drawn_lines(TEN_REQUESTS, COUNTS, phase="stopping")[-1]
 
 
+def test_the_last_compression_of_a_long_run_has_a_phase() -> None:
+    """After the last request, the panel says what it waits for, and what Ctrl-C does now."""
+    lines = drawn_lines(TEN_REQUESTS, COUNTS, phase="compressing")
+    assert lines[-1].strip() == "Compressing the files of records. Ctrl-C leaves the rest as they are."
+
+
+def test_records_that_wait_for_space_on_the_disk_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panel, a small terminal and a plain line show that Records could not be written."""
+    full = LiveCounters.from_buffer_copy(COUNTS)
+    full.unwritten_bytes = 12_300_000
+    row = next(line for line in drawn_lines(TEN_REQUESTS, full) if "records  " in line)
+    assert row.split(maxsplit=1)[1].startswith("12.3 MB")
+    assert row.endswith("wait in memory: is the disk full?")
+    stream = StringIO()
+    with show_progress(TEN_REQUESTS, stream) as show:
+        show("ended", full)
+    assert "12.3 MB of records wait in memory: is the disk full?" in stream.getvalue()
+    monkeypatch.setenv("LINES", "4")
+    assert "disk full?" in drawn_lines(TEN_REQUESTS, full)[-1]
+
+
 @pytest.mark.parametrize(
     ("end", "text"),
     [

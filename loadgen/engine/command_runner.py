@@ -1,7 +1,8 @@
 """Runs shell commands at instants of a run (--at), for example to restart a server, and records their results.
 
 The commands run in the coordinator's process, one thread per command, and never in a process that measures. Each
-command is the leader of its own process group, which is ended with the run.
+command is the leader of its own process group, which is ended with the run. If the coordinator is killed, a guard ends
+the process groups (loadgen.engine.command_guard).
 """
 
 from __future__ import annotations
@@ -13,18 +14,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from loadgen.analysis.run.command_record import MAX_OUTPUT, CommandRecord
 from loadgen.analysis.run.runfile import RunWriter
+from loadgen.engine.command_guard import POLL_S, TERMINATION_LIMIT_S, CommandGuard, is_alive, send_signal
 from loadgen.servers.auth import hide_secrets, redact_command
 from loadgen.timed_commands import TimedCommand, parse
 
 PART = "part-commands.jsonl"
-TERMINATION_LIMIT_S = 2.0
-"""Time in seconds that the processes of a command have to end after SIGTERM. After this time, they are killed."""
-POLL_S = 0.05
 READ_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """Maximum size in bytes of what a pipe contains, unless an administrator has raised the limit."""
@@ -79,6 +77,7 @@ class CommandRunner:
         self._commands = [parse(text) for text in texts]
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._guard = CommandGuard()
         self._lock = threading.Lock()
         self._part: RunWriter | None = None
         self._start_ns = 0
@@ -114,6 +113,7 @@ class CommandRunner:
         for thread in self._threads:
             thread.join()
         self._threads = []
+        self._guard.end()
         if self._part is None:
             return []
         rescued = self._part.close()
@@ -142,6 +142,7 @@ class CommandRunner:
             record.output = f"cannot start a shell: {getattr(error, 'strerror', None) or error}"
             self._store(record)
             return
+        self._guard.add(process.pid)
         assert process.stdout is not None
         with process.stdout as pipe:
             output = _Output(pipe.fileno())
@@ -150,7 +151,7 @@ class CommandRunner:
             record.end_ns = self._now_ns()
             record.ended_with_run = not _has_exited(process)
             if record.ended_with_run:
-                _end_group(process, output)
+                self._end_group(process, output)
             else:
                 record.exit_code = _exit_code(process)
             output.read_rest()
@@ -160,7 +161,19 @@ class CommandRunner:
                 # Processes that the command has left behind may go on to write. A full pipe would block them.
                 while not self._ended.is_set():
                     output.read(POLL_S)
-                _end_group(process, output)
+                self._end_group(process, output)
+
+    def _end_group(self, process: subprocess.Popen[bytes], output: _Output) -> None:
+        """Terminate the process group of a command. Processes that ignore SIGTERM are killed after TERMINATION_LIMIT_S.
+
+        The output is read meanwhile, because a process may write while it ends."""
+        send_signal(process.pid, signal.SIGTERM)
+        limit_s = time.monotonic() + TERMINATION_LIMIT_S
+        while is_alive(process.pid) and time.monotonic() < limit_s:
+            output.read(POLL_S)
+        send_signal(process.pid, signal.SIGKILL)
+        self._guard.remove(process.pid)
+        process.wait()
 
     def _store(self, record: CommandRecord) -> None:
         with self._lock:
@@ -182,28 +195,3 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
     result = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert result is not None
     return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-
-
-def _end_group(process: subprocess.Popen[bytes], output: _Output) -> None:
-    """Terminate the process group of a command. Processes that ignore SIGTERM are killed after TERMINATION_LIMIT_S.
-
-    The output is read meanwhile, because a process may write while it ends."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    limit_s = time.monotonic() + TERMINATION_LIMIT_S
-    while _is_alive(process.pid) and time.monotonic() < limit_s:
-        output.read(POLL_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _is_alive(group: int) -> bool:
-    """Return True if at least one process of the process group is alive. Zombies do not count as alive."""
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            # The fields after the name, which stands in parentheses, are the state, the parent and the group.
-            state, _, own_group, *_ = file.read_text("utf-8", "replace").rpartition(")")[2].split()
-            if int(own_group) == group and state not in "ZX":
-                return True
-    return False

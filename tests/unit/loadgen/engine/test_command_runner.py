@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -142,6 +143,25 @@ def test_without_commands_there_is_no_file(tmp_path: Path) -> None:
     runner.begin(time.monotonic_ns(), tmp_path)
     assert runner.end() == []
     assert not (tmp_path / PART).exists()
+
+
+def test_commands_end_if_the_coordinator_is_killed(tmp_path: Path) -> None:
+    """SIGKILL gives the coordinator no time to end its commands. Their guard ends them, children included."""
+    pids = tmp_path / "pids"
+    texts = [f"0s trap '' TERM; sleep 600 & echo $! $$ > {pids}; while true; do sleep 1; done"]
+    coordinator = multiprocessing.get_context("fork").Process(target=_run_until_killed, args=(texts, tmp_path))
+    coordinator.start()
+    limit_s = time.monotonic() + PATIENCE_S
+    while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < limit_s:
+        time.sleep(0.02)
+    coordinator.kill()
+    coordinator.join()
+    assert all(_ends(int(pid)) for pid in pids.read_text().split())
+
+
+def _run_until_killed(texts: list[str], folder: Path) -> None:
+    CommandRunner(texts).begin(time.monotonic_ns(), folder)
+    time.sleep(PATIENCE_S)
 
 
 def _signal_unless_zombie(pid: int) -> None:

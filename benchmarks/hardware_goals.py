@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,16 @@ import numpy as np
 from benchmarks import hardware_model as bench
 from benchmarks import schedulers, twin, twin_transfer
 from loadgen.servers.hardware import gpu, model
-from loadgen.servers.hardware.validation import COLUMNS, KERNELS, SPEED_UP, SPEED_UP_JOIN, TABLE, TRAINING, TRANSFERRED
+from loadgen.servers.hardware.validation import (
+    COLUMNS,
+    COVERED,
+    KERNELS,
+    SPEED_UP,
+    SPEED_UP_JOIN,
+    TABLE,
+    TRAINING,
+    TRANSFERRED,
+)
 
 Points = list[bench.Point]
 CLOSED_LOOP_FILES = {
@@ -181,31 +191,34 @@ def is_kept(goal: Goal, points: Points) -> bool:
 
 def validation_rows() -> list[list[str]]:
     """Return the rows of validation.csv, from the measurements in benchmarks/data."""
-    errors = _step_errors()
+    compared = _step_points()
     closed_loops = bench.read_rows("closed_loops")
     for figure in ("TTFT", "TPOT"):
         for point in bench.closed_loop_points(closed_loops, figure):
             key = (framework_of(point), point.gpu, "dense", figure)
-            errors.setdefault(key, []).append((point.error, point.source.partition(",")[0]))
+            compared.setdefault(key, []).append((point, point.source.partition(",")[0]))
     for point in (*bench.training_times(), *bench.mt_nlg()):
-        errors.setdefault((TRAINING, gpu(point.gpu).name, "dense", "iteration"), []).append((point.error, point.source))
+        key = (TRAINING, gpu(point.gpu).name, "dense", "iteration")
+        compared.setdefault(key, []).append((point, point.source))
     for figure in ("TTFT", "TPOT"):
         for point in bench.mixtures(figure):
             key = (framework_of(point), gpu(point.gpu).name, "mixture of experts", figure)
-            errors.setdefault(key, []).append((point.error, "InferenceX"))
+            compared.setdefault(key, []).append((point, "InferenceX"))
     measurements: dict[tuple[str, ...], set[str]] = {}
     """Different measurements of a row with several predictions or ratios of each measurement."""
     for key, point in transferred_points():
-        errors.setdefault(key, []).append((point.error, TRANSFER_SOURCES[key[0]]))
+        compared.setdefault(key, []).append((point, TRANSFER_SOURCES[key[0]]))
         measurements.setdefault(key, set()).add(f"TP {point.tp}, {point.case}")
     for point in kernel_points():
         key = (KERNELS, point.gpu, "dense", point.quantity)
-        errors.setdefault(key, []).append((point.error, point.source))
+        compared.setdefault(key, []).append((point, point.source))
     for framework, point in speed_ups():
         key = (framework, point.gpu, "dense", SPEED_UP)
-        errors.setdefault(key, []).append((point.error, point.source))
+        compared.setdefault(key, []).append((point, point.source))
         measurements.setdefault(key, set()).add(f"TP {point.tp}, {point.case}")
-    return [_validation_row(key, values, len(measurements.get(key, values))) for key, values in sorted(errors.items())]
+    return [
+        _validation_row(key, values, len(measurements.get(key, values))) for key, values in sorted(compared.items())
+    ]
 
 
 @cache
@@ -219,13 +232,13 @@ def transferred_points() -> list[tuple[tuple[str, ...], bench.Point]]:
     ]
 
 
-def _step_errors() -> dict[tuple[str, ...], list[tuple[float, str]]]:
-    """Return the errors of single steps with the source of each, by the first four columns of validation.csv."""
-    errors: dict[tuple[str, ...], list[tuple[float, str]]] = {}
+def _step_points() -> dict[tuple[str, ...], list[tuple[bench.Point, str]]]:
+    """Return the points of single steps with the source of each, by the first four columns of validation.csv."""
+    compared: dict[tuple[str, ...], list[tuple[bench.Point, str]]] = {}
     for quantity, figure in {"prefill": "prefill", "TPOT": "decode step"}.items():
         for point in bench.static(quantity):
-            errors.setdefault((point.source, point.gpu, "dense", figure), []).append((point.error, "static_trtllm09"))
-    return errors
+            compared.setdefault((point.source, point.gpu, "dense", figure), []).append((point, "static_trtllm09"))
+    return compared
 
 
 def kernel_points() -> Points:
@@ -265,11 +278,30 @@ def _load_of(point: bench.Point) -> tuple[int, str, str]:
     return point.tp, shape, load
 
 
-def _validation_row(key: tuple[str, ...], errors: list[tuple[float, str]], measurements: int) -> list[str]:
-    """Return a row of validation.csv. `measurements` is the number of different measurements among the errors."""
-    p50, p90 = np.quantile([error for error, _ in errors], (0.5, 0.9))
-    sources = "; ".join(sorted({source for _, source in errors}))
-    return [*key, str(measurements), f"{p50:.3f}", f"{p90:.3f}", sources]
+def _validation_row(key: tuple[str, ...], compared: list[tuple[bench.Point, str]], measurements: int) -> list[str]:
+    """Return a row of validation.csv. `measurements` is the number of different measurements among the points."""
+    p50, p90 = np.quantile([point.error for point, _ in compared], (0.5, 0.9))
+    sources = "; ".join(sorted({source for _, source in compared}))
+    covered = [""] * len(COVERED)
+    if key[0] not in (KERNELS, TRAINING) and key[3] != SPEED_UP:
+        settings = [settings_of(point) for point, _ in compared]
+        covered = [" ".join(sorted({row[index] for row in settings}, key=_by_size)) for index in range(len(COVERED))]
+    return [*key, str(measurements), f"{p50:.3f}", f"{p90:.3f}", sources, *covered]
+
+
+def settings_of(point: bench.Point) -> tuple[str, str, str, str]:
+    """Return the format, TP, EP and number of attention groups of a point with a case `MODEL FORMAT LOAD`.
+
+    The load of a mixture of experts begins with `EP 2, attention DP 1`.
+    """
+    groups = re.match(r"\S+ (\S+) (?:EP (\d+), attention DP (\d+) )?", point.case)
+    assert groups
+    return groups[1], str(point.tp), groups[2] or "1", groups[3] or "1"
+
+
+def _by_size(text: str) -> tuple[int, str]:
+    """Return a sort key that sorts numbers by size."""
+    return len(text), text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -248,7 +248,7 @@ def model_title(name: str, file: Path | None) -> str:
 def fits(deployment: Deployment) -> bool:
     """Return True if the weights and the KV cache of one token fit into the memory of the GPUs."""
     from loadgen.servers.hardware import HardwareError
-    from loadgen.servers.hardware.roofline import MEMORY_FRACTION
+    from loadgen.servers.hardware.throughput_model import MEMORY_FRACTION
 
     try:
         deployment.kv_tokens(MEMORY_FRACTION)

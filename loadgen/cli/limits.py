@@ -408,8 +408,7 @@ def _deployment(options: LimitsOptions) -> Deployment:
 def _training(options: LimitsOptions) -> dict[str, Any]:
     """Compute and print the time and memory of one training iteration. Return both as a dict."""
     from loadgen.servers.hardware.training import mfu, predict_iteration, predict_memory
-    from loadgen.servers.hardware.validation import TRAINING as TRAINED
-    from loadgen.servers.hardware.validation import accuracy
+    from loadgen.servers.hardware.validation import training_accuracy
 
     _check_training(options)
     setup = _setup(options)
@@ -424,7 +423,7 @@ def _training(options: LimitsOptions) -> dict[str, Any]:
         "tokens_per_s": tokens / times.total_s,
         "tokens_per_s_per_gpu": tokens / times.total_s / setup.gpus,
         "mfu": mfu(setup, times.total_s),
-        "accuracy": asdict(accuracy(TRAINED, setup.gpu.name, "dense", "iteration")),
+        "accuracy": asdict(training_accuracy(setup)),
         "gpu_changes": [asdict(change) for change in setup.gpu.changes],
         "seconds": asdict(times),
         "memory_bytes": asdict(used) | {"total": used.total, "fits": used.total <= setup.gpu.memory_bytes},

@@ -224,7 +224,8 @@ class SimulatedServer:
         model.
         """
         separate = WorkerPools(1, 1) if self.configuration.disaggregated else None
-        return model_accuracy(self.configuration.engine, CURRENT, self.deployment, separate)
+        changed = ["--step-tokens"] if self._space.step_tokens else []
+        return model_accuracy(self._plan, self.configuration.engine, CURRENT, self.deployment, separate, changed)
 
     def run(self, per_s: float, workers: WorkerPools | None = None, requests: int | None = None) -> Run:
         """Simulate `per_s` arrivals per second, and return the run.

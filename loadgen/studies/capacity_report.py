@@ -263,7 +263,7 @@ def accuracy_lines(options: Iterable[CapacityOption]) -> list[str]:
     lines = []
     for text, modes in by_text.items():
         names = "; ".join(f"{name} on {', '.join(gpus)}" for name, gpus in modes.items())
-        lines.append(f"Accuracy of the model: {text} ({names}).")
+        lines.append(f"Accuracy of the model for {names}: {text}.")
     return lines
 
 

@@ -67,7 +67,7 @@ from loadgen.servers.simulated.scheduler_presets import CURRENT, Engine, find_en
 from loadgen.servers.simulated.step_time import StepDurations
 from loadgen.studies.twin import Twin, step_time_with, typical_host_s
 from loadgen.studies.virtual_bodies import BodyReader, describe_counting
-from loadgen.traffic import load_of_traffic
+from loadgen.traffic import load_of_traffic, traffic_classes
 from loadgen.workloads.arrival_facts import LoadFacts
 from loadgen.workloads.arrival_processes import Trace
 from loadgen.workloads.cancellation import Cancellation
@@ -78,6 +78,7 @@ from loadgen.workloads.session_files import SessionFile
 from loadgen.workloads.sessions import Conversation, Session
 from loadgen.workloads.token_counter import approximate
 from loadgen.workloads.workload import Prompts, WorkloadSpec
+from loadgen.workloads.workload_facts import workload_facts
 
 DEFAULT_GPU = "A800"
 DEFAULT_MODEL = "llama-2-7b"
@@ -143,6 +144,16 @@ class ServerModel:
     workers: WorkerPools | None = None
     """Numbers of workers in disaggregated serving. None: each replica computes prompts and decodes."""
     twin: Twin | None = None
+
+    @property
+    def changed_settings(self) -> list[str]:
+        """Options of `loadgen simulate` that limit the engine and replace its defaults, or the values of the twin."""
+        limits = {
+            "--kv-tokens": self.kv_tokens,
+            "--running-limit": self.running_limit,
+            "--step-tokens": self.step_tokens,
+        }
+        return [option for option, value in limits.items() if value is not None]
 
     def policy(self, engine: Engine, kv_tokens: int, running_limit: int | None, step_tokens: int | None) -> Policy:
         """Return the batching policy of an engine with these limits and with the serving options of this model."""
@@ -357,14 +368,15 @@ def resolve_model(plan: Plan, server_model: ServerModel, draw: int | None = None
         if server_model.twin and server_model.workers:
             raise PlanError("--prefill-workers: a twin has no separate workers", "Name the hardware instead of --twin.")
         if server_model.twin:
-            return _resolve_twin(server_model, server_model.twin, draw)
-        return _resolve_hardware(plan.server, server_model)
+            return _resolve_twin(plan, server_model, server_model.twin, draw)
+        return _resolve_hardware(plan, server_model)
     except HardwareError as error:
         raise PlanError(str(error)) from None
 
 
-def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
+def _resolve_hardware(plan: Plan, server_model: ServerModel) -> ResolvedModel:
     """Resolve a server model that has no twin. Its values come from the hardware tables."""
+    server = plan.server
     vintage = server_model.vintage or CURRENT
     engine = find_engine(server, vintage)
     deployment = engine.deployment(
@@ -389,14 +401,16 @@ def _resolve_hardware(server: str, server_model: ServerModel) -> ResolvedModel:
             **_hardware_facts(deployment, server_model.workers),
             "vintage": vintage,
             **({"workers": asdict(server_model.workers)} if server_model.workers else {}),
-            "accuracy": describe(model_accuracy(server, vintage, deployment, server_model.workers)),
+            "accuracy": describe(
+                model_accuracy(plan, server, vintage, deployment, server_model.workers, server_model.changed_settings)
+            ),
         },
         workers=server_model.workers,
         transfer_s=partial(transfer_s, deployment),
     )
 
 
-def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
+def _resolve_twin(plan: Plan, server_model: ServerModel, twin: Twin, draw: int | None) -> ResolvedModel:
     """Complete a server model with the values of a twin, and return the result.
 
     A value in `server_model` replaces the value of the twin. `draw` selects one bootstrap draw of the twin's constants.
@@ -440,24 +454,27 @@ def _resolve_twin(server_model: ServerModel, twin: Twin, draw: int | None) -> Re
         hardware={
             **_hardware_facts(deployment),
             "twin": ", ".join(str(run["run"]) for run in twin.runs),
-            "accuracy": _twin_accuracy(twin, server_model, deployment, elsewhere=elsewhere),
+            "accuracy": _twin_accuracy(plan, server_model, twin, deployment, elsewhere=elsewhere),
         },
         errors=twin.errors(elsewhere=elsewhere),
     )
 
 
-def _twin_accuracy(twin: Twin, server_model: ServerModel, deployment: Deployment | None, *, elsewhere: bool) -> str:
+def _twin_accuracy(
+    plan: Plan, server_model: ServerModel, twin: Twin, deployment: Deployment | None, *, elsewhere: bool
+) -> str:
     """Return a text with the typical error of a twin's predictions.
 
     If the twin predicts the server that was measured, the text states the error of the fit. If it predicts another
     server (`elsewhere`), the text states the error of such predictions in published measurements. The text is `not
-    validated` if the scheduler version or the serving options differ from those of the measured server.
+    validated` if the scheduler version, the serving options or the limits of the engine differ from those of the
+    measured server. For another server, this is also the text if prompts of the plan share prefixes.
     """
     vintage = server_model.vintage or twin.vintage
-    if server_model.serving != PLAIN_SERVING or vintage != twin.vintage:
+    if server_model.serving != PLAIN_SERVING or vintage != twin.vintage or server_model.changed_settings:
         return "not validated"
     if elsewhere and deployment is not None:
-        if vintage != CURRENT or has_unmeasured_options(deployment):
+        if vintage != CURRENT or has_unmeasured_options(deployment) or _shares_prefixes(plan):
             return "not validated"
         known = accuracies(deployment, [f"{TRANSFERRED} {figure}" for figure in LATENCIES])
         return f"twin of another server, {describe(dict(zip(LATENCIES, known.values(), strict=True)))}"
@@ -499,17 +516,29 @@ def _hardware_facts(deployment: Deployment | None, workers: WorkerPools | None =
 
 
 def model_accuracy(
-    server: str, vintage: str, deployment: Deployment, workers: WorkerPools | None = None
+    plan: Plan,
+    server: str,
+    vintage: str,
+    deployment: Deployment,
+    workers: WorkerPools | None = None,
+    changed_settings: Sequence[str] = (),
 ) -> dict[str, Accuracy]:
     """Return the error of the simulated latencies in published measurements, for a server on this hardware.
 
-    The errors come from validation.csv. Only the current engines of vLLM and SGLang were compared with measurements.
-    For other engines, for separate workers and for the options of `has_unmeasured_options`, the predictions are not
-    validated.
+    The errors come from validation.csv. Only the current engines of vLLM and SGLang were compared with measurements, in
+    closed loops whose prompts share no prefixes. The predictions are not validated for other engines, for plans whose
+    prompts share prefixes, for separate workers, for options of the engine in `changed_settings`, and for the options
+    of `has_unmeasured_options`.
     """
-    if vintage != CURRENT or deployment.framework.name.lower() != server:
+    if vintage != CURRENT or deployment.framework.name.lower() != server or _shares_prefixes(plan):
         return dict.fromkeys(LATENCIES, Accuracy(validated=False))
-    return accuracies(deployment, LATENCIES, separate_workers=workers is not None)
+    return accuracies(deployment, LATENCIES, separate_workers=workers is not None, changed_settings=changed_settings)
+
+
+def _shares_prefixes(plan: Plan) -> bool:
+    """Return True if prompts of a class of the plan's traffic share prefixes, so that the prefix cache saves work."""
+    plans = [traffic_class.plan for traffic_class in traffic_classes(plan)] if plan.traffic else [plan]
+    return any(workload_facts(part.workload).shares_prefixes for part in plans)
 
 
 def describe_server(plan: Plan, server_model: ServerModel) -> str:

@@ -30,9 +30,9 @@ from loadgen.servers.hardware.dissection import (
     native_format,
 )
 from loadgen.servers.hardware.inference import Deployment
-from loadgen.servers.hardware.roofline import MEMORY_FRACTION, make_deployment
+from loadgen.servers.hardware.roofline import make_deployment
 from loadgen.servers.hardware.technology import scaling_changes
-from loadgen.servers.hardware.throughput_model import Load, decode_step_parts, formula_times
+from loadgen.servers.hardware.throughput_model import MEMORY_FRACTION, Load, decode_step_parts, formula_times
 from loadgen.servers.hardware.validation import Accuracy, accuracies, speed_up_accuracy
 
 MOST_IN_FLIGHT = 1024

@@ -40,7 +40,7 @@ from loadgen.servers.hardware.training import (
     predict_memory,
     replicas_in_one_machine,
 )
-from loadgen.servers.hardware.validation import TRAINING, Accuracy, accuracy
+from loadgen.servers.hardware.validation import Accuracy, training_accuracy
 
 MEMORY_SHARE = 0.9
 """Share of the GPU memory that weights, optimiser states and activations may use. The rest is for buffers, and for the
@@ -181,7 +181,7 @@ def _compared(setup: TrainingSetup, name: str) -> ComparedGpu:
         settings,
         training_speed(setup),
         {name: value / times.total_s for name, value in seconds.items()},
-        f"iteration {accuracy(TRAINING, setup.gpu.name, 'dense', 'iteration')}",
+        f"iteration {training_accuracy(setup)}",
     )
 
 

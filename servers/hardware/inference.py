@@ -68,6 +68,12 @@ NODE_GPUS = 8
 """Number of GPUs in a usual machine with NVLink (DGX, HGX)."""
 
 
+def default_kv_bytes(gpu: Gpu, weights: Format, framework: Framework) -> float:
+    """Return the bytes per value in the KV cache that an engine uses by default with these weights on this GPU."""
+    fp8 = weights.compute_type in ("fp8", "fp4") and (framework.fp8_kv or "fp4" in gpu.peaks)
+    return number_format("fp8" if fp8 else "bf16").weight_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A model on `tensor * attention_data * pipeline` GPUs.
@@ -125,6 +131,11 @@ class Deployment:
         The last token of a prompt is always computed, because it generates the first token of the response."""
         cached_tokens = min(int(self.cache_hit_rate * prompt_tokens), prompt_tokens - 1)
         return prompt_tokens - cached_tokens, cached_tokens
+
+    @property
+    def default_kv_bytes(self) -> float:
+        """Bytes per value in the KV cache that the engine uses by default with these weights on this GPU."""
+        return default_kv_bytes(self.gpu, self.weights, self.framework)
 
     def with_kv_format(self, name: str) -> Deployment:
         """Return a copy of this deployment with another number format for the KV cache.

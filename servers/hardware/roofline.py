@@ -26,10 +26,12 @@ from loadgen.servers.hardware.inference import (
     Deployment,
     Gemm,
     all_reduce_lower_bound_s,
+    default_kv_bytes,
     model_gemms,
 )
 from loadgen.servers.hardware.kernels import gemm_bytes, gemm_s
 from loadgen.servers.hardware.throughput_model import (
+    MEMORY_FRACTION,
     Load,
     LoadTimes,
     bottleneck,
@@ -37,10 +39,8 @@ from loadgen.servers.hardware.throughput_model import (
     formula_times,
     limit_times,
 )
-from loadgen.servers.hardware.validation import Accuracy, accuracies
+from loadgen.servers.hardware.validation import Accuracy, accuracies, changed_settings
 
-MEMORY_FRACTION = 0.9
-"""Share of the GPU memory that weights and KV cache may use."""
 DEFAULT_FRAMEWORK = "vLLM"
 ALL_REDUCED_GEMMS = ("attention output", "down")
 """GEMMs whose results are partial sums on each GPU and need an all-reduce."""
@@ -152,10 +152,8 @@ def make_deployment(
     engine = framework(framework_name)
     weights = number_format(format_name)
     card = with_changes(card, changes)
-    fp8_kv = weights.compute_type in ("fp8", "fp4") and (engine.fp8_kv or "fp4" in card.peaks)
-    kv_bytes = number_format("fp8" if fp8_kv else "bf16").weight_bytes
     shape = model(model_name, file) if isinstance(model_name, str) else model_name
-    return Deployment(card, shape, weights, engine, tensor, pipeline, kv_bytes)
+    return Deployment(card, shape, weights, engine, tensor, pipeline, default_kv_bytes(card, weights, engine))
 
 
 def compute_limits(
@@ -197,7 +195,7 @@ def compute_limits(
         expected=_figures(likely, deployment, kv_tokens, replicas, max(spent, key=lambda name: spent[name])),
         shares={name: seconds / sum(spent.values()) for name, seconds in spent.items()},
         gemms=_gemm_bounds(deployment, deployment.prompt_parts(load.prompt_tokens)[0], int(best.running)),
-        accuracy=accuracies(deployment),
+        accuracy=accuracies(deployment, changed_settings=changed_settings(deployment, load, memory_fraction)),
         curve=_curve(deployment, load, memory_fraction, replicas, expect),
         gpu_changes=deployment.gpu.changes,
     )

@@ -32,6 +32,10 @@ from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.inference import Deployment, lower_bounds_s, predict_step, start_times_s
 from loadgen.servers.hardware.numeric import ceiling, elementwise_max, elementwise_min
 
+MEMORY_FRACTION = 0.9
+"""Default share of the GPU memory that weights and KV cache may use."""
+DEFAULT_ROUNDS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -59,7 +63,7 @@ class Load:
     spread: float = 0.0
     """Maximum relative deviation of a request's token counts from `prompt_tokens` and `output_tokens`. The counts are
     uniformly distributed."""
-    rounds: int = 10
+    rounds: int = DEFAULT_ROUNDS
     """Number of requests that each client of a closed loop sends, one after the other. All clients start at the same
     time."""
     statistic: Literal["mean", "median"] = "mean"

@@ -7,15 +7,21 @@ validation.csv has one row per framework, GPU, kind of model and figure that was
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from loadgen.servers.hardware import FOLDER, Gpu, HardwareError, gpu
+from loadgen.servers.hardware import FOLDER, Gpu, HardwareError, framework, gpu
 from loadgen.servers.hardware.inference import Deployment
+from loadgen.servers.hardware.throughput_model import DEFAULT_ROUNDS, MEMORY_FRACTION, Load
+from loadgen.servers.hardware.training import TrainingSetup
 
 TABLE = FOLDER / "validation.csv"
-COLUMNS = ("framework", "gpu", "models", "figure", "rows", "error_p50", "error_p90", "source")
+COVERED = ("formats", "tp", "ep", "dp_attention")
+"""Columns with the values of the compared runs, separated by spaces: number formats of the weights, GPUs per layer,
+expert groups and attention groups. They are empty for kernels, training and speed-ups."""
+COLUMNS = ("framework", "gpu", "models", "figure", "rows", "error_p50", "error_p90", "source", *COVERED)
 FIGURES = ("TTFT", "TPOT", "prefill", "decode step")
 """Figures of a deployment that validation.csv may contain."""
 SPEED_UP = "speed-up"
@@ -33,18 +39,36 @@ TRAINING = "training"
 
 DEFAULT_CHUNKED_PREFILL = {"vLLM": "mixed", "SGLang": "separate", "TensorRT-LLM": "off", "NIM": "off"}
 """The value of CHUNKED_PREFILL that a framework uses by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSettings:
+    """Settings of compared runs that differ from the defaults of `loadgen limits`."""
+
+    text: str
+    """The settings in words."""
+    options: tuple[str, ...]
+    """Options of `loadgen limits` that set them."""
+
+
+SAME_SPEED = {"bf16": "fp16", "fp16": "bf16"}
+"""A number format that has the size and the rate of another one. Runs in the one validate predictions for the other."""
 PUBLISHED_SETTINGS = {
-    ("TensorRT-LLM", "dense", "aiconfigurator (8B)"): (
+    ("TensorRT-LLM", "dense", "aiconfigurator (8B)"): PublishedSettings(
         "at most in flight + input + 1,500 tokens and in flight - 1 sequences per step, the latter inferred from the "
-        "same measurements"
+        "same measurements",
+        ("--step-tokens", "--max-running"),
     ),
-    ("TensorRT-LLM", "dense", "InferenceX"): (
-        "at most 16,384 tokens per step, and a batch wait of 20 steps for 1,024 output tokens on fewer than 8 GPUs"
+    ("TensorRT-LLM", "dense", "InferenceX"): PublishedSettings(
+        "at most 16,384 tokens per step, and a batch wait of 20 steps for 1,024 output tokens on fewer than 8 GPUs",
+        ("--step-tokens", "--batch-wait"),
     ),
-    ("NIM", "dense", "NIM"): "clients that send requests for 600 s, a time inferred from the same measurements",
-    ("SGLang", "dense", "aiconfigurator (32B)"): "a memory fraction of 0.86",
-    ("SGLang", "mixture of experts", "InferenceX"): (
-        "a receive interval of 10 steps, or of 30 steps from 16 requests in flight on"
+    ("NIM", "dense", "NIM"): PublishedSettings(
+        "clients that send requests for 600 s, a time inferred from the same measurements", ("--seconds",)
+    ),
+    ("SGLang", "dense", "aiconfigurator (32B)"): PublishedSettings("a memory fraction of 0.86", ("--memory-fraction",)),
+    ("SGLang", "mixture of experts", "InferenceX"): PublishedSettings(
+        "a receive interval of 10 steps, or of 30 steps from 16 requests in flight on", ("--receive-interval",)
     ),
 }
 """Settings of the compared runs that differ from the defaults of `loadgen limits`, by framework, kind of model and
@@ -65,33 +89,76 @@ class Accuracy:
     settings: str = ""
     """Settings of the compared runs that differ from the defaults of `loadgen limits`. The errors hold for them only.
     """
+    reason: str = ""
+    """Why the figure is not validated, such as `compared only in fp8`. Empty if the figure is validated, and if there
+    was no comparison for this GPU."""
 
     def __str__(self) -> str:
         if not self.validated:
-            return "not validated"
+            return f"not validated ({self.reason})" if self.reason else "not validated"
         return f"{100 * self.error_p50:.0f}% (p50) and {100 * self.error_p90:.0f}% (p90) off in {self.rows:,} rows"
 
 
 def accuracies(
-    deployment: Deployment, figures: Sequence[str] = FIGURES, *, separate_workers: bool = False
+    deployment: Deployment,
+    figures: Sequence[str] = FIGURES,
+    *,
+    separate_workers: bool = False,
+    changed_settings: Collection[str] = (),
 ) -> dict[str, Accuracy]:
     """Return the prediction errors of each figure, as measured for similar deployments.
 
     Similar deployments have the same framework, the same GPU and a model of the same type (dense or mixture of
-    experts). No figure is validated if the deployment has an option without measurements (see
-    `has_unmeasured_options`), or if its prefill and decode workers are separate (`separate_workers`).
+    experts). A figure is not validated in these cases:
+
+    - The deployment has an option without measurements (see `has_unmeasured_options`).
+    - Its prefill and decode workers are separate (`separate_workers`).
+    - Its number format, TP, EP or number of attention groups is outside of those of the measured servers.
+    - The measured servers had the default of an option in `changed_settings`. These are options of the engine or of
+      the closed loop that have another value than the default, such as `--max-running`.
     """
     if separate_workers or has_unmeasured_options(deployment):
         return {figure: Accuracy(validated=False) for figure in figures}
     names = (deployment.framework.name, deployment.gpu.name, models_like(deployment))
-    return {figure: accuracy(*names, figure) for figure in figures}
+    result = {}
+    for figure in figures:
+        row = _table().get((*names, figure))
+        if row is None:
+            result[figure] = Accuracy(validated=False)
+            continue
+        changed = [option for option in changed_settings if option not in row.changed_options]
+        limits = [*row.limits_on(deployment), *(f"with the default of {option}" for option in changed)]
+        reason = f"compared only {' and '.join(limits)}"
+        result[figure] = Accuracy(validated=False, reason=reason) if limits else row.accuracy
+    return result
+
+
+def changed_settings(deployment: Deployment, load: Load, memory_fraction: float) -> list[str]:
+    """Return the options of `loadgen limits` whose values differ from the defaults, and which change the predictions.
+
+    Only options of the engine and of the closed loop are considered. The lengths of prompts and responses, their
+    spread and the number of requests in flight belong to the load and have no default in this sense.
+    """
+    settings = load.settings
+    changed = {
+        "--step-tokens": deployment.framework.chunk_tokens != framework(deployment.framework.name).chunk_tokens,
+        "--max-running": settings.running_limit is not None,
+        "--batch-wait": settings.batch_wait_steps > 0,
+        "--receive-interval": settings.receive_steps > 1,
+        "--memory-fraction": memory_fraction != MEMORY_FRACTION,
+        "--rounds": load.rounds != DEFAULT_ROUNDS,
+        "--statistic": load.statistic != "mean",
+        "--seconds": math.isfinite(load.seconds),
+    }
+    return [option for option, is_changed in changed.items() if is_changed]
 
 
 def has_unmeasured_options(deployment: Deployment) -> bool:
     """Return True if a deployment has an option with which none of the servers in validation.csv was measured.
 
     Such options are pipelines, speculative decoding, cached prompts, chunked prefill that differs from the default,
-    architectures other than the standard one, and GPUs whose figures differ from those in the hardware tables.
+    another format of the KV cache than the default, architectures other than the standard one, and GPUs whose figures
+    differ from those in the hardware tables.
     """
     chunked = deployment.chunked_prefill
     return (
@@ -99,6 +166,7 @@ def has_unmeasured_options(deployment: Deployment) -> bool:
         or deployment.speculation is not None
         or deployment.cache_hit_rate > 0
         or chunked not in ("", DEFAULT_CHUNKED_PREFILL.get(deployment.framework.name))
+        or deployment.kv_bytes != deployment.default_kv_bytes
         or deployment.architecture != "standard"
         or _differs_from_tables(deployment.gpu)
     )
@@ -116,18 +184,45 @@ def kernel_accuracies(gpu_name: str) -> dict[str, Accuracy]:
     return {figure: accuracy(KERNELS, gpu_name, "dense", figure) for figure in KERNEL_FIGURES}
 
 
+def training_accuracy(setup: TrainingSetup) -> Accuracy:
+    """Return the error of a predicted training iteration, as measured on the same GPU.
+
+    The measured jobs of Megatron-LM computed in 16 bits and recomputed activations. They had none of the other options
+    that change the time. A job with such an option is not validated.
+    """
+    known = accuracy(TRAINING, setup.gpu.name, "dense", "iteration")
+    if not known.validated or _differs_from_tables(setup.gpu):
+        return Accuracy(validated=False)
+    unmeasured = {
+        "without fused attention": setup.flash,
+        "without ZeRO": setup.zero > 0,
+        "without offloading": setup.offload,
+        "without adapters": setup.adapter_rank > 0,
+        "in 16 bits": setup.number not in ("bf16", "fp16"),
+        "with recomputation": setup.recomputation == "none",
+    }
+    limits = [text for text, applies in unmeasured.items() if applies]
+    return Accuracy(validated=False, reason=f"compared only {', '.join(limits)}") if limits else known
+
+
 def speed_up_accuracy(before: Deployment, after: Deployment) -> Accuracy:
     """Return how far off predictions of the speed-up from one GPU to another are, according to measurements.
 
     The measured speed-ups are ratios of the TPOT of two GPUs at the same load. They come from servers with the GPUs,
     the engine and the kind of model of `before` and `after`. The speed-up is not validated if the engine or the TP of
-    the two deployments differ.
+    the two deployments differ, or if the times of one of them are not validated.
     """
-    unmeasured = has_unmeasured_options(before) or has_unmeasured_options(after)
-    if unmeasured or before.framework.name != after.framework.name or before.tensor != after.tensor:
+    if before.framework.name != after.framework.name or before.tensor != after.tensor:
+        return Accuracy(validated=False)
+    if not _is_validated(before) or not _is_validated(after):
         return Accuracy(validated=False)
     gpus = f"{before.gpu.name}{SPEED_UP_JOIN}{after.gpu.name}"
     return accuracy(after.framework.name, gpus, models_like(after), SPEED_UP)
+
+
+def _is_validated(deployment: Deployment) -> bool:
+    """Return True if times per output token of a deployment were compared with measurements."""
+    return any(figure.validated for figure in accuracies(deployment, ("TPOT", "decode step")).values())
 
 
 def describe(found: Mapping[str, Accuracy]) -> str:
@@ -139,8 +234,11 @@ def describe(found: Mapping[str, Accuracy]) -> str:
     known = [f"{figure} {each}" for figure, each in found.items() if each.validated]
     settings = dict.fromkeys(each.settings for each in found.values() if each.settings)
     known += [f"these errors are of runs with {text}" for text in settings]
-    unknown = [figure for figure, each in found.items() if not each.validated]
-    return "; ".join([*known, *([f"{', '.join(unknown)} not validated"] if unknown else [])])
+    unknown: dict[str, list[str]] = {}
+    for figure, each in found.items():
+        if not each.validated:
+            unknown.setdefault(str(each), []).append(figure)
+    return "; ".join([*known, *(f"{', '.join(figures)} {text}" for text, figures in unknown.items())])
 
 
 def models_like(deployment: Deployment) -> str:
@@ -148,35 +246,60 @@ def models_like(deployment: Deployment) -> str:
     return "mixture of experts" if deployment.model.experts else "dense"
 
 
-def accuracy(framework: str, gpu: str, models: str, figure: str) -> Accuracy:
+def accuracy(framework_name: str, gpu_name: str, models: str, figure: str) -> Accuracy:
     """Return the accuracy of the predictions of a figure, from validation.csv.
 
     The arguments are the values of the first four columns. A combination without a row is not validated.
     """
-    return _table().get((framework, gpu, models, figure), Accuracy(validated=False))
+    row = _table().get((framework_name, gpu_name, models, figure))
+    return row.accuracy if row else Accuracy(validated=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRow:
+    """One row of validation.csv: the errors of a figure, and the properties of the servers that were measured."""
+
+    accuracy: Accuracy
+    covered: Mapping[str, Sequence[str]]
+    """Values of the compared runs, by column of COVERED."""
+    changed_options: Sequence[str]
+    """Options of `loadgen limits` that had other values than their defaults in the compared runs."""
+
+    def limits_on(self, deployment: Deployment) -> Iterator[str]:
+        """Yield a text such as `in fp8` for each property of a deployment that the compared runs do not cover."""
+        formats = self.covered["formats"]
+        if not {deployment.weights.name, SAME_SPEED.get(deployment.weights.name)} & set(formats):
+            yield f"in {', '.join(formats)}"
+        sizes = {
+            "tp": (deployment.tensor, "at TP"),
+            "ep": (deployment.expert_parallel, "at EP"),
+            "dp_attention": (deployment.attention_data, "with attention groups:"),
+        }
+        for column, (size, text) in sizes.items():
+            values = [int(value) for value in self.covered[column]]
+            if not min(values) <= size <= max(values):
+                yield f"{text} {min(values)}" + (f" to {max(values)}" if len(values) > 1 else "")
 
 
 @cache
-def _table() -> dict[tuple[str, ...], Accuracy]:
+def _table() -> dict[tuple[str, ...], ValidationRow]:
     with TABLE.open(encoding="utf-8", newline="") as lines:
-        return {
-            tuple(row[column] for column in COLUMNS[:4]): Accuracy(
-                validated=True,
-                rows=int(row["rows"]),
-                error_p50=float(row["error_p50"]),
-                error_p90=float(row["error_p90"]),
-                source=row["source"],
-                settings=_settings(row),
-            )
-            for row in csv.DictReader(lines)
-        }
+        return {tuple(row[column] for column in COLUMNS[:4]): _validation_row(row) for row in csv.DictReader(lines)}
 
 
-def _settings(row: Mapping[str, str]) -> str:
-    """Return the settings of the compared runs that differ from the defaults, or "" if none do.
-
-    `row` is a row of validation.csv. The rows about transferred twins (TRANSFERRED) always have default settings.
-    """
-    if row["figure"].startswith(TRANSFERRED):
-        return ""
-    return PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]), "")
+def _validation_row(row: Mapping[str, str]) -> ValidationRow:
+    """Return a row of validation.csv. The rows about transferred twins (TRANSFERRED) always have default settings."""
+    is_twin = row["figure"].startswith(TRANSFERRED)
+    published = None if is_twin else PUBLISHED_SETTINGS.get((row["framework"], row["models"], row["source"]))
+    return ValidationRow(
+        Accuracy(
+            validated=True,
+            rows=int(row["rows"]),
+            error_p50=float(row["error_p50"]),
+            error_p90=float(row["error_p90"]),
+            source=row["source"],
+            settings=published.text if published else "",
+        ),
+        covered={column: row[column].split() for column in COVERED},
+        changed_options=published.options if published else (),
+    )

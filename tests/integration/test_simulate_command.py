@@ -109,13 +109,14 @@ def test_options_of_workers_without_effect_are_refused(tmp_path: Path, words: tu
 
 def test_the_accuracy_of_the_model_is_in_every_output(tmp_path: Path) -> None:
     """In the text, in the JSON, in the page, and in a sweep."""
-    words = (*SMALL, "--server", "vllm", "--gpu", "H100", "--model", "llama-3.1-8b")
+    measured = ("--model", "llama-3.1-8b", "--format", "fp8", "--tp", "2")
+    words = (*SMALL, "--server", "vllm", "--gpu", "H100", *measured)
     _, out, _ = burst(tmp_path, *words, command="simulate")
     assert "Accuracy of the model: TTFT " in " ".join(out.split())
     told = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["server"]["model_accuracy"]
     assert told.startswith("TTFT ")
     assert told in (tmp_path / "run" / "report.html").read_text("utf-8")
-    load = ("--virtual", "H100", "--model", "llama-3.1-8b", "--concurrency", "1,2", "--n", "8")
+    load = ("--virtual", "H100", *measured, "--concurrency", "1,2", "--n", "8")
     _, out, _ = in_process(tmp_path, "sweep", "--server", "vllm", *load, "--out", "sweep")
     assert f"Accuracy of the model: {told}." in " ".join(out.split())
     assert json.loads((tmp_path / "sweep" / "sweep.json").read_text("utf-8"))["model_accuracy"] == told

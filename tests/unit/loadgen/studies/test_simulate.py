@@ -33,6 +33,26 @@ def in_flight(records: list[Record], at_ns: int) -> int:
     return sum(record.due_ns <= at_ns < (record.end_ns or 0) for record in records)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": "shared-prefix:groups=2,tokens=128"},
+        {"workload": "multi-turn:turns=2"},
+        {"kv_tokens": 100_000},
+        {"running_limit": 8},
+        {"step_tokens": 512},
+    ],
+)
+def test_other_settings_than_the_measured_ones_are_not_validated(changes: dict[str, Any]) -> None:
+    """vLLM was measured with its defaults and without shared prefixes. Its prefix cache was not compared."""
+    h100 = {"gpu": "H100", "model": "llama-3.1-70b", "format": "fp8", "tensor": 2}
+    plan, engine = (changes, {}) if "workload" in changes else ({}, changes)
+    cases: list[tuple[dict[str, Any], dict[str, Any], bool]] = [({}, {}, True), (plan, engine, False)]
+    for settings, model, validated in cases:
+        resolved = simulate.resolve_model(Plan(server="vllm", n=1, **settings), simulate.ServerModel(**(h100 | model)))
+        assert ("TTFT, TPOT not validated" not in resolved.hardware["accuracy"]) == validated
+
+
 def test_a_burst_ends_with_every_token(tmp_path: Path) -> None:
     """Each request has a stamp per token, from instant 0 on; the run says that it is simulated, and by what."""
     run = simulated(tmp_path)

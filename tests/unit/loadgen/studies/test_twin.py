@@ -172,7 +172,8 @@ def test_predictions_of_other_servers_have_the_errors_of_the_model() -> None:
     """Their intervals are wider, and the accuracy names the twin of another server or the error of the fit."""
     twin = truth(H100, **CARD, residual={"ttft": 0.04, "tpot": 0.03, "rate": 0.02, "ttft.p99": 0.1})
     plan = Plan(server="vllm", n=1)
-    here, there = (resolve_model(plan, ServerModel(twin=twin, tensor=tensor)) for tensor in (1, 2))
+    here = resolve_model(plan, ServerModel(twin=twin))
+    there = resolve_model(plan, ServerModel(twin=twin, tensor=2, format="fp8"))
     assert here.errors == twin.residual
     assert there.errors == pytest.approx(
         {"ttft": math.hypot(0.04, 0.3), "tpot": math.hypot(0.03, 0.075)}
@@ -186,6 +187,10 @@ def test_predictions_of_other_servers_have_the_errors_of_the_model() -> None:
             model = ServerModel(twin=twin, tensor=tensor, serving=serving)
             assert resolve_model(plan, model).hardware["accuracy"] == "not validated"
     assert resolve_model(plan, ServerModel(twin=twin, vintage="2023")).hardware["accuracy"] == "not validated"
+    assert resolve_model(plan, ServerModel(twin=twin, running_limit=8)).hardware["accuracy"] == "not validated"
+    cached = Plan(server="vllm", n=1, workload="shared-prefix:groups=2,tokens=128")
+    other = ServerModel(twin=twin, tensor=2, format="fp8")
+    assert resolve_model(cached, other).hardware["accuracy"] == "not validated"
 
 
 def test_a_twin_without_hardware_refuses_options_of_the_hardware() -> None:

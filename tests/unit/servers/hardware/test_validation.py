@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks import hardware_goals, hardware_model, twin_transfer
-from loadgen.servers.hardware import framework, gpu, with_changes
+from loadgen.servers.hardware import framework, gpu, model, with_changes
 from loadgen.servers.hardware.roofline import compute_limits, make_deployment
 from loadgen.servers.hardware.speculation import TokenDraft
-from loadgen.servers.hardware.throughput_model import Load
+from loadgen.servers.hardware.throughput_model import EngineSettings, Load
+from loadgen.servers.hardware.training import TrainingSetup
 from loadgen.servers.hardware.validation import (
+    COVERED,
     FIGURES,
     KERNEL_FIGURES,
     PUBLISHED_SETTINGS,
@@ -28,6 +30,7 @@ from loadgen.servers.hardware.validation import (
     describe,
     kernel_accuracies,
     speed_up_accuracy,
+    training_accuracy,
 )
 
 
@@ -35,11 +38,13 @@ def test_the_table_is_what_the_benchmark_finds(monkeypatch: pytest.MonkeyPatch) 
     """`python -m benchmarks.hardware_goals --write` writes it again after a change of the model."""
     monkeypatch.setattr(hardware_goals, "transferred_points", list)  # fitting twins takes a minute
     table = {key: row for key, row in _table().items() if not key[3].startswith(TRANSFERRED)}
-    found = {tuple(row[:4]): row[4:7] for row in hardware_goals.validation_rows()}
+    found = {tuple(row[:4]): row for row in hardware_goals.validation_rows()}
     assert found.keys() == table.keys()
     for key, row in table.items():
-        rows, p50, p90 = map(float, found[key])
-        assert (row.rows, row.error_p50, row.error_p90) == pytest.approx((rows, p50, p90), abs=0.005), key
+        rows, p50, p90 = map(float, found[key][4:7])
+        known = row.accuracy
+        assert (known.rows, known.error_p50, known.error_p90) == pytest.approx((rows, p50, p90), abs=0.005), key
+        assert [" ".join(row.covered[column]) for column in COVERED] == found[key][8:]
 
 
 def test_rows_of_twins_count_different_measurements() -> None:
@@ -50,11 +55,11 @@ def test_rows_of_twins_count_different_measurements() -> None:
         loops[server.framework, server.gpu] += len(twin_transfer.spaced(rows, twin_transfer.PREDICTED_LOADS))
     for figure in ("TTFT", "TPOT"):
         name = f"{TRANSFERRED} {figure}"
-        counted = {key[:2]: (key[2], row.rows) for key, row in _table().items() if key[3] == name}
-        assert not any(row.settings for key, row in _table().items() if key[3] == name)
+        counted = {key[:2]: (key[2], row.accuracy.rows) for key, row in _table().items() if key[3] == name}
+        assert not any(row.accuracy.settings for key, row in _table().items() if key[3] == name)
         assert counted == {key: ("dense", count) for key, count in loops.items()}
     speed_up = _table()["vLLM", "H100 SXM to B200 SXM", "dense", SPEED_UP]
-    assert speed_up.rows == 20  # loops on H100, each compared with two number formats on B200
+    assert speed_up.accuracy.rows == 20  # loops on H100, each compared with two number formats on B200
 
 
 def test_names_are_those_of_the_other_tables() -> None:
@@ -100,15 +105,16 @@ def test_what_was_not_compared_says_so() -> None:
         {"cache_hit_rate": 0.5},
         {"chunked_prefill": "off"},
         {"architecture": "parallel"},
+        {"kv_bytes": 1.0},
         {"gpu": with_changes(gpu("H100"), ["memory_bandwidth=8TB/s"])},
         {"gpu": replace(gpu("H100"), name="my GPU")},
     ],
 )
 def test_options_without_measurements_are_not_validated(options: dict[str, Any]) -> None:
     """The errors of a plain server say nothing about a server with such an option."""
-    plain = make_deployment("H100", "llama-3.1-8b", tensor=2)
+    plain = make_deployment("H100", "llama-3.1-8b", tensor=2, framework_name="sglang")
     assert accuracies(plain)["TPOT"].validated
-    assert accuracies(replace(plain, chunked_prefill="mixed")) == accuracies(plain)
+    assert accuracies(replace(plain, chunked_prefill="separate")) == accuracies(plain)
     assert not any(figure.validated for figure in accuracies(replace(plain, **options)).values())
     assert not any(figure.validated for figure in accuracies(plain, separate_workers=True).values())
 
@@ -118,9 +124,87 @@ def test_the_settings_of_the_compared_runs_are_named() -> None:
     of_8b = describe(accuracies(make_deployment("H100", "llama-3.1-8b", framework_name="trtllm")))
     assert "these errors are of runs with at most in flight + input + 1,500 tokens and in flight - 1 sequences" in of_8b
     assert "inferred from the same measurements" in of_8b
-    assert "runs with" not in describe(accuracies(make_deployment("H100", "llama-3.1-8b")))
-    compared = {(engine, models, row.source) for (engine, _, models, _), row in _table().items()}
+    assert "runs with" not in describe(accuracies(make_deployment("H100", "llama-3.1-8b", "fp8", 2)))
+    compared = {(engine, models, row.accuracy.source) for (engine, _, models, _), row in _table().items()}
     assert compared >= PUBLISHED_SETTINGS.keys()
+
+
+@pytest.mark.parametrize(
+    ("weights", "tensor", "text"),
+    [
+        ("bf16", 8, "not validated (compared only in fp8)"),
+        ("int4", 1, "not validated (compared only in fp8 and at TP 2 to 8)"),
+    ],
+)
+def test_formats_and_sizes_without_measurements_are_not_validated(weights: str, tensor: int, text: str) -> None:
+    """vLLM was measured on H100 in fp8, on two and eight GPUs."""
+    assert str(accuracies(make_deployment("H100", "llama-3.1-70b", weights, tensor))["TPOT"]) == text
+    assert accuracies(make_deployment("H100", "llama-3.1-70b", "fp8", 4))["TPOT"].validated
+
+
+def test_bf16_and_fp16_have_one_speed() -> None:
+    """NIM was measured in fp16."""
+    assert accuracies(make_deployment("A100", "llama-3-8b", "bf16", framework_name="nim"))["TPOT"].validated
+    assert not accuracies(make_deployment("A100", "llama-3-8b", "int8", framework_name="nim"))["TPOT"].validated
+
+
+def test_groups_of_experts_and_attention_without_measurements_are_not_validated() -> None:
+    """gpt-oss was measured on H100 without expert parallelism, and with vLLM always with one attention group."""
+    plain = make_deployment("H100", "gpt-oss-120b", "mxfp4", 2)
+    assert accuracies(plain)["TPOT"].validated
+    assert str(accuracies(replace(plain, expert_parallel=2))["TPOT"]) == "not validated (compared only at EP 1)"
+    assert not accuracies(replace(plain, attention_data=2))["TPOT"].validated
+
+
+def test_training_is_validated_only_as_it_was_measured() -> None:
+    """Megatron-LM was measured in 16 bits, with recomputation, without FlashAttention and ZeRO."""
+    setup = TrainingSetup(gpu=gpu("A100"), model=model("gpt-3-175b"), batch=64, tensor=8, pipeline=8)
+    assert str(training_accuracy(setup)) == "not validated (compared only with recomputation)"
+    setup = replace(setup, recomputation="selective")
+    assert training_accuracy(setup).validated
+    assert not training_accuracy(replace(setup, gpu=with_changes(gpu("A100"), ["memory_bandwidth=8TB/s"]))).validated
+    for changes in _OTHER_TRAINING:
+        assert "compared only" in str(training_accuracy(replace(setup, **changes)))
+
+
+_OTHER_TRAINING: list[dict[str, Any]] = [
+    {"flash": True},
+    {"zero": 1},
+    {"offload": True},
+    {"adapter_rank": 8},
+    {"number": "fp8"},
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": EngineSettings(running_limit=8)},
+        {"settings": EngineSettings(batch_wait_steps=20)},
+        {"settings": EngineSettings(receive_steps=10)},
+        {"rounds": 1},
+        {"statistic": "median"},
+        {"seconds": 60.0},
+    ],
+)
+def test_engines_and_loops_with_other_settings_are_not_validated(changes: dict[str, Any]) -> None:
+    """vLLM was measured with its defaults, in closed loops of ten requests per client."""
+    deployment = make_deployment("H100", "llama-3.1-70b", "fp8", tensor=2)
+    load = Load(512, 128, 64)
+    assert compute_limits(deployment, load).accuracy["TPOT"].validated
+    assert not compute_limits(deployment, replace(load, **changes)).accuracy["TPOT"].validated
+    assert not compute_limits(deployment, load, 0.95).accuracy["TPOT"].validated
+    limited = replace(deployment, framework=replace(deployment.framework, chunk_tokens=512))
+    assert not compute_limits(limited, load).accuracy["TPOT"].validated
+
+
+def test_settings_that_the_compared_runs_changed_keep_the_statement() -> None:
+    """The runs of TensorRT-LLM on B200 had more tokens per step and a batch wait, which the statement names."""
+    deployment = make_deployment("B200", "llama-3.1-70b", "fp8", framework_name="trtllm")
+    loop = Load(922, 922, 16, settings=EngineSettings(batch_wait_steps=20))
+    assert "16,384 tokens per step" in describe(compute_limits(deployment, loop).accuracy)
+    limited = replace(loop, settings=EngineSettings(running_limit=8))
+    assert not compute_limits(deployment, limited).accuracy["TPOT"].validated
 
 
 def test_every_result_of_limits_has_it() -> None:

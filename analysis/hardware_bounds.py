@@ -52,10 +52,11 @@ def format_bounds(bounds: Labelled, titles: tuple[str, str], sizes: Mapping[str,
 
 
 def notes(sizes: Mapping[str, str]) -> list[str]:
-    """Return the note below the tables on kernels whose sizes have another unit than the heading of the table states.
+    """Return a note about the column `compute from` of the tables.
 
-    The column `compute from` contains the sizes: the smallest size from which compute binds a kernel. `sizes` maps each
-    phase, such as `prefill`, to the unit in the heading.
+    The column states the size from which on compute, instead of memory bandwidth, limits the speed of a kernel. For
+    some kernels, this size has another unit than the table's heading says, which the note explains. `sizes` contains
+    the unit in the heading of each phase, such as `prefill`.
     """
     if "prefill" in sizes:
         return [

@@ -118,12 +118,12 @@ def _is_slower_at_equal_load(frame: Frame, ttft_s: Floats, faster: Booleans, slo
 
     The load of a request is the number of requests in flight at its replica when the request was sent. `faster` and
     `slower` select the requests of the two replicas. For each load, a rank sum compares their TTFTs. Consecutive
-    requests are not independent, so the variance of the sum is estimated from blocks of consecutive requests. The two
-    replicas are the fastest and the slowest of all, so the p-value is multiplied by the number of pairs of replicas
-    (Bonferroni).
+    requests are not independent, so the variance of the sum is estimated from blocks of consecutive requests. The
+    p-value of the sum is multiplied by the number of pairs of replicas (Bonferroni), because the two replicas are the
+    fastest and the slowest of all.
 
-    The result is also True if too few requests of the two replicas have equal loads. Loads that differ during almost
-    the whole run are not due to chance.
+    If too few requests of the two replicas have equal loads, the comparison is not possible. The result is then True,
+    because loads that differ during almost the whole run are not due to chance.
     """
     from scipy.stats import rankdata, t
 

@@ -140,9 +140,9 @@ def check_connection_use(value: Any) -> Any:
 
 
 def canonical_model(text: str) -> str:
-    """Return the canonical form of a split over several models. The name of a single model is returned unchanged.
+    """Return the canonical text of the option --model: the name of a model, or several names with weights.
 
-    Raises ValueError for an invalid split.
+    For example, `a=70,b=30` sends 70% of the requests to the model a. Raises ValueError for an invalid text.
     """
     try:
         return str(model_mix.parse(text) or text)

@@ -584,8 +584,8 @@ def _send_order(frame: Frame) -> Integers:
 def _chosen_rows(count: int, maximum: int, slowness: Floats, incomplete: Booleans | None = None) -> Integers:
     """Return the indices of the rows to draw out of `count` rows.
 
-    All rows are drawn if `count <= maximum`. Otherwise, three sets of rows are drawn: every k-th row, the SLOWEST
-    slowest rows, and up to INCOMPLETE_MAX evenly spaced `incomplete` rows.
+    All rows are drawn if `count <= maximum`. Otherwise, three sets of rows are drawn: every k-th row, the slowest
+    rows (SLOWEST of them), and up to INCOMPLETE_MAX evenly spaced `incomplete` rows.
     """
     if count <= maximum:
         return np.arange(count)

@@ -417,7 +417,8 @@ def traffic(summaries: Summaries, *, brief: bool = False) -> Table:
 def interference(summaries: Summaries, *, brief: bool = False) -> Table:
     """Return the table that compares each class of traffic with a run of this class alone.
 
-    The brief table has only the figures whose ratio has an interval."""
+    Each row contains a figure of both runs, their ratio, and the confidence interval of the ratio. If `brief` is True,
+    rows without a confidence interval are left out."""
     rows: list[Cells] = []
     for index, summary in enumerate(summaries):
         for part in summary.traffic:

@@ -303,7 +303,7 @@ def _formats(listed: str) -> list[str]:
 
 
 def _engines(listed: str) -> list[str]:
-    """Parse a list of engines such as `vllm,sglang`. Raises PlanError for an engine without a model."""
+    """Parse a list of engines such as `vllm,sglang`. Raises PlanError for an engine that cannot be simulated."""
     from loadgen.studies.configurations import ENGINES
 
     names = list(dict.fromkeys(listed.split(",")))

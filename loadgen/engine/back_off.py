@@ -73,8 +73,9 @@ class BackOff:
         self._waiting_since.append(now_ns)
 
     def went_on(self, now_ns: int, *, was_retry: bool) -> None:
-        """Record that a client continues without a pause, because its request was not refused within AT_ONCE_NS (1 s).
+        """Record that a client continues without a pause, because its request was not refused at once.
 
+        A request is refused at once if it fails within AT_ONCE_NS (1 s).
         `was_retry` is True if the client had waited before this request.
         """
         self._failing_since_ns = None

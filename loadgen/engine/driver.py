@@ -898,7 +898,7 @@ class Recorder:
             self._disk_spill.spill(in_flight)
 
     def _sample(self, in_flight: Set[Exchange]) -> None:
-        """Update the estimate of bytes per token from the longest of the first SAMPLED responses in flight."""
+        """Update the estimate of bytes per token from the longest of at most SAMPLED responses in flight."""
         begun = [exchange for exchange in islice(in_flight, SAMPLED) if exchange.size and not exchange.spilled]
         if begun:
             longest = max(begun, key=attrgetter("size"))

@@ -289,9 +289,10 @@ def _commands(report: CapacityReport) -> list[Block]:
 
 
 def _best_by_gpu(options: Sequence[CapacityOption]) -> list[CapacityOption]:
-    """Return the best option with equal replicas for each GPU type.
+    """Return the best option for each GPU type. `options` begins with the best one.
 
-    If some options have a price, options without a price are left out.
+    Options with separate workers for prefill are left out. If some options have a price, options without a price are
+    left out too.
     """
     replicas = [option for option in options if option.prefill_workers is None]
     priced = [option for option in replicas if option.cost_per_hour is not None]

@@ -79,7 +79,7 @@ def messages_calls(payloads: Sequence[bytes]) -> list[ToolCall]:
 
 
 def _events(payloads: Sequence[bytes], *names: bytes) -> list[dict[str, Any]]:
-    """Decode the events whose payload contains one of `names`. Payloads that are no JSON objects are left out."""
+    """Decode the events whose payload contains one of `names`. Payloads that are not JSON objects are left out."""
     events = []
     for payload in payloads:
         if any(name in payload for name in names):

@@ -255,18 +255,27 @@ def mixtures(quantity: str, speculative: bool = False) -> list[Point]:
     key = ("framework", "gpu", "model", "format", "tp", "ep", "dp_attention", "input", "output")
     chosen = [row for row in read_rows("mixtures") if (row["speculative"] == "1") == speculative]
     for names, rows in _grouped(chosen, key):
-        engine, card, shape, stored, tp, experts, groups, prompt, output = names
-        made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
-        made = ServingOptions(int(experts), int(groups), DRAFT_TOKENS if speculative else 0).apply(made)
-        for row in rows:
-            load = mixture_loop(engine, Load(int(prompt), int(output), int(row["in_flight"])))
-            times = expected_times(made, load)
-            seconds = times.tpot_s if quantity == "TPOT" else times.ttft_s
+        engine, _, shape, stored, _, experts, groups, prompt, output = names
+        clients = tuple(int(row["in_flight"]) for row in rows)
+        for row, times in zip(rows, mixture_times(names, clients, speculative), strict=True):
             parallel = f"EP {experts}, attention DP {groups}"
             case = f"{shape} {stored} {parallel} {prompt}/{output}, {row['in_flight']} in flight"
             measured = float(row[f"{quantity.lower()}_ms"]) / 1000
-            points.append(_point(f"InferenceX, {engine}", quantity, row, measured, float(seconds), case))
+            points.append(_point(f"InferenceX, {engine}", quantity, row, measured, times[quantity], case))
     return points
+
+
+@cache
+def mixture_times(names: tuple[str, ...], clients: tuple[int, ...], speculative: bool) -> list[dict[str, float]]:
+    """Return the predicted TTFT and TPOT for each number of clients. `names` is a key of rows."""
+    engine, card, shape, stored, tp, experts, groups, prompt, output = names
+    made = make_deployment(card, shape, stored, int(tp), framework_name=engine)
+    made = ServingOptions(int(experts), int(groups), DRAFT_TOKENS if speculative else 0).apply(made)
+    result = []
+    for in_flight in clients:
+        times = expected_times(made, mixture_loop(engine, Load(int(prompt), int(output), in_flight)))
+        result.append({"TTFT": float(times.ttft_s), "TPOT": float(times.tpot_s)})
+    return result
 
 
 def mixture_loop(engine: str, load: Load) -> Load:

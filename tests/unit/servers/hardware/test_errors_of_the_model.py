@@ -9,6 +9,9 @@ import pytest
 
 from benchmarks import hardware_model as bench
 
+# The tests of this group share the simulations that the functions of `benchmarks.hardware_model` cache.
+pytestmark = pytest.mark.xdist_group("published measurements")
+
 
 @pytest.mark.parametrize("budget", bench.BUDGETS, ids=lambda budget: budget.name)
 def test_errors_stay_within_their_budget(budget: bench.Budget) -> None:

@@ -34,6 +34,7 @@ from loadgen.servers.hardware.validation import (
 )
 
 
+@pytest.mark.xdist_group("published measurements")  # the tests of this group share the simulations of benchmarks
 def test_the_table_is_what_the_benchmark_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m benchmarks.hardware_goals --write` writes it again after a change of the model."""
     monkeypatch.setattr(hardware_goals, "transferred_points", list)  # fitting twins takes a minute

@@ -16,7 +16,7 @@ LOAD = ("--rate", "20", "--objective", "ttft.p99 < 1s", "--model", "llama-3.1-8b
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations of a tenth of the requests: what is said, not how exactly it is known."""
-    monkeypatch.setattr("loadgen.studies.capacity.REQUEST_COUNTS", range(100, 501))
+    monkeypatch.setattr("loadgen.studies.capacity.REQUEST_COUNTS", range(100, 151))
 
 
 def test_a_table_and_json_say_the_same(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def test_the_answers_name_what_is_there(root: Path, spine: list[str]) -> None:
             assert all(name.split(".")[-1].strip() in text for name in names if text and not name.endswith(".py")), part
 
 
+@cache
 def _imports(file: Path) -> set[str]:
     """The files that a file imports, anywhere in it."""
     found = set[str]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,11 +43,30 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "REQUEST_COUNTS", range(100, 301))
 
 
+@pytest.fixture
+def only_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches simulate neither the intervals of options nor points of a Pareto set."""
+
+    def no_points(self: CapacitySearch, candidates: object) -> list[object]:
+        return []
+
+    monkeypatch.setattr(capacity_search, "WITH_INTERVAL", 0)
+    monkeypatch.setattr(capacity_search, "WORKERS_WITH_INTERVAL", 0)
+    monkeypatch.setattr(CapacitySearch, "_frontier", no_points)
+
+
 def search(space: SearchSpace = SPACE, **fields: object) -> capacity_search.SearchResult:
     """Return the result of a search for 20 requests/s."""
     return CapacitySearch(PLAN, SHAPE, "llama-3.1-8b", space, PRICES, OBJECTIVES, 20.0, **fields).run()  # type: ignore[arg-type]
 
 
+@cache
+def whole_search() -> capacity_search.SearchResult:
+    """Return the result of a search in the whole of SPACE. Tests of one group read it."""
+    return search()
+
+
+@pytest.mark.usefixtures("only_options")
 @pytest.mark.parametrize(
     ("spot", "space"),
     [
@@ -66,6 +86,7 @@ def test_the_best_is_that_of_an_exhaustive_search(
     assert {option.gpu for option in pruned.options} <= {option.gpu for option in complete.options}
 
 
+@pytest.mark.usefixtures("only_options")
 @pytest.mark.parametrize(("rate", "max_gpus"), [(58.0, 2), (116.0, 4)])
 def test_a_rate_slightly_above_the_formula_is_simulated(
     rate: float, max_gpus: int, monkeypatch: pytest.MonkeyPatch
@@ -83,9 +104,10 @@ def test_a_rate_slightly_above_the_formula_is_simulated(
     assert gpus == [max_gpus, max_gpus]
 
 
+@pytest.mark.xdist_group("whole search")
 def test_counts_add_up() -> None:
     """Each configuration that was considered is simulated or pruned for a reason."""
-    result = search()
+    result = whole_search()
     counts = result.search
     assert counts.considered == counts.simulated + sum(counts.pruned.values())
     assert counts.considered + sum(counts.impossible.values()) == 3 * 3 * 2 * 2 * 2
@@ -93,6 +115,7 @@ def test_counts_add_up() -> None:
     assert len(result.not_simulated) == sum(counts.pruned.values())
 
 
+@pytest.mark.usefixtures("only_options")
 def test_too_many_gpus_are_no_option() -> None:
     """With at most one GPU, no plan with two remains."""
     result = search(replace(SPACE, max_gpus=1))
@@ -123,6 +146,7 @@ def test_the_physical_limit_is_better_than_the_formula_and_the_simulation() -> N
             assert curve.prefill_per_s < limit.prefill_per_s
 
 
+@pytest.mark.usefixtures("only_options")
 def test_an_objective_beyond_physics_is_told() -> None:
     """L4 reads 16 GB in 54 ms at least, so a TPOT of 40 ms is impossible on one."""
     result = search(SearchSpace(["L4"], tensors=[1]))
@@ -192,6 +216,7 @@ def test_the_pool_grows_that_lowers_the_latency(
         assert Workers(figures).smallest_pools(objectives, 1.0, 10.0, start) == expected
 
 
+@pytest.mark.usefixtures("only_options")
 def test_workers_with_a_short_wait_are_not_excluded() -> None:
     """A prompt takes 0.8 s. The wait for busy workers would miss the objective, but less busy workers meet it."""
     plan = Plan(server="vllm", n=1, input_tokens="8192", output_tokens="128", metrics_every_s=0.0)
@@ -214,6 +239,7 @@ def test_prefill_workers_are_less_busy_for_a_tighter_bound() -> None:
     assert rates[3] < rates[0]
 
 
+@pytest.mark.usefixtures("only_options")
 def test_a_gpu_without_a_price_is_not_called_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search states the missing price as the reason."""
     monkeypatch.setattr(capacity_search, "ALWAYS_SIMULATED", 0)
@@ -289,7 +315,7 @@ def test_no_point_of_the_pareto_set_has_queues_that_grow() -> None:
 
 def test_points_of_the_pareto_set_need_at_most_the_allowed_gpus() -> None:
     """`--max-gpus` limits the replica or the workers of each point."""
-    points = search(replace(SPACE, max_gpus=3)).pareto
+    points = search(replace(SPACE, engines=["vllm"], max_gpus=3)).pareto
     assert points
     assert max(each.option.gpus or 0 for each in points) <= 3
 
@@ -300,9 +326,10 @@ def test_a_point_has_more_requests_than_are_in_flight() -> None:
     assert capacity.enough_requests(724.0) == 2896
 
 
+@pytest.mark.xdist_group("whole search")
 def test_pareto_points_are_undominated_and_simulated() -> None:
     """The fastest first, each cheaper than the one before, with commands."""
-    points = search().pareto
+    points = whole_search().pareto
     speeds = [each.tokens_per_s_per_user for each in points]
     costs = [each.cost_per_million_tokens or 0 for each in points]
     assert speeds == sorted(speeds, reverse=True)

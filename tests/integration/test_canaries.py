@@ -10,20 +10,21 @@ import pytest
 
 from loadgen.analysis.run import runfile
 from loadgen.servers.simulated.config import SimulatedConfig, parse_rule
-from tests.support.command import burst, loadgen
+from tests.support.command import FAST, burst, loadgen
 from tests.support.simulated import running
 
 SUCCESS = (0, 5)
 """Exit codes of commands whose requests were all complete. A busy machine may limit the client."""
-RAMP = ("--arrivals", "ramp:5..50/3s", "--duration", "3s", "--output-tokens", "64", "--input-tokens", "16")
+LENGTHS = ("--output-tokens", "64", "--input-tokens", "16")
 
 
-def measured(folder: Path, server: str, fault: str, *arguments: str) -> tuple[dict[str, Any], str]:
-    """Return the summary and the text of a run whose load rises to about 40 requests in flight."""
-    faults = (parse_rule(fault),) if fault else ()
-    with running(SimulatedConfig(server=server, ttft_s=0.2, itl_s=0.01, faults=faults)) as simulated:
-        words = ("--url", simulated.url, *RAMP, "--verify", "6", *arguments)
-        code, out, err = burst(folder, *words, command="run")
+def measured(
+    folder: Path, server: SimulatedConfig, arrivals: str, duration: str, *arguments: str
+) -> tuple[dict[str, Any], str]:
+    """Return the summary and the text of a run with six canaries."""
+    with running(server) as simulated:
+        words = ("--url", simulated.url, "--arrivals", arrivals, "--duration", duration, *LENGTHS, "--verify", "6")
+        code, out, err = burst(folder, *words, *arguments, command="run")
     assert code in SUCCESS, err
     return json.loads((folder / "run" / "summary.json").read_text()), " ".join(out.split())
 
@@ -32,7 +33,9 @@ def measured(folder: Path, server: str, fault: str, *arguments: str) -> tuple[di
 def test_a_server_that_swaps_answers_under_load_is_found(workers: int, tmp_path: Path) -> None:
     """With more than 20 requests in flight, each gets the answer to the prompt before it. The finding names the level,
     canaries are in no figure of the load, and the server's counters agree with the client's counts."""
-    summary, text = measured(tmp_path, "vllm", "wrong-answer@20", "--workers", str(workers))
+    server = SimulatedConfig(server="vllm", ttft_s=0.2, itl_s=0.01, faults=(parse_rule("wrong-answer@20"),))
+    # The load rises to about 40 requests in flight.
+    summary, text = measured(tmp_path, server, "ramp:5..50/3s", "3s", "--workers", str(workers))
     canaries = summary["canaries"]
     assert canaries["canaries"] == canaries["alone"] == canaries["alone_same"] == 6
     assert 0 < canaries["same"] < canaries["answers"]
@@ -50,7 +53,7 @@ def test_a_server_that_swaps_answers_under_load_is_found(workers: int, tmp_path:
 @pytest.mark.parametrize("server", ["vllm", "tgi", "sglang", "lightllm"])
 def test_a_correct_server_answers_as_without_load(server: str, tmp_path: Path) -> None:
     """Every answer is the same, on every backend, and there is neither a warning nor a suspect text."""
-    summary, text = measured(tmp_path, server, "")
+    summary, text = measured(tmp_path, SimulatedConfig(server=server, **FAST), "constant:60", "1s")
     canaries = summary["canaries"]
     assert canaries["same"] == canaries["answers"] > 0
     assert canaries["alone_same"] == canaries["alone"] == 6

@@ -221,7 +221,7 @@ def test_a_damaged_run_is_read_as_far_as_it_is_intact(command: str, case: tuple[
 
 @pytest.mark.parametrize("command", ["report", "compare", "export", "api"])
 @given(content=one_odd_value())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_one_odd_value_of_any_field_is_no_exception(command: str, content: bytes) -> None:
     """A wrong type in any field of the header, of telemetry, of a record or of the footer: commands end with a
     documented exit code and a sentence, and the API raises nothing but RunFileError or LoadgenError."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.servers.backends import BACKENDS
@@ -33,12 +33,16 @@ ANSWERS = st.recursive(
 )
 STATUS = st.sampled_from([200, 200, 200, 400, 404, 405, 422, 500])
 
+FEWER = settings(max_examples=40)
+"""Each backend and each route has as many examples."""
+
 
 def asked(answers: st.DataObject) -> Callable[..., tuple[int, Any]]:
     return lambda *_: (answers.draw(STATUS), answers.draw(ANSWERS))
 
 
 @pytest.mark.parametrize("kind", BACKENDS.values(), ids=BACKENDS)
+@FEWER
 @given(answers=st.data())
 def test_any_answer_is_a_server_or_none(kind: Any, answers: st.DataObject) -> None:
     """Each kind looks at what it gets, and takes nothing for granted."""
@@ -74,6 +78,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
+@FEWER
 @given(answers=st.data())
 def test_any_answer_is_a_count_or_none(route: Route[Any], answers: st.DataObject) -> None:
     """A count, or the server is said not to count."""
@@ -92,6 +97,7 @@ LINES = st.builds(
 
 
 @pytest.mark.parametrize("server", BACKENDS)
+@FEWER
 @given(page=st.lists(LINES, max_size=6).map("\n".join).map(str.encode) | st.binary(max_size=60))
 def test_any_page_is_figures_or_a_gap(server: str, page: bytes) -> None:
     """Of a page of metrics."""

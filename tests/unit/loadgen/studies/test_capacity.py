@@ -17,6 +17,7 @@ from loadgen.errors import PlanError
 from loadgen.plan import Plan
 from loadgen.servers.hardware import constant, model
 from loadgen.servers.simulated.disaggregated_engine import WorkerPools
+from loadgen.studies import capacity
 from loadgen.studies.capacity import (
     MIN_POWER,
     RATE_STEP,
@@ -35,6 +36,12 @@ PLAN = Plan(server="vllm", arrivals="poisson:1", n=1, metrics_every_s=0)
 OBJECTIVES = parse(["ttft.p99 < 500ms"])
 MET = objectives_check(OBJECTIVES)
 SHAPE = model("llama-3.1-8b")
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations of a fifth of the requests."""
+    monkeypatch.setattr(capacity, "REQUEST_COUNTS", range(200, 1001))
 
 
 def server_of(configuration: Configuration, objectives: Sequence[Objective] = OBJECTIVES) -> SimulatedServer:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option, Typer
+from typer import Context, Option, Typer
 
 from loadgen.cli import TYPER_DEFAULTS
 from loadgen.cli.hardware_compare import bounds, compare
-from loadgen.cli.hardware_output import print_result, usage_errors
+from loadgen.cli.hardware_output import INFERENCE, TRAINING, check_purpose, print_result, usage_errors
 
 if TYPE_CHECKING:
     from loadgen.servers.hardware.technology_sweep import TechnologySweep
@@ -23,10 +23,6 @@ hardware = Typer(
 Purpose = Literal["inference", "training"]
 MODELS: dict[str, str] = {"inference": "llama-2-70b", "training": "gpt-3-175b"}
 """Default model of each purpose."""
-INFERENCE = "Inference"
-TRAINING = "Training"
-"""Headings of options in the help."""
-
 Page = Annotated[Path | None, Option(metavar="FILE", help="Also write an HTML page to this file.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
@@ -41,7 +37,7 @@ class TechnologySweepOptions:
     purpose: Purpose
     gpu: str
     technology: str
-    memory: str
+    memory: str | None
     network: str | None
     model: str
     format: str
@@ -61,18 +57,19 @@ class TechnologySweepOptions:
 
 @hardware.command()
 def sweep(
+    context: Context,
     gpu: Annotated[str, Option(help="GPU from which the hypothetical GPUs are derived.")] = "A100",
     technology: Annotated[
         str, Option(metavar="NODES", help="Technology nodes, such as 7nm,5nm or 12nm..1nm.")
     ] = "12nm..1nm",
     memory: Annotated[
-        str,
+        str | None,
         Option(
             metavar="NAMES",
             help="Memory generations, such as HBM3,'8 x HBM4'. All: HBM2, HBM2E, HBM3, HBM3E, HBM4, GDDR6, GDDR6X, "
-            "GDDR7, LPDDR5X.",
+            "GDDR7, LPDDR5X. Default: that of the GPU, and later ones of its family.",
         ),
-    ] = "HBM2E,HBM3,HBM3E,HBM4",
+    ] = None,
     network: Annotated[
         str | None,
         Option(
@@ -119,6 +116,7 @@ def sweep(
     step, and what binds this time: compute, memory, network or latency. Training uses sequence parallelism and ZeRO
     stage 1. The GPUs do not exist, so nothing is validated. Exit codes: 0 computed, 2 usage error.
     """
+    check_purpose(context, purpose)
     options = TechnologySweepOptions(
         purpose=purpose,
         gpu=gpu,
@@ -151,14 +149,14 @@ def _sweep(options: TechnologySweepOptions) -> TechnologySweep:
     """Compute the sweep. Raises HardwareError for an unknown name, and if the model fits on none of the GPUs."""
     from loadgen.servers.hardware import HardwareError, gpu, model
     from loadgen.servers.hardware.roofline import make_deployment
-    from loadgen.servers.hardware.technology import memory_names, network_names, technology_names
+    from loadgen.servers.hardware.technology import later_memories, memory_names, network_names, technology_names
     from loadgen.servers.hardware.technology_sweep import SweepAxes, sweep_inference, sweep_training
     from loadgen.servers.hardware.throughput_model import Load
     from loadgen.servers.hardware.training import TrainingSetup
 
     axes = SweepAxes(
         technology_names(options.technology),
-        memory_names(options.memory),
+        memory_names(options.memory) if options.memory else later_memories(gpu(options.gpu, options.hardware)),
         network_names(options.network) if options.network else [""],
     )
     if options.purpose == "inference":

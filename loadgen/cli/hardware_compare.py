@@ -7,17 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
-from loadgen.cli.hardware_output import print_result, usage_errors
+from loadgen.cli.hardware_output import INFERENCE, TRAINING, check_purpose, print_result, usage_errors
 from loadgen.errors import PlanError
 
 if TYPE_CHECKING:
     from loadgen.servers.hardware.dissection import Dissection
     from loadgen.servers.hardware.inference import Deployment
 
-SERVING = {"rich_help_panel": "Inference"}
-TRAINING = {"rich_help_panel": "Training"}
+SERVING_ONLY = {"rich_help_panel": INFERENCE}
+TRAINING_ONLY = {"rich_help_panel": TRAINING}
 """Keyword arguments of `Option` that put an option under a heading of `--help`."""
 MAX_GPUS = 8
 RECOMPUTATIONS = ("auto", "none", "selective", "full")
@@ -31,6 +31,7 @@ _Json = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
 def compare(
+    context: Context,
     gpus_compared: Annotated[
         list[str], Argument(metavar="GPU GPU...", help="Two or more GPUs, the oldest first: A100 H100 B200.")
     ],
@@ -59,34 +60,34 @@ def compare(
             help="Another link, such as 'NVLink 5' within a machine, or InfiniBand NDR between machines.",
         ),
     ] = "",
-    input_tokens: Annotated[int, Option("--input", min=1, help="Tokens per prompt.", **SERVING)] = 512,
-    output_tokens: Annotated[int, Option("--output", min=1, help="Tokens per response.", **SERVING)] = 128,
+    input_tokens: Annotated[int, Option("--input", min=1, help="Tokens per prompt.", **SERVING_ONLY)] = 512,
+    output_tokens: Annotated[int, Option("--output", min=1, help="Tokens per response.", **SERVING_ONLY)] = 128,
     in_flight: Annotated[
         str | None,
         Option(
             metavar="N,N",
             help="Concurrent requests. If fewer fit into memory, only these are compared. Default: as many as fit, at "
             "most 1,024 per replica.",
-            **SERVING,
+            **SERVING_ONLY,
         ),
     ] = None,
-    dp: Annotated[str, Option(metavar="N,N", help="Replicas, each with --tp GPUs.", **SERVING)] = "1",
+    dp: Annotated[str, Option(metavar="N,N", help="Replicas, each with --tp GPUs.", **SERVING_ONLY)] = "1",
     framework: Annotated[
-        str, Option(metavar="E,E", help="Inference engine, such as vllm, sglang, trtllm or nim.", **SERVING)
+        str, Option(metavar="E,E", help="Inference engine, such as vllm, sglang, trtllm or nim.", **SERVING_ONLY)
     ] = "vllm",
-    gpus: Annotated[str, Option(metavar="N,N", help="Number of GPUs.", **TRAINING)] = "64",
-    batch: Annotated[str, Option(metavar="N,N", help="Sequences per iteration.", **TRAINING)] = "256",
-    sequence: Annotated[int, Option(min=1, help="Tokens per sequence.", **TRAINING)] = 2048,
+    gpus: Annotated[str, Option(metavar="N,N", help="Number of GPUs.", **TRAINING_ONLY)] = "64",
+    batch: Annotated[str, Option(metavar="N,N", help="Sequences per iteration.", **TRAINING_ONLY)] = "256",
+    sequence: Annotated[int, Option(min=1, help="Tokens per sequence.", **TRAINING_ONLY)] = 2048,
     recomputation: Annotated[
         str,
         Option(
             metavar="R,R",
             help="Activations to recompute: none, selective, full, or auto for the fastest that fits.",
-            **TRAINING,
+            **TRAINING_ONLY,
         ),
     ] = "auto",
     attention: Annotated[
-        str, Option(metavar="A,A", help="Attention: fused, or stored (scores are written to memory).", **TRAINING)
+        str, Option(metavar="A,A", help="Attention: fused, or stored (scores are written to memory).", **TRAINING_ONLY)
     ] = "fused",
     hardware: _Hardware = None,
     page: _Page = None,
@@ -98,9 +99,11 @@ def compare(
     and the number of GPUs. They are applied one after the other, and their product is the speed-up. Exit codes: 0
     computed, 2 usage error.
     """
+    check_purpose(context, purpose)
+    gpus_compared = [name for words in gpus_compared for name in words.split(",") if name]
     if not 2 <= len(gpus_compared) <= MAX_GPUS:
         raise PlanError(
-            f"{len(gpus_compared)} GPU named: compare 2 to {MAX_GPUS}", "Write: loadgen hardware compare A100 B200"
+            f"compare needs 2 to {MAX_GPUS} GPUs, not {len(gpus_compared)}", "Write: loadgen hardware compare A100 B200"
         )
     number = len(gpus_compared)
     formats = per_gpu("--format", format_names, number, str)
@@ -160,6 +163,7 @@ def _print_speedup(dissections: Sequence[Dissection], load: str, page: Path | No
 
 
 def bounds(
+    context: Context,
     gpus: Annotated[str, Option(metavar="GPU,GPU", help="GPUs to compare.")] = "V100,A100,H100,H200,B200",
     purpose: _Purpose = "inference",
     model: _Model = "llama-3.1-8b",
@@ -174,11 +178,12 @@ def bounds(
     ] = "fp16",
     tp: Annotated[int, Option(min=1, help="GPUs that share each layer (tensor parallel).")] = 1,
     batch: Annotated[int, Option(min=1, help="Prompts, decoding sequences, or sequences per micro-batch.")] = 1,
-    input_tokens: Annotated[int, Option("--input", min=1, help="Tokens per prompt.", **SERVING)] = 512,
-    context: Annotated[
-        int | None, Option(min=1, help="Tokens that each decoding sequence holds. Default: --input.", **SERVING)
+    input_tokens: Annotated[int, Option("--input", min=1, help="Tokens per prompt.", **SERVING_ONLY)] = 512,
+    cached_tokens: Annotated[
+        int | None,
+        Option("--context", min=1, help="Tokens that each decoding sequence holds. Default: --input.", **SERVING_ONLY),
     ] = None,
-    sequence: Annotated[int, Option(min=1, help="Tokens per sequence.", **TRAINING)] = 2048,
+    sequence: Annotated[int, Option(min=1, help="Tokens per sequence.", **TRAINING_ONLY)] = 2048,
     hardware: _Hardware = None,
     page: _Page = None,
     as_json: _Json = False,
@@ -193,6 +198,7 @@ def bounds(
     from loadgen.servers.hardware.dissection import NATIVE, native_format
     from loadgen.servers.hardware.roofline import make_deployment
 
+    check_purpose(context, purpose)
     names = [name for name in gpus.split(",") if name]
     if not 1 <= len(names) <= MAX_GPUS:
         raise PlanError(f"--gpus {gpus}: name 1 to {MAX_GPUS} GPUs", "Write --gpus A100,H100,B200")
@@ -206,7 +212,7 @@ def bounds(
         if label in deployments:
             raise PlanError(f"--gpus {gpus}: {label} is named twice", "Name each GPU once, or with another --format.")
         deployments[label] = deployment
-    held = context or input_tokens
+    held = cached_tokens or input_tokens
     with usage_errors():
         if purpose == "training":
             results = {label: training_bounds(each, batch, sequence) for label, each in deployments.items()}

@@ -11,7 +11,30 @@ from loadgen.errors import PlanError
 from loadgen.results import write_text
 
 if TYPE_CHECKING:
+    from typer import Context
+
     from loadgen.analysis.report import Document
+
+
+INFERENCE = "Inference"
+TRAINING = "Training"
+"""Headings of the help above the options that apply to only one purpose."""
+
+
+def check_purpose(context: Context, purpose: str) -> None:
+    """Raise PlanError if the user gave an option of the other purpose, which the command would ignore.
+
+    `purpose` is `inference` or `training`. The heading of an option in the help says which purpose it belongs to.
+    """
+    other = TRAINING if purpose == "inference" else INFERENCE
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name) if parameter.name else None
+        if source is not None and source.name == "COMMANDLINE" and getattr(parameter, "rich_help_panel", None) == other:
+            option = parameter.opts[0]
+            raise PlanError(
+                f"{option} applies to {other.lower()} only, and this command computes {purpose}",
+                f"Leave {option} out, or add --for {other.lower()}.",
+            )
 
 
 @contextmanager

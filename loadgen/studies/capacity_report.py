@@ -182,11 +182,14 @@ class CapacityReport:
     def search_text(self) -> str:
         """Return a sentence about how many configurations were considered, pruned and simulated."""
         counts = self.result.search
-        pruned = "; ".join(f"{number:,} {reason}" for reason, number in counts.pruned.items())
+        pruned = "; ".join(_counted(number, reason) for reason, number in counts.pruned.items())
         text = f"Searched {pluralise(counts.considered, 'configuration')} in {counts.seconds:.1f} s"
         text += f": {pruned or 'none excluded'}; {counts.simulated:,} simulated in {counts.simulations:,} runs."
-        impossible = sum(counts.impossible.values())
-        return text + (f" {impossible:,} further combinations are not possible with the engine." if impossible else "")
+        if not counts.impossible:
+            return text
+        impossible = pluralise(sum(counts.impossible.values()), "further combination")
+        reasons = "; ".join(f"{reason} ({number:,})" for reason, number in counts.impossible.items())
+        return f"{text} {impossible} cannot run: {reasons}."
 
     def server_notes(self, option: CapacityOption) -> list[str]:
         """Return the notes on the server command of an option, such as the meaning of its placeholders."""
@@ -226,6 +229,11 @@ class CapacityReport:
         if any(self.space.drafts):
             texts.append("Speculation needs a draft model; the acceptance is an assumption (--acceptance).")
         return texts + accuracy_lines(shown)
+
+
+def _counted(number: int, reason: str) -> str:
+    """Return a number of configurations and the reason why they were excluded, such as `3 miss an objective`."""
+    return f"{number:,} {reason}" if number == 1 else f"{number:,} {reason.replace('misses', 'miss')}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ MAX_PARETO_WORKERS = 12
 MIN_COMPLETED = 0.9
 """A point is overloaded if fewer requests end than this share of the arrivals, in the second half of the arrivals."""
 
-MEMORY = "not enough memory"
+MEMORY = "without enough memory"
 LIMIT = "misses an objective even at the physical limit"
 TOO_MANY = "more GPUs than --max-gpus"
 FORMULA = "misses an objective by formula"
@@ -225,6 +225,11 @@ class CapacitySearch:
             if candidate is not None:
                 candidates.append(candidate)
         self._counts.impossible = dict(impossible)
+        if not self._counts.considered:
+            raise PlanError(
+                f"no configuration can run {self.model.name}: {'; '.join(impossible)}",
+                "Name other values of --tp, --pp, --ep or --dp-attention, or another --engine.",
+            )
         return sorted(candidates, key=lambda candidate: candidate.limit_cost)
 
     def _candidate(self, configuration: Configuration, facts: RequestFacts) -> _Candidate | None:

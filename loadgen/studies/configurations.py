@@ -179,11 +179,12 @@ class SearchSpace:
         groups, experts = configuration.attention_data, configuration.expert_parallel
         stage = configuration.tensor * groups
         reasons = {
-            "the heads cannot be divided": model.heads % configuration.tensor,
+            f"--tp does not divide the {model.heads} attention heads": model.heads % configuration.tensor,
             "more stages than layers": configuration.pipeline > model.layers,
             "the model has no experts": model.experts is None and (groups > 1 or experts > 1),
-            "the experts cannot be divided": stage % experts or (model.experts and model.experts.count % experts),
-            "more GPUs per layer than a machine has": stage > self.node_gpus,
+            "--ep does not divide the experts or the GPUs of a layer": stage % experts
+            or (model.experts and model.experts.count % experts),
+            "more GPUs per layer than a machine has (--gpus-per-node)": stage > self.node_gpus,
             "the engine has no pipelines": configuration.pipeline > 1 and not kind.pipelines,
             "the engine has no separate workers": configuration.disaggregated and not kind.disaggregation,
             "the engine has no such expert parallelism": not _allows_experts(kind, experts, stage)

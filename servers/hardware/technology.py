@@ -362,6 +362,16 @@ def original_technology(gpu: Gpu) -> tuple[str, str]:
     return origin.technology.name, origin.memory.name
 
 
+def later_memories(gpu: Gpu) -> list[str]:
+    """Return the memory generation of a real GPU and the later generations of the same family.
+
+    Raises HardwareError if gpu_technologies.csv lacks the GPU.
+    """
+    old = _origin(gpu).memory
+    generations = [memory(name) for name in known_names(MEMORIES)]
+    return [generation.name for generation in generations[generations.index(old) :] if generation.family == old.family]
+
+
 def _parse_memory(text: str) -> tuple[int | None, MemoryGeneration]:
     """Parse `HBM4` or `8 x HBM4`. Return the number of stacks or None, and the memory generation."""
     match = re.fullmatch(r"\s*(?:([1-9]\d{0,2})\s*x\s*)?(\S.*?)\s*", text, re.IGNORECASE)

@@ -177,6 +177,17 @@ def test_printing_right_after_loading_draws_every_chart(page: Page, judged: Path
     assert pages_of(printed.read_bytes()) <= 13
 
 
+def test_folded_parts_are_printed_with_their_titles(page: Page, judged: Path) -> None:
+    """The menu for downloads is not printed."""
+    page.goto(judged.as_uri())
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    titles = page.locator("details.fold > summary")
+    assert titles.count() > 3
+    assert all(title.is_visible() for title in titles.all())
+    assert not page.locator("details.data").first.is_visible()
+
+
 def test_the_first_sheet_is_not_left_half_empty(page: Page, judged: Path) -> None:
     """The figures of the run begin on the sheet with the title, and small charts stand side by side."""
     page.goto(judged.as_uri())

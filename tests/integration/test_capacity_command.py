@@ -136,6 +136,7 @@ def test_classes_of_traffic_are_refused(tmp_path: Path) -> None:
         ((*LOAD, "--engine", "nim"), "nim"),
         ((*LOAD, "--ep", "2"), "has no experts"),
         ((*LOAD, "--draft-tokens", "-1"), "--draft-tokens -1 is not a list of numbers from 0"),
+        ((*LOAD, "--tp", "3"), "no configuration can run Llama-3.1-8B: --tp does not divide the 32 attention heads"),
         ((*LOAD, "--spot"), "--spot needs a price list"),
         ((*LOAD, "--prices", "none.toml"), "--prices none.toml: No such file"),
         ((*LOAD, "--gpu", "H100=$2", "--gpu", "L4=1 EUR"), "different currencies"),

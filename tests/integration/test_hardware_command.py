@@ -53,6 +53,15 @@ def test_json_has_every_point(tmp_path: Path) -> None:
     assert {change["figure"] for change in point["changes"]} >= {"SMs", "clock", "memory bandwidth"}
 
 
+def test_memories_are_of_the_family_of_the_gpu(tmp_path: Path) -> None:
+    """Without --memory, a GPU with GDDR6 is combined with GDDR6 and the later generations of GDDR."""
+    code, shown, err = in_process(
+        tmp_path, *SWEEP, "--gpu", "L4", "--model", "llama-3.1-8b", "--technology", "5nm", "--json"
+    )
+    assert (code, err) == (0, "")
+    assert json.loads(shown)["memories"] == ["GDDR6", "GDDR6X", "GDDR7"]
+
+
 def test_training_has_one_time(tmp_path: Path) -> None:
     """A step on 512 GPUs; the page is written too."""
     code, shown, _ = in_process(tmp_path, *SMALL, "--for", "training", "--page", "page.html")
@@ -72,6 +81,8 @@ def test_training_has_one_time(tmp_path: Path) -> None:
         (("--network", "Token Ring"), "unknown network 'Token Ring'"),
         (("--gpu", "TPU v5e"), "the technology node and the memory of TPU v5e are not known"),
         (("--tp", "1", "--memory", "HBM2"), "its weights of 138 GB need 4 GPUs or more"),
+        (("--batch", "4"), "Leave --batch out, or add --for training."),
+        (("--for", "training", "--in-flight", "4"), "--in-flight applies to inference only"),
         (("--page", "no/folder/page.html"), "cannot write no/folder/page.html"),
     ],
 )

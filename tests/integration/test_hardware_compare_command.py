@@ -52,6 +52,11 @@ def test_text_fits_a_terminal_and_says_how_it_was_computed(tmp_path: Path) -> No
     assert page.read_text("utf-8").startswith("<!doctype html>")
 
 
+def test_the_gpus_may_be_separated_by_commas() -> None:
+    """As in the option `--gpus` of `hardware bounds`."""
+    assert hardware("compare", "A100,H100").stdout == hardware("compare", "A100", "H100").stdout
+
+
 def test_the_accuracy_of_a_speed_up_is_that_of_equal_servers() -> None:
     """The compared measurements are ratios of TPOT with the same TP, load and one replica."""
     words = ("compare", "H100", "B200", "--model", "llama-3.1-70b")
@@ -129,7 +134,10 @@ def test_what_does_not_fit_is_said() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["compare", "A100"], "1 GPU named: compare 2 to 8"),
+        (["compare", "A100"], "compare needs 2 to 8 GPUs, not 1"),
+        (["compare", "A100", "H100", "--gpus", "64"], "--gpus applies to training only"),
+        (["compare", "A100", "H100", "--for", "training", "--in-flight", "8"], "--in-flight applies to inference only"),
+        (["bounds", "--for", "training", "--context", "8"], "--context applies to inference only"),
         (["compare", "A100", "H10"], "unknown GPU 'H10' (did you mean H100 SXM"),
         (["compare", "A100", "B200", "--tp", "1,2,3"], "--tp 1,2,3: 3 values for 2 GPUs"),
         (["compare", "A100", "B200", "--tp", "x"], "--tp x: 'x' is not a number from 1 to 999,999"),

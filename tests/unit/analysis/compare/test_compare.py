@@ -155,6 +155,14 @@ def test_pairs_agree_with_mann_whitney() -> None:
     assert error > 0
 
 
+@pytest.mark.parametrize("count", [11, 50, 333])
+def test_half_of_the_pairs_of_equal_samples_are_slower(count: int) -> None:
+    """The share is exactly one half, so the page does not show a difference of 1e-15."""
+    values = np.random.default_rng(count).gamma(3, 1, count)
+    samples = Samples(values, split_offsets(count, count), strata=False)
+    assert run_variance.probability_of_superiority(samples, samples, 0.01)[0] == 0.5
+
+
 def test_the_bootstrap_of_a_quantile_agrees_with_drawing() -> None:
     """What the Beta distribution of an order statistic says is what drawing with replacement does."""
     values = np.random.default_rng(4).gamma(2, 1, 800)

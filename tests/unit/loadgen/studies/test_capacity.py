@@ -247,11 +247,11 @@ def test_sessions_are_not_called_requests() -> None:
 def test_the_report_counts_what_was_pruned() -> None:
     """The numbers of the search are in one sentence."""
     report = report_of([ENDLESS])
-    report.result.search.pruned = {"not enough memory": 4, "more expensive by formula": 3}
-    report.result.search.impossible = {"the heads cannot be divided": 5}
+    report.result.search.pruned = {"misses an objective": 4, "more expensive by formula": 3}
+    report.result.search.impossible = {"the engine has no pipelines": 5, "more stages than layers": 1}
     said = " ".join(report.text().split())
-    assert "Searched 9 configurations in 3.0 s: 4 not enough memory; 3 more expensive by formula; 2 simulated" in said
-    assert "5 further combinations are not possible with the engine." in said
+    assert "Searched 9 configurations in 3.0 s: 4 miss an objective; 3 more expensive by formula; 2 simulated" in said
+    assert "6 further combinations cannot run: the engine has no pipelines (5); more stages than layers (1)." in said
 
 
 def test_spot_prices_have_an_asterisk_and_prices_their_region() -> None:

@@ -36,7 +36,7 @@ def test_what_a_dense_model_allows(configuration: Configuration, said: str) -> N
 @pytest.mark.parametrize(
     ("configuration", "said"),
     [
-        (Configuration("B200 SXM", tensor=8, expert_parallel=3), "experts cannot be divided"),
+        (Configuration("B200 SXM", tensor=8, expert_parallel=3), "--ep does not divide the experts"),
         (Configuration("B200 SXM", tensor=8, expert_parallel=4), "no such expert parallelism"),
         (Configuration("B200 SXM", tensor=8, expert_parallel=8), ""),
         (Configuration("B200 SXM", engine="sglang", tensor=8, expert_parallel=4), ""),

@@ -58,6 +58,8 @@ INTERIM_RESPONSES_MAX = 100
 """Maximum number of interim responses, such as `103 Early Hints`, before a response."""
 INTERIM_LINE_BYTES = 65_536
 """Maximum number of bytes in a header line of an interim response."""
+_SPEAKS_TLS = re.compile(rb"HTTP request (was sent )?to (an )?HTTPS|plain HTTP to an SSL")
+"""Text of nginx, of Go servers and of Apache in the response to a request in plain HTTP on a port for TLS."""
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d ")
 """Matches the status line of an interim response. 101 Switching Protocols is a final response."""
 
@@ -342,9 +344,12 @@ class JsonClient:
         if response.status == http.client.PROXY_AUTHENTICATION_REQUIRED and self._access.proxy:
             advice = credentials_advice(self._access.proxy)
             raise ProxyError(f"the proxy {self._access.proxy.url} answers 407: {advice}")
+        content = hide_secrets(decompress(content, coding, limit_bytes), whole=True)
+        if response.status == http.client.BAD_REQUEST and _SPEAKS_TLS.search(content):
+            raise UnreachableError(f"{self._url} speaks TLS, not plain HTTP", "use https:// instead of http://")
         return JsonResponse(
             response.status,
-            hide_secrets(decompress(content, coding, limit_bytes), whole=True),
+            content,
             hide_secrets(location.strip()),
             (response.getheader("retry-after") or "").strip(),
             {name.lower(): value for name, value in response.getheaders()},
@@ -422,6 +427,10 @@ def raise_if_local_limit(url: str, host: str, port: int, error: OSError, hint: s
         raise ClientLimitError(f"{url} cannot be reached from here: {cause}", advice) from error
 
 
+_RIGHT_NAME = "use a host name of the certificate in --url"
+_CERTIFICATE_REMEDIES = {10: "renew the certificate of the server", 62: _RIGHT_NAME, 64: _RIGHT_NAME}
+"""Remedies by verification error of OpenSSL: an expired certificate (X509_V_ERR_CERT_HAS_EXPIRED), and a certificate
+for another host name or IP address (X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH)."""
 _TLS_HINT = "check which TLS versions and client certificates the server requires; --cert and --key name a certificate"
 
 
@@ -438,7 +447,8 @@ def _unreachable(
         case socket.gaierror():
             message, hint = f"{url}: no such host", "check the host name in --url"
         case ssl.SSLCertVerificationError():
-            message, hint = f"{url}: {reason}", "pass the authority with --ca-file, or --insecure to skip the check"
+            remedy = _CERTIFICATE_REMEDIES.get(error.verify_code, "pass the authority with --ca-file")
+            message, hint = f"{url}: {reason}", f"{remedy}, or --insecure to skip the check"
         case ssl.SSLError(reason=str(code)) if "_ALERT_" in code:  # an alert from the server, so it speaks TLS
             message, hint = f"{url} refused the TLS connection: {reason}", _TLS_HINT
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError() if url.startswith("https:"):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from math import inf
 from typing import Any
 
@@ -306,6 +307,45 @@ def test_tls() -> None:
     assert "client certificates" in caught.value.hint
     with answering(VLLM) as stub, pytest.raises(UnreachableError, match="does not speak TLS"):
         probe(stub.url.replace("http:", "https:"), "vllm", access=Access(tls=trusting))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<title>400 The plain HTTP request was sent to HTTPS port</title>",
+        "Client sent an HTTP request to an HTTPS server.\n",
+        "Reason: You're speaking plain HTTP to an SSL-enabled server port.<br />",
+    ],
+    ids=["nginx", "Go", "Apache"],
+)
+def test_plain_http_on_a_port_for_tls(text: str) -> None:
+    """Servers that answer in plain HTTP are not taken for a wrong server: the hint is to use https."""
+    body = text.encode()
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+    with raw_server.serving(lambda _path: raw_server.CLOSE + head + body) as raw:
+        with pytest.raises(UnreachableError, match="speaks TLS, not plain HTTP") as caught:
+            probe(raw.url, "vllm")
+        assert caught.value.hint == "use https:// instead of http://"
+
+
+def test_certificates_for_another_name_or_time() -> None:
+    """--ca-file does not help against a wrong name or an expired certificate, so the hints do not name the option."""
+    authority = trustme.CA()
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    past = datetime(2001, 1, 1, tzinfo=UTC)
+    cases = [
+        (authority.issue_cert("192.0.2.1"), "use a host name of the certificate in --url"),
+        (authority.issue_cert("chat.example"), "use a host name of the certificate in --url"),
+        (authority.issue_cert("127.0.0.1", not_after=past, not_before=datetime(2000, 1, 1, tzinfo=UTC)), "renew"),
+    ]
+    for certificate, hint in cases:
+        server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        certificate.configure_cert(server_side)
+        with answering(VLLM, tls=server_side) as stub, pytest.raises(UnreachableError) as caught:
+            probe(stub.url, "vllm", access=Access(tls=trusting))
+        assert caught.value.hint.startswith(hint)
+        assert "--insecure" in caught.value.hint
 
 
 def vllm_on(port: int | str, monkeypatch: pytest.MonkeyPatch) -> None:

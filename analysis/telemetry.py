@@ -98,8 +98,20 @@ def count_mixed_replicas(run: Run) -> int:
     """Return the minimum number of replicas whose counters are mixed in the readings of the server.
 
     Counters are mixed if a balancer passes each reading to another replica. The result is 0 if they are not mixed, for
-    example because each replica was read at its own URL.
+    example because each replica was read at its own URL. The result is computed again only if the run has got further
+    telemetry.
     """
+    if run.mixed_replicas is not None:
+        lines, length, mixed = run.mixed_replicas
+        if lines is run.telemetry and length == len(lines):
+            return mixed
+    mixed = _count_mixed_replicas(run)
+    run.mixed_replicas = (run.telemetry, len(run.telemetry), mixed)
+    return mixed
+
+
+def _count_mixed_replicas(run: Run) -> int:
+    """Compute the result of `count_mixed_replicas` from the readings."""
     valid = [
         reading for reading in _all_readings(run, "server") if not reading.gap and "replicas" not in reading.values
     ]

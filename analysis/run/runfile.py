@@ -293,6 +293,8 @@ class Run(msgspec.Struct):
     """Figures of the Records that were removed during the run (--keep-records)."""
     record_files: set[str] = set()
     """Names of the files of Records that were read, without the ending `.gz`."""
+    mixed_replicas: tuple[list[Telemetry], int, int] | None = None
+    """The last result of loadgen.analysis.telemetry.count_mixed_replicas, after the telemetry and its length."""
 
 
 def add_rest(run: Run, rest: Run) -> None:

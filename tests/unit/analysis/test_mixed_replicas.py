@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from loadgen.analysis import telemetry
 from loadgen.analysis.build_summary import summarise
 from loadgen.analysis.report.findings import mixed_counters_finding
 from loadgen.analysis.telemetry import all_series, check_counters, count_mixed_replicas, mixed_series
@@ -45,6 +47,25 @@ def test_alternating_counters_are_those_of_several_replicas(tmp_path: Path) -> N
         finding.sentence
     )
     assert "repeat --url" in finding.sentence
+
+
+def test_readings_are_searched_for_several_counters_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A summary reads the telemetry many times. The search is repeated only if the run has got more of it."""
+    lines = [line("server", at_s, output_tokens=100 * at_s) for at_s in range(8)]
+    run = told(tmp_path / "run", lines, [complete(0, [1, 2])], server="vllm")
+    searched: list[int] = []
+
+    def search(points: Sequence[tuple[float, float]]) -> int:
+        searched.append(len(points))
+        return 0
+
+    monkeypatch.setattr(telemetry, "mixed_series", search)
+    summarise(run)
+    count_mixed_replicas(run)
+    assert len(searched) == len(telemetry.COMPARED)
+    run.telemetry.append(line("server", 9, output_tokens=900))
+    count_mixed_replicas(run)
+    assert searched.count(9) == 1
 
 
 @pytest.mark.parametrize("restarts", [1, 2, 3])

@@ -118,6 +118,8 @@ class CapacityOption(msgspec.Struct, kw_only=True):
     commands: dict[str, str] = {}
     """Command lines by name: `limits` and `simulate` of loadgen, and `server`, which starts the engine. If there are
     separate workers, a command for each kind of worker replaces `server`."""
+    notes: list[str] = []
+    """Sentences about the server's commands: what their placeholders stand for, and which settings they lack."""
 
     @property
     def layout(self) -> str:

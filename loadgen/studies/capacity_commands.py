@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from loadgen.plan import Plan
 from loadgen.plan_fields import changed_options
-from loadgen.servers.hardware.inference import NODE_GPUS
+from loadgen.servers.hardware import framework, gpu, number_format
+from loadgen.servers.hardware.inference import NODE_GPUS, default_kv_bytes
 from loadgen.studies.capacity import CapacityOption
 from loadgen.studies.configurations import ENGINES, SearchSpace
 
@@ -166,21 +167,29 @@ def _server_command(option: CapacityOption, context: CommandContext, worker: str
     return " ".join(word if word.startswith("<(") else shlex.quote(word) for word in write(option, context, worker))
 
 
-def server_notes(option: CapacityOption, model: str, chunked_prefill: str, step_tokens: int | None) -> list[str]:
-    """Return sentences about the server command of an option: its placeholders, and options that the engine does not
-    have.
+def server_notes(option: CapacityOption, context: CommandContext) -> list[str]:
+    """Return sentences about the server command of an option: its placeholders, options that the engine does not have,
+    and consequences that the user might not expect.
     """
+    space = context.space
     converted = _converted_format(option)
-    weights = f"{model} in {'a 16-bit format' if converted else option.format}"
+    weights = f"{context.model} in {'a 16-bit format' if converted else option.format}"
     conversion = f", which the server converts to {converted}" if converted else ""
     notes = [f"{CHECKPOINT} stands for the folder or Hugging Face id of {weights}{conversion}."]
-    if option.draft_tokens:
+    if option.draft_tokens and option.engine == "tgi":
+        notes.append("TGI drafts with the Medusa heads of the checkpoint, or else from repeated words.")
+    elif option.draft_tokens:
         notes.append(f"{DRAFT} stands for a draft model.")
+    if option.engine == "vllm" and space.chunked_prefill == "off":
+        notes.append(
+            f"vLLM computes whole prompts only if a step has room for the longest request, so --max-model-len limits "
+            f"requests to {_step_tokens(option, context):,} tokens."
+        )
     lacking = []
-    if chunked_prefill and chunked_prefill not in CHUNKING[option.engine]:
-        lacking.append(f"--chunked-prefill {chunked_prefill}")
-    if step_tokens and option.engine == "sglang" and chunked_prefill == "off":
-        lacking.append(f"--step-tokens {step_tokens}")
+    if space.chunked_prefill and space.chunked_prefill not in CHUNKING[option.engine]:
+        lacking.append(f"--chunked-prefill {space.chunked_prefill}")
+    if space.step_tokens and option.engine == "sglang" and space.chunked_prefill == "off":
+        lacking.append(f"--step-tokens {space.step_tokens}")
     if lacking:
         notes.append(f"The server command lacks {' and '.join(lacking)}: {_title(option)} cannot be started this way.")
     return notes
@@ -195,20 +204,40 @@ def _converted_format(option: CapacityOption) -> str | None:
     return option.format if option.format in CONVERTED_FORMATS.get(option.engine, ()) else None
 
 
+def _step_tokens(option: CapacityOption, context: CommandContext) -> int:
+    """Return the maximum tokens per step with which an option was simulated."""
+    return context.space.step_tokens or ENGINES[option.engine].preset().policy.step_tokens
+
+
+def _has_fp8_cache(option: CapacityOption, context: CommandContext) -> bool:
+    """Return True if an option was simulated with a KV cache in fp8, which engines use only if an option says so."""
+    card = gpu(option.gpu, context.space.hardware)
+    engine = framework(ENGINES[option.engine].preset().framework)
+    return default_kv_bytes(card, number_format(option.format), engine) == number_format("fp8").weight_bytes
+
+
 def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
 def _vllm(option: CapacityOption, context: CommandContext, worker: str) -> Sequence[str]:
     draft = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": option.draft_tokens}
+    whole_prompts = context.space.chunked_prefill == "off"
+    step_tokens = _step_tokens(option, context)
+    running_limit = ENGINES[option.engine].preset().policy.running_limit
     options = {
         "--tensor-parallel-size": option.tensor_parallel,
         "--pipeline-parallel-size": _if_above(option.pipeline_parallel),
         "--data-parallel-size": _if_above(option.attention_parallel),
         "--enable-expert-parallel": option.expert_parallel > 1,
         "--quantization": _converted_format(option),
-        "--no-enable-chunked-prefill": context.space.chunked_prefill == "off",
-        "--max-num-batched-tokens": context.space.step_tokens,
+        "--kv-cache-dtype": "fp8" if _has_fp8_cache(option, context) else None,
+        "--no-enable-chunked-prefill": whole_prompts,
+        # The defaults of these limits depend on the GPU. vLLM refuses fewer tokens than sequences per step and, with
+        # whole prompts, fewer than the longest request has.
+        "--max-num-batched-tokens": step_tokens,
+        "--max-num-seqs": min(running_limit, step_tokens),
+        "--max-model-len": step_tokens if whole_prompts else None,
         "--speculative-config": _json(draft) if option.draft_tokens else None,
         "--kv-transfer-config": _json(KV_TRANSFER) if worker else None,
     }
@@ -221,11 +250,12 @@ def _sglang(option: CapacityOption, context: CommandContext, worker: str) -> Seq
         "--tp-size": option.tensor_parallel * option.attention_parallel,
         "--pp-size": _if_above(option.pipeline_parallel),
         "--ep-size": _if_above(option.expert_parallel),
-        "--dp-size": _if_above(option.attention_parallel),
-        "--enable-dp-attention": option.attention_parallel > 1,
+        "--attn-dp-size": _if_above(option.attention_parallel),
         "--quantization": _converted_format(option),
+        "--kv-cache-dtype": "fp8_e4m3" if _has_fp8_cache(option, context) else None,
         "--enable-mixed-chunk": context.space.chunked_prefill == "mixed",
-        "--chunked-prefill-size": -1 if context.space.chunked_prefill == "off" else context.space.step_tokens,
+        # The default depends on the GPU.
+        "--chunked-prefill-size": -1 if context.space.chunked_prefill == "off" else _step_tokens(option, context),
         "--speculative-algorithm": "EAGLE3" if option.draft_tokens else None,
         "--speculative-draft-model-path": DRAFT if option.draft_tokens else None,
         "--speculative-num-steps": _if_above(option.draft_tokens, 0),
@@ -242,6 +272,7 @@ def _tgi(option: CapacityOption, context: CommandContext, _worker: str) -> Seque
         "--model-id": CHECKPOINT,
         "--num-shard": option.tensor_parallel,
         "--quantize": _converted_format(option),
+        "--kv-cache-dtype": "fp8_e4m3fn" if _has_fp8_cache(option, context) else None,
         "--max-batch-prefill-tokens": context.space.step_tokens,
         "--speculate": _if_above(option.draft_tokens, 0),
     }
@@ -252,6 +283,7 @@ def _trtllm(option: CapacityOption, context: CommandContext, worker: str) -> Seq
     settings = {
         "enable_chunked_prefill: true": context.space.chunked_prefill == "mixed",
         "enable_attention_dp: true": option.attention_parallel > 1,
+        "kv_cache_config: {dtype: fp8}": _has_fp8_cache(option, context),
         "cache_transceiver_config: {backend: DEFAULT}": worker,
         f"speculative_config: {{decoding_type: Eagle, max_draft_len: {option.draft_tokens}, "
         f"speculative_model_dir: {DRAFT}}}": option.draft_tokens,

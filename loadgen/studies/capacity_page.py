@@ -280,7 +280,7 @@ def _commands(report: CapacityReport) -> list[Block]:
             title,
             [
                 *(Code(command, name, copy=True) for name, command in option.commands.items()),
-                Paragraph(" ".join(report.server_notes(option))),
+                Paragraph(" ".join(option.notes)),
             ],
         )
         for title, option in entries

@@ -14,7 +14,6 @@ from loadgen.plan import Plan
 from loadgen.servers.hardware import constant
 from loadgen.servers.hardware.validation import describe
 from loadgen.studies.capacity import CapacityOption
-from loadgen.studies.capacity_commands import server_notes
 from loadgen.studies.capacity_search import COSTS_MORE, NO_PRICE, WITH_INTERVAL, WORKERS_WITH_INTERVAL, SearchResult
 from loadgen.studies.configurations import ENGINES, SearchSpace
 from loadgen.studies.price_list import AVAILABILITY
@@ -102,7 +101,7 @@ class CapacityReport:
             lines += [_fitted(self._pareto_rows), ""]
         if options:
             lines += ["The first option, to copy:", *_command_lines(options[0].commands)]
-            lines += [_filled(" ".join(self.server_notes(options[0]))), ""]
+            lines += [_filled(" ".join(options[0].notes)), ""]
         lines += [_filled(text) for text in self.notes()]
         return "\n".join(lines)
 
@@ -190,10 +189,6 @@ class CapacityReport:
         impossible = pluralise(sum(counts.impossible.values()), "further combination")
         reasons = "; ".join(f"{reason} ({number:,})" for reason, number in counts.impossible.items())
         return f"{text} {impossible} cannot run: {reasons}."
-
-    def server_notes(self, option: CapacityOption) -> list[str]:
-        """Return the notes on the server command of an option, such as the meaning of its placeholders."""
-        return server_notes(option, self.model, self.space.chunked_prefill, self.space.step_tokens)
 
     def notes(self) -> list[str]:
         """Return paragraphs about the search, the assumptions and the accuracy."""

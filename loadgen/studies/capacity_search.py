@@ -43,7 +43,7 @@ from loadgen.studies.capacity import (
     replica_option,
     worker_option,
 )
-from loadgen.studies.capacity_commands import CommandContext, commands_of
+from loadgen.studies.capacity_commands import CommandContext, commands_of, server_notes
 from loadgen.studies.capacity_score import (
     Limit,
     LoadCurve,
@@ -74,7 +74,7 @@ PARETO_LOAD = 0.95
 MAX_PARETO_WORKERS = 12
 """Maximum number of separate workers in the simulation of a point."""
 MIN_COMPLETED = 0.9
-"""A point is overloaded if fewer requests end than this share of the arrivals, in the second half of the arrivals."""
+"""A point is overloaded if its `completed_share` is lower."""
 
 MEMORY = "without enough memory"
 LIMIT = "misses an objective even at the physical limit"
@@ -97,7 +97,7 @@ class ParetoPoint(msgspec.Struct, kw_only=True):
     option: CapacityOption
     """The configuration. Its GPUs are those of one replica, or of the simulated workers."""
     per_s: float
-    """Simulated requests per second."""
+    """Simulated requests per second that the server completes."""
     in_flight: float
     tokens_per_s_per_user: float
     """1 / median TPOT."""
@@ -411,7 +411,12 @@ class CapacitySearch:
         parts = option.decode_workers or option.pools[0].replicas
         share = self.rate_per_s * facts.per_arrival / parts
         in_flight = parts * float(np.interp(share, candidate.curve.per_s, candidate.curve.in_flight))
-        option.commands = commands_of(option, self._context(facts, self.rate_per_s), in_flight)
+        self._add_commands(option, self._context(facts, self.rate_per_s), in_flight)
+
+    def _add_commands(self, option: CapacityOption, context: CommandContext, in_flight: float) -> None:
+        """Set the commands of an option and the notes about them. `in_flight` is as for `commands_of`."""
+        option.commands = commands_of(option, context, in_flight)
+        option.notes = server_notes(option, context)
 
     def _context(self, facts: RequestFacts, rate_per_s: float) -> CommandContext:
         return CommandContext(
@@ -507,7 +512,8 @@ class CapacitySearch:
         run = server.run(per_s, workers, enough_requests(in_flight))
         frame = frame_of_run(run)
         ttft, tpot = (LATENCIES[name].values(frame) for name in ("ttft", "tpot"))
-        if not frame.complete.all() or not len(tpot) or is_overloaded(frame.due_ns, frame.end_ns):
+        completed = completed_share(frame.due_ns, frame.end_ns)
+        if not frame.complete.all() or not len(tpot) or completed < MIN_COMPLETED:
             return None
         option = option_of(configuration, accuracy=server.accuracy, gpus=configuration.gpus)
         if workers is not None:
@@ -517,12 +523,13 @@ class CapacitySearch:
         paid = self._gpu_hour(configuration)
         purchase = paid and replace(paid, amount=paid.amount * option.gpus)
         option.figures = list(figure_reader(self.objectives)(run))
-        option.pay(purchase, per_s, facts.output_tokens * facts.per_arrival)
-        option.commands = commands_of(option, self._context(facts, per_s), in_flight)
-        rate = per_s * facts.per_arrival
+        self._add_commands(option, self._context(facts, per_s), in_flight)
+        completed_per_s = per_s * min(1.0, completed)
+        option.pay(purchase, completed_per_s, facts.output_tokens * facts.per_arrival)
+        rate = completed_per_s * facts.per_arrival
         return ParetoPoint(
             option=option,
-            per_s=per_s,
+            per_s=completed_per_s,
             in_flight=in_flight,
             tokens_per_s_per_user=1 / float(np.median(tpot)),
             tokens_per_s_per_gpu=rate * facts.output_tokens / option.gpus,
@@ -533,16 +540,16 @@ class CapacitySearch:
         )
 
 
-def is_overloaded(due_ns: Any, end_ns: Any) -> bool:
-    """Return True if requests end clearly more slowly than they arrive.
+def completed_share(due_ns: Any, end_ns: Any) -> float:
+    """Return the requests that end as a share of those that arrive: about 1, or less if the server is overloaded.
 
-    Arrivals and ends are compared in the second half of the time in which requests are due. The arguments are the due
+    Arrivals and ends are counted in the second half of the time in which requests are due. The arguments are the due
     time and the end of each request.
     """
     begin_ns, last_ns = (due_ns.min() + due_ns.max()) / 2, due_ns.max()
     arrived = int(((due_ns > begin_ns) & (due_ns <= last_ns)).sum())
     ended = int(((end_ns > begin_ns) & (end_ns <= last_ns)).sum())
-    return ended < MIN_COMPLETED * arrived
+    return ended / max(1, arrived)
 
 
 def whole_workers(prefill_workers: float, max_workers: int = MAX_PARETO_WORKERS) -> WorkerPools | None:

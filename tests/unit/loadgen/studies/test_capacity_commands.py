@@ -86,8 +86,14 @@ def test_simulate_gets_every_setting_of_the_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "chunked_prefill", "words"),
     [
-        ("vllm", "mixed", ["--max-num-batched-tokens", "4096"]),
-        ("vllm", "off", ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"]),
+        ("vllm", "mixed", ["--max-num-batched-tokens", "4096", "--max-num-seqs", "1024"]),
+        (
+            "vllm",
+            "off",
+            shlex.split(
+                "--no-enable-chunked-prefill --max-num-batched-tokens 4096 --max-num-seqs 1024 --max-model-len 4096"
+            ),
+        ),
         ("sglang", "mixed", ["--enable-mixed-chunk", "--chunked-prefill-size", "4096"]),
         ("sglang", "separate", ["--chunked-prefill-size", "4096"]),
         ("sglang", "off", ["--chunked-prefill-size", "-1"]),
@@ -104,6 +110,32 @@ def test_the_server_has_the_simulated_steps(engine: str, chunked_prefill: str, w
     """Chunked prefill and tokens per step are options of the server's command."""
     found = server_words(Configuration("H100 SXM", engine=engine), context_of(chunked_prefill, 4096))
     assert found[-len(words) :] == words
+
+
+def test_limits_that_depend_on_the_gpu_are_written_out() -> None:
+    """By default, vLLM computes 2,048 tokens per step on L40S. It refuses fewer tokens than sequences per step."""
+    words = server_words(Configuration("L40S"))
+    assert (value(words, "--max-num-batched-tokens"), value(words, "--max-num-seqs")) == ("8192", "1024")
+    words = server_words(Configuration("L40S"), context_of("", 512))
+    assert (value(words, "--max-num-batched-tokens"), value(words, "--max-num-seqs")) == ("512", "512")
+    assert value(server_words(Configuration("L40S", engine="sglang")), "--chunked-prefill-size") == "8192"
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", ["--kv-cache-dtype", "fp8"]),
+        ("sglang", ["--kv-cache-dtype", "fp8_e4m3"]),
+        ("tgi", ["--kv-cache-dtype", "fp8_e4m3fn"]),
+        ("trtllm", ["--extra_llm_api_options", "<(printf", "kv_cache_config: {dtype: fp8})"]),
+    ],
+)
+def test_a_cache_that_was_simulated_in_fp8_is_an_option(engine: str, words: list[str]) -> None:
+    """On B200 with fp8 weights, the model assumes a KV cache in fp8. Engines need an option for it."""
+    command = server_words(Configuration("B200 SXM", "fp8", engine))
+    index = command.index(words[0])
+    assert command[index : index + len(words)] == words
+    assert words[0] not in server_words(Configuration("B200 SXM", "bf16", engine))
 
 
 def test_sglang_drafts_a_chain_of_tokens() -> None:
@@ -127,6 +159,16 @@ def test_sglang_drafts_a_chain_of_tokens() -> None:
             ["bf16.", "lacks --chunked-prefill separate: vLLM cannot be started this way."],
         ),
         (
+            Configuration("L4"),
+            "off",
+            ["bf16.", "so --max-model-len limits requests to 4,096 tokens."],
+        ),
+        (
+            Configuration("L4", engine="tgi", draft_tokens=3),
+            "",
+            ["bf16.", "TGI drafts with the Medusa heads of the checkpoint, or else from repeated words."],
+        ),
+        (
             Configuration("L4", engine="tgi"),
             "off",
             ["bf16.", "lacks --chunked-prefill off: TGI cannot be started this way."],
@@ -146,6 +188,6 @@ def test_what_the_server_command_lacks_is_named(
     configuration: Configuration, chunked_prefill: str, notes: list[str]
 ) -> None:
     """The checkpoint with its format, the draft model, and settings that the server does not have."""
-    found = server_notes(option(configuration), "llama-3.1-8b", chunked_prefill, 4096)
+    found = server_notes(option(configuration), context_of(chunked_prefill, 4096))
     assert [text.endswith(end) for text, end in zip(found, notes, strict=True)] == [True] * len(notes), found
     assert "CHECKPOINT" in server_words(configuration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,7 +17,14 @@ from loadgen.servers.hardware import model
 from loadgen.servers.simulated.disaggregated_engine import WorkerPools
 from loadgen.studies import capacity, capacity_search
 from loadgen.studies.capacity_score import formula_curve, physical_limit, request_facts
-from loadgen.studies.capacity_search import CapacitySearch, ParetoPoint, is_overloaded, undominated, whole_workers
+from loadgen.studies.capacity_search import (
+    MIN_COMPLETED,
+    CapacitySearch,
+    ParetoPoint,
+    completed_share,
+    undominated,
+    whole_workers,
+)
 from loadgen.studies.configurations import ENGINES, Configuration, SearchSpace
 from loadgen.studies.price_list import GpuPrice
 
@@ -297,9 +305,24 @@ def test_workers_of_a_point_carry_its_load() -> None:
 def test_a_point_is_overloaded_if_requests_end_more_slowly_than_they_arrive() -> None:
     """A constant latency is no overload. A queue that grows by a fifth of the arrivals is one."""
     due = np.arange(1000.0)
-    assert not is_overloaded(due, due + 100)
-    assert not is_overloaded(due, due * 1.05 + 100)
-    assert is_overloaded(due, due * 1.25 + 100)
+    assert completed_share(due, due + 100) == pytest.approx(1, abs=0.01)
+    assert MIN_COMPLETED < completed_share(due, due * 1.05 + 100) < 0.96
+    assert completed_share(due, due * 1.25 + 100) < MIN_COMPLETED
+
+
+def test_points_have_the_completed_rate_and_options_have_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that completes 95% of the requests is not credited with the others. JSON contains the notes."""
+    space = SearchSpace(["H100 SXM"], tensors=[1])
+    monkeypatch.setattr(capacity_search, "completed_share", lambda *_: 0.95)
+    completed = search(space)
+    for each in completed.pareto:
+        words = shlex.split(each.option.commands["simulate"])
+        arrivals_per_s = float(words[words.index("--arrivals") + 1].removeprefix("poisson:"))
+        assert each.per_s == pytest.approx(0.95 * arrivals_per_s, rel=1e-3)
+        assert each.tokens_per_s_per_gpu == pytest.approx(32 * each.per_s)
+        assert each.cost_per_million_tokens == pytest.approx(2.5 / 3600 / (32 * each.per_s) * 1e6)
+    for option in (completed.options[0], completed.pareto[0].option):
+        assert option.notes == ["CHECKPOINT stands for the folder or Hugging Face id of llama-3.1-8b in bf16."]
 
 
 def test_no_point_of_the_pareto_set_has_queues_that_grow() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -80,9 +79,7 @@ def test_a_layout_names_what_is_not_one() -> None:
     assert (full.layout, full.gpus, full.extras) == ("TP2 PP2 EP4 DP2 draft3", 8, 4)
 
 
-CONTEXT = CommandContext(
-    Plan(server="vllm", n=1), "some-model", 10.0, 512, 128, SearchSpace(["L4"], acceptance=0.7, hardware=Path("h.toml"))
-)
+CONTEXT = CommandContext(Plan(server="vllm", n=1), "some-model", 10.0, 512, 128, SearchSpace(["L4"], acceptance=0.7))
 
 
 def option(configuration: Configuration, **fields: object) -> CapacityOption:
@@ -103,17 +100,18 @@ def test_options_keep_their_configuration() -> None:
         (
             Configuration("H100 SXM", "fp8", "vllm", 4, 2, 4, 1, 0),
             "vllm serve CHECKPOINT --tensor-parallel-size 4 --pipeline-parallel-size 2 --enable-expert-parallel "
-            "--quantization fp8",
+            "--quantization fp8 --max-num-batched-tokens 8192 --max-num-seqs 1024",
         ),
         (
             Configuration("H100 SXM", "bf16", "vllm", 1, 1, 8, 8, 3),
             "vllm serve CHECKPOINT --tensor-parallel-size 1 --data-parallel-size 8 --enable-expert-parallel "
+            "--max-num-batched-tokens 8192 --max-num-seqs 1024 "
             '--speculative-config \'{"method":"eagle3","model":"DRAFT_MODEL","num_speculative_tokens":3}\'',
         ),
         (
             Configuration("H100 SXM", "bf16", "sglang", 2, 1, 4, 4, 0),
-            "python -m sglang.launch_server --model-path CHECKPOINT --tp-size 8 --ep-size 4 --dp-size 4 "
-            "--enable-dp-attention",
+            "python -m sglang.launch_server --model-path CHECKPOINT --tp-size 8 --ep-size 4 "
+            "--attn-dp-size 4 --chunked-prefill-size 8192",
         ),
         (
             Configuration("H100 SXM", "int4", "tgi", 2),

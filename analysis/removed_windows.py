@@ -8,6 +8,7 @@ import numpy as np
 
 from loadgen.analysis.frame import Booleans, Floats, Frame, FrameBuilder
 from loadgen.analysis.metrics import METRICS
+from loadgen.analysis.run.packed_ids import pack_ids
 from loadgen.analysis.run.record_files import worker_of
 from loadgen.analysis.run.removed_records import RemovedRecords, RemovedWindow
 from loadgen.analysis.run.runfile import scan_records
@@ -35,7 +36,11 @@ def describe_removed(file: Path) -> RemovedRecords:
             states[outcome.state] = states.get(outcome.state, 0) + count.requests
     windows = list(_windows(frame)) if states else []
     return RemovedRecords(
-        file=file.name, worker=worker_of(file), states=states, max_id=int(frame.id.max(initial=-1)), windows=windows
+        file=file.name,
+        worker=worker_of(file),
+        states=states,
+        windows=windows,
+        ids=pack_ids(frame.id[frame.measured].tolist()),
     )
 
 

@@ -35,9 +35,9 @@ class RemovedRecords(msgspec.Struct, tag_field="type", tag="removed", kw_only=Tr
     worker: Count
     states: dict[str, Count]
     """Number of measured requests by state."""
-    max_id: Integer
-    """Largest id of a request in the file."""
     windows: list[RemovedWindow]
+    ids: bytes = b""
+    """Ids of the measured requests in the file (loadgen.analysis.run.packed_ids), in base64."""
 
     @property
     def requests(self) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadgen.analysis.run.id_set import IdSet
+from loadgen.analysis.run.packed_ids import unpack_ids
 from loadgen.analysis.run.record import ErrorKind, unsent_record
 from loadgen.analysis.run.record_files import open_records, plain_name, record_files
 from loadgen.analysis.run.removed_records import RemovedRecords
@@ -123,6 +124,15 @@ def _removed_records(parts: Sequence[Path]) -> list[RemovedRecords]:
     return [removed for name, removed in by_file.items() if name not in existing]
 
 
+def _removed_ids(removed: Sequence[RemovedRecords]) -> IdSet:
+    """Return the ids of the requests whose Records were removed during the run."""
+    result = IdSet()
+    for part in removed:
+        for request_id in unpack_ids(part.ids):
+            result.add(request_id)
+    return result
+
+
 def _all_records(
     worker_exit: WorkerExit,
     counts: Counter[str],
@@ -162,10 +172,10 @@ def _all_records(
     detail = f"its worker process ended with {worker_exit.exit}"
     due_instants = () if task.prompts.has_sessions else task.schedule.due_ns or ()
     recorded = len(seen) + sum(part.requests for part in removed)
-    last_removed = max((part.max_id for part in removed), default=-1)  # Requests up to this one ended long ago.
     requests = islice(task.requests(), worker_exit.due if worker_exit.due > recorded else 0)
+    removed_ids = _removed_ids(removed if worker_exit.due > recorded else ())
     for request, due_ns in zip(requests, chain(due_instants, repeat(0)), strict=False):
-        if request.id > last_removed and request.id not in seen:
+        if request.id not in seen and request.id not in removed_ids:
             lost += 1
             record = unsent_record(request, kind, detail)
             record.worker = task.number

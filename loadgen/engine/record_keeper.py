@@ -42,8 +42,8 @@ MAX_STARTS = 3
 FAILED = "the process that compresses files of Records failed, so some are not compressed"
 ENDED_EARLY = "an interrupt ended the compression of files of Records, so some are not compressed"
 END_POLL_S = 0.1
-RESERVED_BYTES = 256 << 10
-"""Space in bytes that is reserved on the disk for the figures of removed Records. The figures of a file take up to 20
+RESERVED_BYTES = 1 << 20
+"""Space in bytes that is reserved on the disk for the figures of removed Records. The figures of a file take up to 130
 kB."""
 KEEP_SIZE = 1
 """Flag of fallocate(2): reserve space behind the end of a file, without a change of the size of the file."""

@@ -22,6 +22,9 @@ STEP = """The dotted line is the shortest time that the hardware allows."""
 MEANING = """`limit` assumes that compute, memory and network run at the rates of the data sheet, fully overlapped and
 without overhead. `expected` uses measured efficiencies of kernels and links, and measured overheads of the
 framework."""
+LINE_WIDTH = 80
+TRAINING_PARTS = {"tensor": "all-reduces in layers", "data": "gradients between replicas", "bubble": "pipeline bubble"}
+"""Names of parts of a training iteration whose key would not explain them."""
 NO_SUCH_GPU = "A GPU like this does not exist, so nothing was compared with measurements."
 
 
@@ -54,7 +57,7 @@ def gemm_rows(result: Limits) -> list[tuple[str, ...]]:
         (
             gemm.phase,
             gemm.gemm,
-            f"{gemm.m} x {gemm.n} x {gemm.k}",
+            f"{gemm.m}x{gemm.n}x{gemm.k}",
             significant(gemm.flops_per_byte),
             gemm.bound,
             duration(gemm.limit_s),
@@ -109,8 +112,20 @@ def accuracy_sentence(result: Limits) -> str:
 def format_gpu_changes(changes: Sequence[Change]) -> str:
     """Format the changes of a hypothetical GPU as text: each figure before and after, with the reason."""
     table = align_columns([(change.figure, change.before, change.after) for change in changes])
-    lines = [f"{row}  {change.reason}" for row, change in zip(table.split("\n"), changes, strict=True)]
-    return "\n".join(["The GPU is hypothetical:", *lines])
+    lines = ["The GPU is hypothetical:"]
+    for row, change in zip(table.split("\n"), changes, strict=True):
+        lines += [fill(f"{row}  {change.reason}", LINE_WIDTH, subsequent_indent=" " * (len(row) + 2))]
+    return "\n".join(lines)
+
+
+def format_gemms(result: Limits) -> str:
+    """Format the GEMMs as text: a table for each phase, with the name of the phase in its heading."""
+    tables = []
+    rows_of_gemms = gemm_rows(result)
+    for phase in dict.fromkeys(row[0] for row in rows_of_gemms):
+        heads = (f"{phase} GEMM", *GEMM_HEADS[2:])
+        tables.append(align_columns([heads, *(row[1:] for row in rows_of_gemms if row[0] == phase)]))
+    return "\n\n".join(tables)
 
 
 def format_limits(result: Limits) -> str:
@@ -126,10 +141,10 @@ def format_limits(result: Limits) -> str:
         for number, ttft, tpot, rate in zip(*columns, strict=True)
     ]
     blocks = [
-        f"{title}\n{load}",
+        f"{fill(title, LINE_WIDTH)}\n{fill(load, LINE_WIDTH)}",
         align_columns([("", "limit", "expected"), *rows(result)]),
-        "\n".join([*sentences(result), fill(accuracy_sentence(result), 100)]),
-        align_columns([GEMM_HEADS, *gemm_rows(result)]),
+        "\n".join(fill(text, LINE_WIDTH) for text in (*sentences(result), accuracy_sentence(result))),
+        format_gemms(result),
         align_columns([("in flight", "TTFT", "TPOT", "tokens/s"), *by_load]),
     ]
     if result.gpu_changes:
@@ -140,24 +155,34 @@ def format_limits(result: Limits) -> str:
 def format_training(result: Mapping[str, Any]) -> str:
     """Format the predicted time and memory of a training iteration as text for a terminal."""
     memory = result["memory_bytes"]
-    times = [
-        (name.removesuffix("_s").replace("_", " "), f"{seconds:.3f} s") for name, seconds in result["seconds"].items()
+    names = {key: key.removesuffix("_s").replace("_", " ") for key in result["seconds"]}
+    times = [("time per iteration", "")]
+    times += [
+        (TRAINING_PARTS.get(names[key], names[key]), f"{value:.3f} s") for key, value in result["seconds"].items()
     ]
-    sizes = [(name, f"{size / 2**30:.2f} GiB") for name, size in memory.items() if name != "fits"]
+    sizes = [("memory per GPU", "")]
+    sizes += [(name, f"{size / 2**30:.2f} GiB") for name, size in memory.items() if name != "fits"]
     lines = [
-        f"{result['model']} on {result['gpus']} x {result['gpu']}: {result['iteration_s']:.3f} s per iteration, "
-        f"{result['tokens_per_s']:,.0f} tokens/s, MFU {100 * result['mfu']:.1f}%",
+        fill(
+            f"{result['model']} on {result['gpus']} x {result['gpu']}: {result['iteration_s']:.3f} s per iteration, "
+            f"{result['tokens_per_s']:,.0f} tokens/s, MFU {100 * result['mfu']:.1f}%",
+            LINE_WIDTH,
+        ),
         align_columns(times),
         align_columns(sizes),
-        f"Accuracy of the iteration time on {result['gpu']}: {_accuracy_text(result['accuracy'])}.",
+        fill(f"Accuracy of the iteration time on {result['gpu']}: {_accuracy_text(result['accuracy'])}.", LINE_WIDTH),
     ]
     if result["gpu_changes"]:
         lines.insert(1, format_gpu_changes([Change(**change) for change in result["gpu_changes"]]))
         lines.append(NO_SUCH_GPU)
     if not memory["fits"]:
         lines.append(
-            "The training job does not fit into GPU memory: recompute activations, split the model (--tp, --pp, "
-            "--zero, --sequence-parallel), or offload."
+            fill(
+                "The training job does not fit into GPU memory: recompute activations, split the model (--tp, --pp, "
+                "--zero, --sequence-parallel), or offload.",
+                LINE_WIDTH,
+                break_on_hyphens=False,
+            )
         )
     return "\n\n".join(lines)
 

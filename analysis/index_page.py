@@ -51,6 +51,7 @@ from loadgen.analysis.report.tables import (
     OVERVIEW,
     OVERVIEW_FACTORS,
     number_columns,
+    output_rate_cell,
     overview_cells,
     overview_columns,
     statistic_cell,
@@ -163,7 +164,7 @@ def list_document(runs: Sequence[IndexedRun], title: str) -> Document:
     marks_differ = len({simulated(run.summary) for run in runs}) > 1
     for run in sorted(runs, key=_started_at, reverse=True):
         summary = run.summary
-        rate, ttft = significant(summary.throughput.output_tokens_per_s, 4), summary.latency.ttft.p50
+        rate, ttft = output_rate_cell(summary), summary.latency.ttft.p50
         name = TableCell(run.name, note=simulated(summary) if marks_differ else "")
         rows.append((name, rate, significant(ttft, 4), validity_cell(summary)))
     heads: dict[str, ColumnKind] = {"run": "head", **number_columns("tokens/s", "TTFT p50, s")}

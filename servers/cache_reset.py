@@ -43,7 +43,10 @@ def reset_prefix_cache(facts: ServerFacts, access: Access = NO_AUTH, timeout_s: 
     backend = BACKENDS[facts.name]
     reset = backend.cache_reset
     if reset is None:
-        raise CacheResetError(f"{backend.title} has no route that empties its prefix cache", "restart the server")
+        raise CacheResetError(
+            f"{backend.title} has no route that empties its prefix cache",
+            "leave --cold out; a server that was just started has an empty cache",
+        )
     with closing(JsonClient(facts.full_url, access, timeout_s)) as client:
         probe = _CacheProbe(client, facts, access)
         with closing(probe):

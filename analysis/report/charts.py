@@ -462,8 +462,10 @@ def _over_time_caption(data: Data, summary: Summary) -> str:
     if not series["start_s"]:
         return "Nothing was received."
     warmup, window = summary.requests.warmup, summary.window
-    text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s over {duration(series['bin_s'], 1)}, "
-    text += f"{max(series['in_flight']):,} requests in flight."
+    in_flight = f"{max(series['in_flight']):,} requests in flight."
+    text = f"Peak {in_flight}"
+    if summary.generates:
+        text = f"Peak {max(series['tokens_per_s']):,.0f} tokens/s over {duration(series['bin_s'], 1)}, {in_flight}"
     if warmup:
         text += f" {pluralise(warmup, 'warm-up request')} before time 0, excluded from all figures."
     if not window.whole:
@@ -829,6 +831,7 @@ CHARTS: dict[str, Chart] = {
                 "course": chart_data.throughput_series(chart_input.frame),
                 "series": chart_data.telemetry_panels(chart_input.series),
                 "marks": course_marks(chart_input.summary),
+                "generates": chart_input.summary.generates,
             },
             _over_time_caption,
             traces=(

@@ -112,6 +112,9 @@ HELP = {
 FOLDED = ("waiting", "gaps", "sending")
 """Sections that the page hides until the reader clicks their headings, because few questions need their charts."""
 
+TOKENS_ONLY = ("waiting", "gaps")
+"""Sections that are left out if no run on the page generates tokens, because they would be empty."""
+
 
 class ReportedRun(msgspec.Struct, frozen=True):
     """Data of one run for a report. The Records are not included, because they can take gigabytes."""
@@ -194,6 +197,9 @@ def page_document(runs: Sequence[ReportedRun], extra: Sequence[Section] = ()) ->
     details = _details_by_section(drawn, telemetry)
     if "goodput" in details:
         details["goodput"] += [_folded_chart(chart) for chart in curve]
+    if not any(summary.generates for summary in summaries):
+        for name in TOKENS_ONLY:
+            charts.pop(name, None)
     for name, (title, short) in TITLES.items():
         blocks = [*charts.pop(name, []), *details.get(name, [])]
         if blocks:

@@ -678,13 +678,19 @@ def overview_columns() -> dict[str, ColumnKind]:
 
 def overview_cells(summary: Summary) -> list[TableCell]:
     """Return the cells with the main figures of a run, one for each of `overview_columns`."""
-    rates = (summary.throughput.output_tokens_per_s, summary.throughput.requests_per_s)
-    cells = [TableCell(significant(rate, 4), rate) for rate in rates]
+    requests_per_s = summary.throughput.requests_per_s
+    cells = [output_rate_cell(summary), TableCell(significant(requests_per_s, 4), requests_per_s)]
     for name, figure, unit in OVERVIEW:
         cells.append(statistic_cell(summary.latencies[name], figure, OVERVIEW_FACTORS[unit], bare=True))
     requests = summary.requests
     complete = TableCell(f"{requests.complete:,} of {requests.planned:,}", requests.complete)
     return [*cells, complete, validity_cell(summary)]
+
+
+def output_rate_cell(summary: Summary) -> TableCell:
+    """Return the cell with the output tokens per second, or with a dash for a run that generates no tokens."""
+    rate = summary.throughput.output_tokens_per_s
+    return TableCell(significant(rate, 4), rate) if summary.generates else TableCell(UNKNOWN)
 
 
 def validity_cell(summary: Summary) -> TableCell:

@@ -27,8 +27,11 @@
     return line(run, x, [...values, ...values.slice(-1)], { line: { ...steps, ...style }, hovertemplate: `%{y:,.4~g} ${unit}${tag(run)}`, ...rest });
   }
 
+  // Returns true for a run whose responses have tokens. Embeddings, for example, have none.
+  const generates = (run) => run.data.course.generates;
+
   function throughputPanel(showRunNames) {
-    const curves = DATA.runs.map((run) => intervalCurve(run, run.data.course.course.tokens_per_s, "output tokens/s",
+    const curves = DATA.runs.filter(generates).map((run) => intervalCurve(run, run.data.course.course.tokens_per_s, "output tokens/s",
       { fill: several ? "none" : "tozeroy", fillcolor: fade(colour(run.colour)), showlegend: showRunNames }));
     return { key: "output tokens/s", title: "output tokens/s", curves };
   }
@@ -43,7 +46,7 @@
   function streamPanel() {
     const curves = DATA.runs.flatMap((run) => [
       intervalCurve(run, run.data.course.course.in_flight, "in flight", { name: "in flight", showlegend: !several }),
-      intervalCurve(run, run.data.course.course.receiving, "receiving tokens", { name: "receiving tokens", showlegend: !several, line: { dash: "dot", width: 1.5 } }),
+      ...(!generates(run) ? [] : [intervalCurve(run, run.data.course.course.receiving, "receiving tokens", { name: "receiving tokens", showlegend: !several, line: { dash: "dot", width: 1.5 } })]),
     ]);
     return { key: "in flight", title: "requests in flight", curves };
   }

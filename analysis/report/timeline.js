@@ -62,8 +62,8 @@
     const width = thickness(container.clientHeight - LEGEND_AND_AXIS, rows.length);
     const base = { type: "scatter", mode: "lines", hovertemplate: "%{text}<extra></extra>" };
     const traces = [
-      { ...base, ...bars(rows, timeline.sent_s, waitEnds, texts), name: "waiting for the first token", line: { color: colour("idle"), width } },
-      { ...base, ...bars(rows, timeline.first_s, timeline.last_s, texts), name: "receiving tokens", line: { color: colour(run.colour), width } },
+      { ...base, ...bars(rows, timeline.sent_s, waitEnds, texts), name: run.data.course.generates ? "waiting for the first token" : "waiting for the response", line: { color: colour("idle"), width } },
+      { ...base, ...bars(rows, timeline.first_s, timeline.last_s, texts), name: "receiving tokens", showlegend: run.data.course.generates, line: { color: colour(run.colour), width } },
       { ...base, mode: "markers", x: [], y: [], name: "tokens", showlegend: false, hoverinfo: "skip", hovertemplate: undefined, marker: { symbol: "line-ns", size: 9, line: { width: 1.2, color: colour("ink") } } },
       { ...base, mode: "markers", x: incomplete.map(({ index }) => timeline.end_s[index]), y: incomplete.map(({ position }) => position), text: incomplete.map(({ index }) => texts[index]),
         name: "not complete", showlegend: incomplete.length > 0, marker: { symbol: "x", size: 7, color: colour("bad") } },

@@ -54,6 +54,7 @@ def test_a_server_that_cannot_empty_its_cache_is_an_error(tmp_path: Path) -> Non
         code, _, err = burst(tmp_path, "--url", simulated.url, "--n", "2", "--cold")
     assert code == 3
     assert "TGI has no route that empties its prefix cache" in err
+    assert "leave --cold out" in err
     virtual = loadgen(tmp_path, "simulate", "--server", "vllm", "--gpu", "H100", "--n", "2", "--cold")
     assert virtual.returncode == 2
     assert "is always empty" in virtual.stderr

@@ -97,13 +97,15 @@ def test_limits_of_a_hypothetical_gpu(tmp_path: Path) -> None:
     words = ("limits", "--gpu", "A100", "--technology", "3nm", "--memory", "HBM4", "--network", "NVLink 5")
     code, shown, err = in_process(tmp_path, *words)
     assert (code, err) == (0, "")
+    assert max(map(len, shown.splitlines())) <= 80
+    shown = " ".join(shown.split())
     for expected in (
         "on 1 x A100-80GB SXM (3nm, HBM4, NVLink 5)",
         "power is the limit: 1.33 times the power at the old clock",
         "5 x 2,048 GB/s, 88% of it as with HBM2E",
         "not validated. A GPU like this does not exist",
     ):
-        assert expected in " ".join(shown.split())
+        assert expected in shown
     answer = json.loads(in_process(tmp_path, *words, "--json")[1])
     assert answer["gpu_changes"][0]["figure"] == "SMs"
     assert not any(accuracy["validated"] for accuracy in answer["accuracy"].values())

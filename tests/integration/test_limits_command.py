@@ -173,6 +173,20 @@ def test_ladder_hides_all_reduces() -> None:
     assert gains == [pytest.approx(1.308, abs=0.03), pytest.approx(1.599, abs=0.08)]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpu", "H100", "--model", "llama-2-70b", "--tp", "8"],
+        ["--gpu", "B200", "--model", "deepseek-r1", "--tp", "8", "--format", "fp8"],
+        ["--gpu", "B200", "--model", "kimi-k2.5", "--format", "nvfp4", "--dp-attention", "8", "--ep", "8"],
+        ["--training", "--gpu", "A100", "--model", "gpt-3-175b", "--tp", "8", "--pp", "8"],
+    ],
+)
+def test_the_text_fits_80_columns(words: list[str]) -> None:
+    """Also with the long names and shapes of a mixture of experts."""
+    assert max(map(len, limits(*words).stdout.splitlines())) <= 80
+
+
 def test_training_is_answered_too() -> None:
     """GPT-3 175B with full recomputation: 18.13 s were published (arXiv 2205.05198, table 5)."""
     base = ["--training", "--gpu", "A100", "--model", "gpt-3-175b", "--tp", "8", "--pp", "8", "--interleave", "3"]
@@ -182,6 +196,8 @@ def test_training_is_answered_too() -> None:
     assert answer["memory_bytes"]["fits"] is True
     ended = limits(*base)
     assert "The training job does not fit into GPU memory: recompute activations" in ended.stdout
+    assert "all-reduces in layers" in ended.stdout
+    assert "memory per GPU" in ended.stdout
 
 
 def test_an_answer_takes_less_than_half_a_second() -> None:

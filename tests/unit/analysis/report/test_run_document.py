@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from loadgen.analysis.report import ChartRef, Disclosure, Document, Paragraph, Section, Table, tables
 from loadgen.analysis.report.run_document import page_document, run_names
 from loadgen.analysis.run.runfile import Telemetry
@@ -38,6 +40,26 @@ def test_the_overview_has_one_unit_down_a_column(tmp_path: Path) -> None:
     assert (row["complete"], row["validity"]) == ("100 of 100", "valid")
     nothing = typed(summarise(run_of(tmp_path / "nothing", [])))
     assert {*texts(tables.overview([nothing]))[0].values()} == {"", "–", "0 of 0", "invalid"}  # noqa: RUF001
+
+
+def test_a_page_about_embeddings_speaks_of_no_tokens(tmp_path: Path) -> None:
+    """Sections about tokens are left out, and the overview has no output rate of 0."""
+    without = {"chunk_ns": [], "chunk_tokens": [], "output_tokens": None, "output_tokens_asked": 0, "counted_by": ""}
+    embedded = [replace(record, **without) for record in burst(50, 4)]
+    run = run_of(tmp_path / "run", embedded)
+    part = part_of(run)
+    assert part.data["course"]["generates"] is False
+    document = page_document([part])
+    sections = {each.id for each in document.sections}
+    assert {"waiting", "gaps"} & sections == set()
+    assert {"latency", "course", "timeline"} <= sections
+    (course,) = section(document, "course").blocks[:1]
+    assert isinstance(course, ChartRef)
+    assert list(course.caption) == ["Peak 50 requests in flight."]
+    assert texts(tables.overview([part.summary]))[0]["output, tokens/s"] == "–"  # noqa: RUF001
+    assert {"waiting", "gaps"} <= {
+        each.id for each in page_document([part_of(run_of(tmp_path / "b", burst(9, 4)))]).sections
+    }
 
 
 def test_repeats_are_called_repeats(tmp_path: Path) -> None:
